@@ -1,0 +1,272 @@
+"""Do the tests keep their level and the intervals cover, on data whose truth is known? Peers stand beside ours.
+
+    python benchmarks/statistics_check.py                       # all tables, a few minutes on one core
+    python benchmarks/statistics_check.py --table speedup --repetitions 1000
+
+Epochs are lognormal, rounded up to whole epochs, correlated between the two runs of a seed, and censored at a
+horizon that full attention misses in a given share of runs. (Not called statistics.py: a script's folder comes
+first on the import path, and would hide the standard module of that name.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from semfocus.analysis import Accuracies, Times, accuracy_difference, paired_logrank, speed_up
+from semfocus.analysis.correlation import fisher_interval, mean_ranks
+from semfocus.analysis.survival import logrank_scores
+from semfocus.randomness import stream
+
+Floats = NDArray[np.float64]
+RESAMPLES = 2000
+
+
+class Setting(NamedTuple):
+    """One simulated situation."""
+
+    seeds: int
+    correlation: float
+    spread: float  # standard deviation of log epochs
+    ratio: float  # median epochs of full attention / of the other mechanism
+    censored: float  # share of full-attention runs that miss the horizon
+    median: float = 50.0  # epochs of full attention
+
+    @property
+    def horizon(self) -> int:
+        beyond = 6.0 if self.censored == 0 else float(ndtri(1 - self.censored))
+        return math.ceil(self.median * math.exp(self.spread * beyond))
+
+    @property
+    def true_ratio(self) -> float:
+        """Of restricted means, exactly: E min(ceil T, h) = sum over k < h of P(T > k)."""
+        k = np.arange(1, self.horizon)
+        full, other = (
+            1 + np.sum(ndtr(-(np.log(k) - math.log(centre)) / self.spread))
+            for centre in (self.median, self.median / self.ratio)
+        )
+        return float(full / other)
+
+
+def correlated_normals(name: str, repetitions: int, n: int, correlation: float) -> tuple[Floats, Floats]:
+    """Two (repetitions, n) arrays of standard normals with this correlation."""
+    u = ndtri(stream(0, f"benchmarks/statistics/{name}").uniform((2, repetitions, n)))
+    return u[0], correlation * u[0] + math.sqrt(1 - correlation**2) * u[1]
+
+
+def simulate_epochs(setting: Setting, repetitions: int) -> tuple[Floats, Floats]:
+    """Epochs of full attention and of the other mechanism; infinite beyond the horizon."""
+    z, y = correlated_normals(f"epochs/{setting}", repetitions, setting.seeds, setting.correlation)
+    full = np.ceil(setting.median * np.exp(setting.spread * z))
+    other = np.ceil(setting.median / setting.ratio * np.exp(setting.spread * y))
+    return tuple(np.where(arm > setting.horizon, np.inf, arm) for arm in (full, other))
+
+
+def as_times(epochs: Floats, horizon: float) -> Times:
+    """One repetition as the library takes it."""
+    return Times(epochs, np.isfinite(epochs), horizon, tuple(range(len(epochs))))
+
+
+def rejection_rates(setting: Setting, repetitions: int, alpha: float = 0.05) -> tuple[float, float]:
+    """How often our paired test rejects, and how often the log-rank test that ignores the pairing does."""
+    full, other = simulate_epochs(setting, repetitions)
+    ours = 0
+    for f, o in zip(full, other, strict=True):
+        p = paired_logrank(as_times(f, setting.horizon), as_times(o, setting.horizon)).p
+        ours += p is not None and p <= alpha
+    return ours / repetitions, float(np.mean(unpaired_logrank_p(full, other) <= alpha))
+
+
+def unpaired_logrank_p(full: Floats, other: Floats) -> Floats:
+    """The two-sample log-rank test, normal approximation, hypergeometric variance; one p a row."""
+    epochs = np.concatenate([full, other], axis=1)
+    arrived = np.isfinite(epochs)
+    observed_less_expected = np.sum(logrank_scores(epochs, arrived)[:, full.shape[1] :], axis=1)
+    waits = epochs[:, None, :] >= epochs[:, :, None]  # (row, moment, run)
+    at_risk = waits.sum(axis=2)
+    share = waits[:, :, full.shape[1] :].sum(axis=2) / at_risk
+    together = np.sum((epochs[:, None, :] == epochs[:, :, None]) & arrived[:, None, :], axis=2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each = share * (1 - share) * (at_risk - together) / (at_risk - 1)  # per arrival of a tied group
+    variance = np.sum(np.where(arrived & (at_risk > 1), each, 0.0), axis=1)
+    z = np.abs(observed_less_expected) / np.sqrt(np.maximum(variance, 1e-12))
+    return 2 * ndtr(-z)
+
+
+def speedup_coverage(setting: Setting, repetitions: int) -> tuple[float, float, float]:
+    """Coverage of our interval, and of BCa and percentile bootstraps of the same ratio."""
+    full, other = simulate_epochs(setting, repetitions)
+    truth = setting.true_ratio
+    ours = 0
+    for f, o in zip(full, other, strict=True):
+        found = speed_up(as_times(f, setting.horizon), as_times(o, setting.horizon)).interval
+        ours += found is not None and found.low <= truth <= found.high
+    full, other = (np.minimum(arm, setting.horizon) for arm in (full, other))
+
+    def log_ratio(weights: Floats) -> Floats:
+        return np.log((full @ weights.T) / (other @ weights.T))
+
+    return ours / repetitions, *bootstrap_coverage(log_ratio, setting.seeds, math.log(truth))
+
+
+def bootstrap_coverage(statistic: Callable[[Floats], Floats], n: int, truth: float) -> tuple[float, float]:
+    """Coverage of BCa and percentile intervals; `statistic` maps (m, n) weights to (repetitions, m) values."""
+    draws = stream(0, "benchmarks/statistics/bootstrap").integers(n, (RESAMPLES, n))
+    weights = np.stack([np.bincount(row, minlength=n) for row in draws]) / n
+    values = np.sort(statistic(weights), axis=1)
+    estimate = statistic(np.full((1, n), 1 / n))
+    without_one = statistic((1 - np.eye(n)) / (n - 1))
+    pull = np.mean(without_one, axis=1, keepdims=True) - without_one
+    size = np.maximum(np.sum(pull**2, axis=1), 1e-300) ** 1.5
+    acceleration = np.sum(pull**3, axis=1) / (6 * size)
+    below = (np.mean(values < estimate - 1e-12, axis=1) + np.mean(values <= estimate + 1e-12, axis=1)) / 2
+    bias = ndtri(np.clip(below, 0.5 / RESAMPLES, 1 - 0.5 / RESAMPLES))
+    ends = []
+    for quantile in (0.025, 0.975):
+        shifted = bias + ndtri(quantile)
+        place = ndtr(bias + shifted / (1 - acceleration * shifted)) * RESAMPLES
+        index = np.clip(place.astype(int), 0, RESAMPLES - 1)
+        ends.append((np.take_along_axis(values, index[:, None], 1)[:, 0], values[:, int(quantile * RESAMPLES)]))
+    (bca_low, plain_low), (bca_high, plain_high) = ends
+    return (
+        float(np.mean((bca_low <= truth) & (truth <= bca_high))),
+        float(np.mean((plain_low <= truth) & (truth <= plain_high))),
+    )
+
+
+def simulate_accuracies(kind: str, n: int, correlation: float, repetitions: int) -> tuple[Floats, Floats, float]:
+    """Accuracies of both arms on 2000 held-out rows, and the true mean difference.
+
+    noise: 60 % and 62 %, two to three points of spread. ceiling: a skewed tail below 100 %. stuck: 30 % and 20 %
+    of the runs stay at chance, the rest generalise.
+    """
+    z, y = correlated_normals(f"accuracy/{kind}/{n}/{correlation}", repetitions, n, correlation)
+    if kind == "noise":
+        full, other, truth = 0.60 + 0.02 * z, 0.62 + 0.03 * y, 0.02
+    elif kind == "ceiling":
+        full, other = 1 - 0.010 * np.exp(0.8 * z), 1 - 0.006 * np.exp(0.8 * y)
+        truth = 0.004 * math.exp(0.8**2 / 2)
+    else:
+        jitter = correlated_normals(f"jitter/{n}/{correlation}", repetitions, n, 0.0)
+        full = np.where(z < ndtri(0.3), 0.5, 0.97) + 0.005 * jitter[0]
+        other = np.where(y < ndtri(0.2), 0.5, 0.97) + 0.005 * jitter[1]
+        truth = 0.1 * 0.47
+    full, other = (np.clip(np.round(arm * 2000) / 2000, 0, 1) for arm in (full, other))
+    return full, other, truth
+
+
+def accuracy_coverage(kind: str, n: int, correlation: float, repetitions: int) -> tuple[float, float, float]:
+    """Coverage of our paired interval, and of BCa and percentile bootstraps of the mean difference."""
+    full, other, truth = simulate_accuracies(kind, n, correlation, repetitions)
+    seeds = tuple(range(n))
+    ours = 0
+    for f, o in zip(full, other, strict=True):
+        found = accuracy_difference(Accuracies(f, seeds), Accuracies(o, seeds)).interval
+        ours += found is not None and found.low <= truth <= found.high
+    difference = other - full
+    return ours / repetitions, *bootstrap_coverage(lambda weights: difference @ weights.T, n, truth)
+
+
+def correlation_coverage(n: int, truth: float, repetitions: int) -> float:
+    """Coverage of the interval of Spearman's rho on normal data whose rank correlation is `truth`."""
+    x, y = correlated_normals(f"spearman/{n}/{truth}", repetitions, n, 2 * math.sin(math.pi * truth / 6))
+    covered = 0
+    for a, b in zip(x, y, strict=True):
+        found = fisher_interval(float(np.corrcoef(mean_ranks(a), mean_ranks(b))[0, 1]), n)
+        covered += found.low <= truth <= found.high
+    return covered / repetitions
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A Markdown table."""
+    print(f"\n{title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for row in rows:
+        print(f"| {' | '.join(f'{cell:.3f}' if isinstance(cell, float) else str(cell) for cell in row)} |", flush=True)
+
+
+def size_table(repetitions: int) -> None:
+    rows = []
+    for n in (8, 10, 20):
+        for correlation in (0, 0.5, 0.9):
+            for censored in (0, 0.2):
+                setting = Setting(n, correlation, 0.35, 1.0, censored)
+                rows.append((n, correlation, f"{censored:.0%}", *rejection_rates(setting, repetitions)))
+    columns = ("seeds", "correlation", "censored", "paired, exact", "pairing ignored")
+    print_table("How often the 5 % test rejects when there is no effect", columns, rows)
+
+
+def power_table(repetitions: int) -> None:
+    rows = []
+    for n, correlation, ratio in (
+        (10, 0, 1.3),
+        (10, 0.5, 1.3),
+        (10, 0.8, 1.3),
+        (10, 0.5, 2.0),
+        (20, 0.5, 1.3),
+        (30, 0.5, 1.3),
+    ):
+        setting = Setting(n, correlation, 0.35, ratio, 0.2)
+        rows.append((n, correlation, ratio, *rejection_rates(setting, repetitions)))
+    columns = ("seeds", "correlation", "effect", "paired, exact", "pairing ignored")
+    print_table("Power at 5 % (spread 0.35, 20 % of full-attention runs censored)", columns, rows)
+
+
+def speedup_table(repetitions: int) -> None:
+    rows = []
+    for n in (3, 5, 10, 20):
+        for correlation in (0, 0.5, 0.9):
+            for ratio in (1.0, 1.3, 4.0):
+                for censored in (0, 0.1, 0.3) if n == 10 else (0.1,):
+                    for spread in (0.15, 0.4) if n == 10 else (0.4,):
+                        setting = Setting(n, correlation, spread, ratio, censored)
+                        cells = speedup_coverage(setting, repetitions)
+                        rows.append((n, correlation, ratio, f"{censored:.0%}", f"{spread:g}", *cells))
+    columns = ("seeds", "correlation", "effect", "censored", "spread", "jackknife-t", "BCa", "percentile")
+    print_table("Coverage of nominal 95 % intervals for the speed-up", columns, rows)
+
+
+def accuracy_table(repetitions: int) -> None:
+    rows = [
+        (n, kind, correlation, *accuracy_coverage(kind, n, correlation, repetitions))
+        for n in (5, 10, 20)
+        for kind in ("noise", "ceiling", "stuck")
+        for correlation in (0, 0.5, 0.9)
+    ]
+    columns = ("seeds", "data", "correlation", "paired t", "BCa", "percentile")
+    print_table("Coverage of nominal 95 % intervals for the accuracy difference", columns, rows)
+
+
+def correlation_table(repetitions: int) -> None:
+    truths = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95)
+    rows = [(n, *(correlation_coverage(n, truth, repetitions) for truth in truths)) for n in (5, 8, 10, 20)]
+    print_table("Coverage of nominal 95 % intervals for Spearman's rho", ("items", *map(str, truths)), rows)
+
+
+TABLES = {
+    "size": size_table,
+    "power": power_table,
+    "speedup": speedup_table,
+    "accuracy": accuracy_table,
+    "correlation": correlation_table,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--table", choices=sorted(TABLES), action="append", help="default: all")
+    parser.add_argument("--repetitions", type=int, default=4000)
+    options = parser.parse_args()
+    error = math.sqrt(0.95 * 0.05 / options.repetitions)
+    print(f"{options.repetitions} repetitions: Monte Carlo standard error {error:.4f} at 5 % or 95 %")
+    for name in options.table or TABLES:
+        TABLES[name](options.repetitions)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Tasks by name. The built-in ones are named here and imported when first asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from semfocus.errors import UsageError, unknown
+from semfocus.tasks.base import Task
+
+FILE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+
+_MODULES = {
+    "parity": "Parity",
+    "even_pairs": "EvenPairs",
+    "missing_duplicate": "MissingDuplicate",
+    "cycle_navigation": "CycleNavigation",
+    "stack_manipulation": "StackManipulation",
+    "modular_arithmetic": "ModularArithmetic",
+    "solve_equation": "SolveEquation",
+    "listops": "ListOps",
+}
+_registered: dict[str, type[Task]] = {}
+
+
+def register_task(cls: type[Task]) -> type[Task]:
+    """Make a task known under `cls.name`; usable as a class decorator."""
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise UsageError(f"{cls.__name__}.name = {name!r} must be a name such as 'my_task'")
+    if name in _MODULES or _registered.get(name, cls) is not cls:
+        raise UsageError(f"a task called {name!r} is registered already; choose another name")
+    _registered[name] = cls
+    return cls
+
+
+def task_names() -> list[str]:
+    """The names of all registered tasks, the paper's eight first."""
+    return [*_MODULES, *_registered]
+
+
+def task_class(name: str) -> type[Task]:
+    """The class registered under `name`."""
+    if name in _MODULES:
+        return getattr(import_module(f"semfocus.tasks.{name}"), _MODULES[name])
+    if name in _registered:
+        return _registered[name]
+    files = "; or a file ending in " + ", ".join(FILE_SUFFIXES)
+    raise unknown("task", name, task_names(), hint=files)
+
+
+def get_task(name: str | os.PathLike[str], **options: Any) -> Task:
+    """A task by its name, `get_task("parity", length=60)`, or over a user's own file, `get_task("data.csv")`."""
+    if isinstance(name, os.PathLike) or Path(name).suffix.lower() in FILE_SUFFIXES:
+        from semfocus.tasks.files import FileTask
+
+        return FileTask.load(Path(name), **options)
+    cls = task_class(name)
+    known = [field.name for field in dataclasses.fields(cls) if field.init]
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of {name}", option, known)
+    return cls(**options)

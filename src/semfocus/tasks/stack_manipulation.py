@@ -1,0 +1,68 @@
+"""Stack manipulation: what lies on top after the actions?  `1 POP POP PUSH0 -> 0`, `1 POP POP POP -> 2` (empty)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semfocus.randomness import Stream
+from semfocus.tasks.base import LengthTask, within
+
+POP, PUSH = 2, 3  # PUSH + bit
+EMPTY = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackManipulation(LengthTask):
+    """s bits (the stack, bottom first), s uniform on 1 .. L-1, then L - s uniform actions; the class is the final top.
+
+        0 1 1 | POP PUSH0 POP      0 1 1 -> 0 1 -> 0 1 0 -> 0 1: class 1
+
+    POP on an empty stack does nothing; class 2 is an empty stack (0.03 % of rows of length 40).
+    """
+
+    name = "stack_manipulation"
+    summary = "what lies on top of a stack of bits after some POP, PUSH0, PUSH1?"
+    symbols = ("0", "1", "POP", "PUSH0", "PUSH1")
+    num_classes = 3
+    published_baselines = {"majority": 0.5, "shortcut": 0.834}
+
+    def generate(self, lengths: NDArray[np.int64], rng: Stream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        n = len(lengths)
+        content = np.where(lengths > 1, 1 + rng.integers(np.maximum(lengths - 1, 1), n), 1)
+        bits = rng.integers(2, (n, self.width))
+        actions = POP + rng.integers(3, (n, self.width))
+        tokens = np.where(np.arange(self.width) < content[:, None], bits, actions)
+        return tokens, _run_stack(tokens, lengths)
+
+    def label_rows(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        # From the right, the top is the first push that no later POP has used up.
+        labels = np.full(len(tokens), EMPTY)
+        unused_pops = np.zeros(len(tokens), dtype=np.int64)
+        undecided = np.ones(len(tokens), dtype=bool)
+        for j in reversed(range(tokens.shape[1])):
+            token = tokens[:, j]
+            active = undecided & (j < lengths)
+            pops, pushes = active & (token == POP), active & (token != POP)
+            decided = pushes & (unused_pops == 0)
+            labels[decided] = np.where(token >= PUSH, token - PUSH, token)[decided]
+            unused_pops += pops
+            unused_pops -= pushes & ~decided
+            undecided &= ~decided
+        return labels
+
+
+def _run_stack(tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The top of each row's stack after all its tokens, by pushing and popping them in order."""
+    rows = np.arange(len(tokens))
+    stack = np.full((len(tokens), tokens.shape[1] + 1), EMPTY)  # column 0 is the floor
+    height = np.zeros(len(tokens), dtype=np.int64)
+    for token, inside in zip(tokens.T, within(lengths, tokens.shape[1]).T, strict=True):
+        is_pop = token == POP
+        height += np.where(inside, np.where(is_pop, -1, 1), 0)
+        np.maximum(height, 0, out=height)
+        pushed = inside & ~is_pop
+        stack[rows[pushed], height[pushed]] = np.where(token >= PUSH, token - PUSH, token)[pushed]
+    return stack[rows, height]

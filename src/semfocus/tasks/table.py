@@ -1,0 +1,220 @@
+"""Tasks over a finite set of labelled rows: what files and arrays have in common, and arrays themselves.
+
+    task = Task.from_arrays([[3, 1, 2], [0, 2], ...], [1, 0, ...])
+    task.sample(task.size("train"), seed=0, split="train")
+
+The rows are fixed; a seed only decides which of a split's rows are drawn, and in which order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semfocus.errors import DataError, UsageError
+from semfocus.randomness import Stream
+from semfocus.tasks.base import SPLITS, Per, Progress, Rows, Span, Split, Task, within
+from semfocus.tasks.classes import number_classes
+from semfocus.tasks.rows import Item, Origin, Shares
+from semfocus.tasks.tokenisers import Tokeniser
+
+if TYPE_CHECKING:
+    import torch
+
+Keep = Literal["start", "end"]
+SHARED_SEED = 0
+
+
+class DataWarning(UserWarning):
+    """Rows of a user's data that were left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What became of a user's rows."""
+
+    rows_read: int
+    rows: Mapping[str, int]  # by split
+    rows_skipped: int  # they tokenise to nothing
+    rows_truncated: int
+    unknown_share: float  # of the tokens of held-out rows
+    tokenizer: str
+    width: int
+    vocabulary: int  # symbols, the unknown one included
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Labelled rows of different lengths, end to end in one array, and the rows of each split."""
+
+    ids: NDArray[np.int32]
+    lengths: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    members: Mapping[Split, NDArray[np.int64]]
+    class_names: tuple[str, ...]
+    width: int
+
+    def gather(self, chosen: NDArray[np.int64], pad_id: int) -> Rows:
+        """These rows, padded to the width."""
+        lengths = self.lengths[chosen]
+        starts = (np.cumsum(self.lengths) - self.lengths)[chosen]
+        inside = within(lengths, self.width)
+        tokens = np.full(inside.shape, pad_id, dtype=np.int64)
+        tokens[inside] = self.ids[(starts[:, None] + np.arange(self.width))[inside]]
+        return Rows(tokens, self.labels[chosen], lengths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableTask(Task):
+    """A task over rows that exist already; `settings` holds its options, `digest` the hash of what it was made of."""
+
+    title: str  # how people call the data
+    digest: str
+    settings: Shares
+    table: Table = field(compare=False, repr=False)
+    tokeniser: Tokeniser = field(compare=False, repr=False)
+    report: Report = field(compare=False, repr=False)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return self.tokeniser.symbols
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.table.class_names
+
+    @property
+    def width(self) -> int:
+        return self.table.width
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dataclasses.asdict(self.settings)
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        """Chance, and the share of the most frequent class among the train rows."""
+        counts = np.bincount(self.table.labels[self.table.members["train"]])
+        return {"chance": 1 / self.num_classes, "majority": float(counts.max() / counts.sum())}
+
+    def data_seed(self, run_seed: int) -> int:
+        """One seed for all runs: they share the data and differ in initialisation and order alone."""
+        return SHARED_SEED
+
+    def size(self, split: Split) -> int:
+        return len(self.table.members[split])
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The content, not the place: two copies of one file are one task."""
+        symbols = hashlib.sha256("\n".join(self.symbols).encode()).hexdigest()
+        return {**super().fingerprint(), "sha256": self.digest, "symbols_sha256": symbols}
+
+    def draw(
+        self,
+        n: int,
+        span: Span | None,
+        per: Per,
+        rng: Stream,
+        *,
+        seed: int,
+        split: Split,
+        progress: Progress | None,
+    ) -> Rows:
+        members = self.table.members[split]
+        if n > len(members):
+            raise UsageError(f"n = {n} is more than the {len(members)} rows of split {split!r} of {self.title}")
+        return self.table.gather(members[rng.permutation(len(members))[:n]], self.pad_id)
+
+    def label_rows(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        raise UsageError(
+            f"{self.title} has no rule that labels a row, only the labels it came with; "
+            f"read them from the labels of a sample"
+        )
+
+    def render(self, row: torch.Tensor | Sequence[int], length: int | None = None) -> str:
+        ids = np.asarray(row).astype(np.int64)
+        ids = ids[: int(self._content_lengths(ids[None])[0]) if length is None else length]
+        if ((ids < 0) | (ids >= self.num_symbols)).any():
+            raise UsageError(f"a row of {self.title} holds ids from 0 to {self.num_symbols - 1}, not {ids.tolist()}")
+        return self.tokeniser.decode(ids.tolist())
+
+    def parse(self, text: str) -> torch.Tensor:
+        """The ids of a text, by the task's own tokeniser; what it does not know becomes the unknown symbol."""
+        import torch
+
+        return torch.tensor(self.tokeniser.parse(text), dtype=torch.int64)
+
+    def _checked_span(self, lengths: Span) -> Span:
+        raise UsageError(f"lengths = {lengths!r}: the rows of {self.title} have the lengths they have; leave it out")
+
+
+def tabulate(
+    origin: Origin,
+    items: Sequence[Item],
+    encoded: Sequence[NDArray[np.int32]],
+    splits: Sequence[Split],
+    *,
+    shares: Shares,
+    tokeniser: Tokeniser,
+    width: int,
+    keep: Keep = "start",
+    class_names: Sequence[str] | None = None,
+) -> tuple[Table, Report]:
+    """The table of these rows, cut to `width`, without those that have no tokens, and what became of them."""
+    kept = [i for i, ids in enumerate(encoded) if len(ids)]
+    if not kept:
+        raise DataError(f"none of the {len(items)} rows of {origin.name} holds a single token")
+    names, labels = number_classes(origin, [items[i] for i in kept], class_names)
+    members = {split: np.flatnonzero([splits[i] == split for i in kept]) for split in SPLITS}
+    _check_members(origin, members, shares)
+    _warn_of_skipped(origin, items, encoded)
+    rows = [encoded[i][:width] if keep == "start" else encoded[i][-width:] for i in kept]
+    heldout = np.concatenate([rows[i] for i in members["heldout"]])
+    unknown = 0.0 if tokeniser.unknown_id is None else float((heldout == tokeniser.unknown_id).mean())
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    table = Table(np.concatenate(rows), lengths, labels, members, names, width)
+    return table, Report(
+        rows_read=len(items),
+        rows={split: len(rows_of) for split, rows_of in members.items()},
+        rows_skipped=len(items) - len(kept),
+        rows_truncated=sum(len(encoded[i]) > width for i in kept),
+        unknown_share=unknown,
+        tokenizer=tokeniser.name,
+        width=width,
+        vocabulary=len(tokeniser.symbols),
+    )
+
+
+def _check_members(origin: Origin, members: Mapping[Split, NDArray[np.int64]], shares: Shares) -> None:
+    total = sum(len(rows) for rows in members.values())
+    for split, rows in members.items():
+        if len(rows) or (split == "test" and shares.test_share == 0):
+            continue
+        advice = "lower heldout_share or test_share" if split == "train" else f"raise {split}_share"
+        held = f"heldout_share = {shares.heldout_share}, test_share = {shares.test_share}"
+        raise DataError(
+            f"{origin.name}: none of its {total} rows falls into the split {split!r} ({held}); "
+            f"{advice}, or add rows (equal rows count once: a row's content decides its split)"
+        )
+
+
+def _warn_of_skipped(origin: Origin, items: Sequence[Item], encoded: Sequence[NDArray[np.int32]]) -> None:
+    empty = [item.number for item, ids in zip(items, encoded, strict=True) if not len(ids)]
+    if empty:
+        warnings.warn(
+            f"{origin.name}: {len(empty)} of {len(items)} rows tokenise to nothing and were skipped "
+            f"(the first: {origin.unit} {empty[0]})",
+            DataWarning,
+            stacklevel=5,  # the caller of get_task or Task.from_arrays
+        )

@@ -1,0 +1,175 @@
+"""Ways from a row's text to token ids and back.
+
+    Pieces      characters, words between white space, or the items of a token list; the vocabulary is what the
+                train rows hold most often, and everything else becomes one unknown symbol, the last id
+    BytePairs   byte-level BPE trained on the train rows; nothing is unknown to it
+    Ids         rows that hold ids already
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semfocus.errors import MissingExtra, UsageError
+from semfocus.tasks.rows import Content
+
+# A text that holds one of these means something unknown too, so that neither ever enters a vocabulary
+# and a rendered row is read back as it was.
+UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+UNKNOWN_WORD = "<unk>"
+SMALLEST_BPE = 256  # one symbol a byte
+
+
+class Tokeniser(Protocol):
+    """Text or a token list to ids, and back."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def symbols(self) -> tuple[str, ...]: ...
+
+    @property
+    def unknown_id(self) -> int | None: ...
+
+    def encode(self, content: Content) -> Sequence[int] | NDArray[np.int64]:
+        """The ids of a row as it stands in the data."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids as people read them."""
+        ...
+
+    def parse(self, text: str) -> list[int]:
+        """The ids of a row written as `decode` writes it."""
+        ...
+
+
+def fit_tokeniser(name: str, train: Iterable[Content], size: int) -> Tokeniser:
+    """The tokeniser of this name (char, whitespace, tokens, bpe), fitted to the train rows."""
+    if name == "bpe":
+        return BytePairs.fit((str(content) for content in train), size)
+    return Pieces.fit(name, train, size)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A row is cut into pieces, and each known piece has an id; the last symbol stands for all others."""
+
+    name: str
+    symbols: tuple[str, ...]
+
+    @staticmethod
+    def fit(name: str, train: Iterable[Content], size: int) -> Pieces:
+        """The `size` most frequent pieces (ties in order of their text), numbered in sorted order."""
+        counts: Counter[Any] = Counter()
+        for content in train:
+            counts.update(_cut(name, content))
+        unknown = _unknown(name)
+        counts.pop(unknown, None)
+        ranked = sorted(counts, key=lambda piece: (-counts[piece], str(piece)))
+        return Pieces(name, (*(str(piece) for piece in sorted(ranked[:size])), unknown))
+
+    @property
+    def unknown_id(self) -> int:
+        return len(self.symbols) - 1
+
+    def encode(self, content: Content) -> list[int]:
+        return [self._ids.get(str(piece), self.unknown_id) for piece in _cut(self.name, content)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        joint = "" if self.name == "char" else " "
+        return joint.join(self.symbols[i] for i in ids)
+
+    def parse(self, text: str) -> list[int]:
+        return self.encode(text if self.name == "char" else text.split())
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {symbol: i for i, symbol in enumerate(self.symbols)}
+
+
+@dataclass(frozen=True, eq=False)
+class BytePairs:
+    """A byte-level BPE; decoding gives the text back to the byte."""
+
+    model: Any
+    name = "bpe"
+    unknown_id = None
+
+    @staticmethod
+    def fit(train: Iterable[str], size: int) -> BytePairs:
+        """Merge the most frequent pairs of the train texts until there are `size` symbols, or no pair repeats."""
+        try:
+            from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+        except ImportError:
+            raise MissingExtra("tokenizers", "hf", "tokenizer = 'bpe'") from None
+        model = Tokenizer(models.BPE())
+        model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        model.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=size,
+            min_frequency=2,
+            show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        )
+        model.train_from_iterator(train, trainer)
+        return BytePairs(model)
+
+    @cached_property
+    def symbols(self) -> tuple[str, ...]:
+        return tuple(self.model.id_to_token(i) for i in range(self.model.get_vocab_size()))
+
+    def encode(self, content: Content) -> list[int]:
+        return self.model.encode(str(content)).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.model.decode(list(ids))
+
+    def parse(self, text: str) -> list[int]:
+        return self.encode(text)
+
+
+@dataclass(frozen=True)
+class Ids:
+    """Rows of ids 0 .. size-1, written as numbers."""
+
+    size: int
+    name = "tokens"
+    unknown_id = None
+
+    @cached_property
+    def symbols(self) -> tuple[str, ...]:
+        return tuple(str(i) for i in range(self.size))
+
+    def encode(self, content: Content) -> NDArray[np.int64]:
+        return np.asarray(content, dtype=np.int64)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(str(i) for i in ids)
+
+    def parse(self, text: str) -> list[int]:
+        pieces = text.split()
+        for place, piece in enumerate(pieces):
+            if piece not in self._ids:
+                raise UsageError(f"{piece!r} at place {place} is not one of the ids 0 .. {self.size - 1}")
+        return [self._ids[piece] for piece in pieces]
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {symbol: i for i, symbol in enumerate(self.symbols)}
+
+
+def _cut(name: str, content: Content) -> Sequence[Any] | NDArray[np.int64]:
+    return content.split() if name == "whitespace" and isinstance(content, str) else content
+
+
+def _unknown(name: str) -> str:
+    return UNKNOWN_CHARACTER if name == "char" else UNKNOWN_WORD

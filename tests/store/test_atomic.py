@@ -1,0 +1,47 @@
+"""Files are replaced whole or not at all, and synced in the order that survives a power cut."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from semfocus.errors import StorageError
+from semfocus.store import atomic
+
+
+def test_an_error_while_writing_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
+    target = tmp_path / "table.csv"
+    atomic.write_text(target, "old")
+    with pytest.raises(RuntimeError), atomic.replacing(target) as draft:
+        draft.write_text("half of the n")
+        raise RuntimeError
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_the_file_is_synced_then_renamed_then_the_directory_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    sync, rename = atomic._sync, os.replace
+
+    def synced(path: Path) -> None:
+        events.append("directory" if path.is_dir() else "file")
+        sync(path)
+
+    def renamed(source: Path, target: Path) -> None:
+        events.append("rename")
+        rename(source, target)
+
+    monkeypatch.setattr(atomic, "_sync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    atomic.write_json(tmp_path / "new" / "x.json", {"a": 1})
+    assert events == ["file", "rename", "directory"]
+
+
+def test_a_file_system_that_refuses_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot write .*x\.txt"):
+        atomic.write_text(tmp_path / "file" / "x.txt", "text")

@@ -1,0 +1,110 @@
+"""The house rules on who may import whom, and on what importing costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "semfocus"
+
+# What each part may import of the others. Parts that do not exist yet need no entry; an unlisted part fails the test.
+ALLOWED: dict[str, set[str]] = {
+    "__init__": set(),
+    "errors": set(),
+    "randomness": set(),
+    "store": {"errors"},
+    "tasks": {"errors", "randomness", "store", "__init__"},
+    "attention": {"errors", "randomness"},
+    "theory": {"errors", "randomness"},
+    "analysis": {"errors", "randomness"},
+    "integrations": {"errors", "attention"},
+    "cli": {"errors", "tasks", "__init__"},
+}
+# Of the store, the rooms below it may use the leaf module alone.
+LEAF_ONLY = {"tasks": "semfocus.store.atomic"}
+
+
+def _modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def _part(module: str) -> str:
+    pieces = module.split(".")
+    return pieces[1] if len(pieces) > 1 else "__init__"
+
+
+def _imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the direction"
+            found.add(node.module or "")
+    return {name for name in found if name.split(".")[0] == "semfocus"}
+
+
+@pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_module_imports_against_the_direction_of_the_house(path: Path) -> None:
+    relative = path.relative_to(SOURCE).with_suffix("")
+    own = relative.parts[0]
+    for module in _imports(path):
+        part = _part(module)
+        assert part == own or part in ALLOWED[own], f"{relative} imports {module}"
+        if part == "store" and own in LEAF_ONLY:
+            assert module == LEAF_ONLY[own], f"{relative} imports {module}, more than the leaf"
+
+
+def test_only_the_leaf_of_the_store_opens_files_for_writing() -> None:
+    for path in _modules():
+        if path.name == "atomic.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                assert node.func.attr not in {"write_text", "write_bytes"} or _is_atomic(node), f"{path}:{node.lineno}"
+            if isinstance(node, ast.Call) and _called(node) == "open":
+                modes = [
+                    a.value for a in [*node.args, *(k.value for k in node.keywords)] if isinstance(a, ast.Constant)
+                ]
+                assert not any(isinstance(m, str) and set(m) & set("wax+") and len(m) <= 3 for m in modes), (
+                    f"{path}:{node.lineno} opens for writing"
+                )
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _is_atomic(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") == "atomic"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "banned"),
+    [
+        (["--help"], ["torch", "numpy", "scipy", "matplotlib", "rich", "pydantic"]),
+        (["tasks"], ["torch", "scipy", "matplotlib", "duckdb", "transformers", "tokenizers"]),
+    ],
+)
+def test_a_light_command_does_not_import_heavy_packages(arguments: list[str], banned: list[str]) -> None:
+    code = (
+        f"import sys; sys.argv = ['semfocus', *{arguments!r}]\n"
+        "from semfocus.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"heavy = [name for name in {banned!r} if name in sys.modules]\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_every_public_name_can_be_imported() -> None:
+    import semfocus
+
+    for name in semfocus.__all__:
+        assert getattr(semfocus, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = semfocus.no_such_name
