@@ -13,12 +13,14 @@ SOURCE = Path(__file__).parents[1] / "src" / "semfocus"
 
 # What each part may import of the others. Parts that do not exist yet need no entry; an unlisted part fails the test.
 ALLOWED: dict[str, set[str]] = {
-    "__init__": set(),
+    "__init__": {"lazy", "attention", "tasks"},  # the latter two for type checkers alone
+    "lazy": set(),
     "errors": set(),
     "randomness": set(),
+    "counters": set(),
     "store": {"errors"},
     "tasks": {"errors", "randomness", "store", "__init__"},
-    "attention": {"errors", "randomness"},
+    "attention": {"errors", "lazy", "counters"},
     "theory": {"errors", "randomness"},
     "analysis": {"errors", "randomness"},
     "integrations": {"errors", "attention"},

@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
+
+from semfocus.lazy import attach
+
+if TYPE_CHECKING:
+    from semfocus.attention import (
+        Attention,
+        Banded,
+        BlockLocal,
+        BottomK,
+        Full,
+        RandomK,
+        Sigmoid,
+        Softmax,
+        TopK,
+        attend,
+        parse_mechanism,
+        register_mechanism,
+    )
+    from semfocus.tasks import Batch, Task, get_task, register_task, task_names
 
 __version__ = "0.1.0"
 
-# Public name -> the module that defines it. Imported on first use, so that `semfocus --help` pays for nothing.
-_PUBLIC = {
-    "get_task": "semfocus.tasks",
-    "task_names": "semfocus.tasks",
-    "register_task": "semfocus.tasks",
-    "Task": "semfocus.tasks",
-    "Batch": "semfocus.tasks",
-}
+__all__ = [
+    "Attention",
+    "Banded",
+    "Batch",
+    "BlockLocal",
+    "BottomK",
+    "Full",
+    "RandomK",
+    "Sigmoid",
+    "Softmax",
+    "Task",
+    "TopK",
+    "attend",
+    "get_task",
+    "parse_mechanism",
+    "register_mechanism",
+    "register_task",
+    "task_names",
+]
 
-__all__ = ["__version__", *sorted(_PUBLIC)]  # pyrefly: ignore
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'semfocus' has no attribute {name!r}")
-    value = getattr(import_module(_PUBLIC[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+_TASKS = ("Batch", "Task", "get_task", "register_task", "task_names")
+__getattr__, __dir__ = attach(
+    __name__, {name: "semfocus.tasks" if name in _TASKS else "semfocus.attention" for name in __all__}
+)

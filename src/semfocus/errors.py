@@ -33,6 +33,22 @@ class MissingExtra(SemfocusError, ImportError):
         super().__init__(f"{purpose} needs the package {package}: pip install 'semfocus[{extra}]'")
 
 
+class OtherFormat(UsageError):
+    """A run written in a format that this version of semfocus does not read."""
+
+
+class Diverged(SemfocusError):
+    """A loss or gradient that is not finite."""
+
+    exit_code = 3
+
+
+class Locked(SemfocusError):
+    """Another process works on this; the message names it."""
+
+    exit_code = 4
+
+
 class CorruptData(SemfocusError):
     """Something saved earlier is damaged and nothing intact is left to fall back on."""
 

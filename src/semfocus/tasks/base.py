@@ -220,8 +220,8 @@ class Task(ABC):
 
     @staticmethod
     def from_arrays(tokens: Any, labels: Any, **options: Any) -> Task:
-        """A task over rows that are already in memory; see `semfocus.tasks.table.ArrayTask`."""
-        from semfocus.tasks.table import ArrayTask
+        """A task over rows that are already in memory; see `semfocus.tasks.arrays.ArrayTask.build`."""
+        from semfocus.tasks.arrays import ArrayTask
 
         return ArrayTask.build(tokens, labels, **options)
 

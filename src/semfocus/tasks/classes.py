@@ -1,7 +1,7 @@
 """Labels as people write them, numbered as classes.
 
-    "spam", "ham", "ham"    ->  ham 0, spam 1      texts in the order of their characters
-    10, 9, 9                ->  9 0, 10 1          whole numbers by value, also where the file writes them as texts
+"spam", "ham", "ham"    ->  ham 0, spam 1      texts in the order of their characters
+10, 9, 9                ->  9 0, 10 1          whole numbers by value, also where the file writes them as texts
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ def _check_one_kind(origin: Origin, items: Sequence[Item]) -> None:
     first = items[0]
     for item in items:
         if type(item.label) is not type(first.label):
-            raise DataError(
-                f"{origin.name} mixes types of labels: {_KINDS[type(first.label)]} {first.label!r} at {origin.unit} "
-                f"{first.number}, {_KINDS[type(item.label)]} {item.label!r} at {origin.unit} {item.number}; use one"
+            one, other = (
+                f"{_KINDS[type(found.label)]} {_short(found.label)} at {origin.unit} {found.number}"
+                for found in (first, item)
             )
+            raise DataError(f"{origin.name} mixes types of labels: {one}, {other}; use one")
 
 
 def _typed(origin: Origin, items: Sequence[Item]) -> list[Any]:
@@ -69,7 +70,7 @@ def _typed(origin: Origin, items: Sequence[Item]) -> list[Any]:
     fraction = next((item for item in items if _FRACTION.fullmatch(str(item.label))), None)
     if fraction and all(_FRACTION.fullmatch(text) or _WHOLE.fullmatch(text) for text in texts):
         raise origin.error(
-            fraction.number, f"the label {fraction.label!r} is a fraction; classes are whole numbers or words"
+            fraction.number, f"the label {_short(fraction.label)} is a fraction; classes are whole numbers or words"
         )
     # A text of very many digits is no number that anybody counts with, and Python refuses to convert it.
     if all(_WHOLE.fullmatch(text) and len(text) < 1000 for text in texts):
@@ -82,7 +83,7 @@ def _places(origin: Origin, items: Sequence[Item], count: int) -> NDArray[np.int
         if type(item.label) is not int or not 0 <= item.label < count:
             raise origin.error(
                 item.number,
-                f"the label {item.label!r} must be a whole number from 0 to {count - 1}, a place in class_names",
+                f"the label {_short(item.label)} must be a whole number from 0 to {count - 1}, a place in class_names",
             )
     labels = np.array([item.label for item in items], dtype=np.int64)
     if (labels == labels[0]).all():
@@ -92,7 +93,7 @@ def _places(origin: Origin, items: Sequence[Item], count: int) -> NDArray[np.int
 
 def _one_class(origin: Origin, label: Label) -> DataError:
     return DataError(
-        f"every row of {origin.name} has the label {label!r}; a task needs rows of at least two classes "
+        f"every row of {origin.name} has the label {_short(label)}; a task needs rows of at least two classes "
         f"(is this the right label column?)"
     )
 

@@ -1,7 +1,8 @@
-"""Tasks over a finite set of labelled rows: what files and arrays have in common, and arrays themselves.
+"""Tasks over a finite set of labelled rows: what a user's files and arrays have in common.
 
-    task = Task.from_arrays([[3, 1, 2], [0, 2], ...], [1, 0, ...])
-    task.sample(task.size("train"), seed=0, split="train")
+    task.size("train")                             how many rows a split holds
+    task.sample(100, seed=0, split="heldout")      100 of them, none twice
+    task.report                                    rows read, skipped and cut; unknown tokens; width
 
 The rows are fixed; a seed only decides which of a split's rows are drawn, and in which order.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +77,7 @@ class Table:
 class TableTask(Task):
     """A task over rows that exist already; `settings` holds its options, `digest` the hash of what it was made of."""
 
-    title: str  # how people call the data
+    title: str = field(compare=False)  # how people call the data
     digest: str
     settings: Shares
     table: Table = field(compare=False, repr=False)
@@ -117,7 +119,7 @@ class TableTask(Task):
 
     def fingerprint(self) -> dict[str, Any]:
         """The content, not the place: two copies of one file are one task."""
-        symbols = hashlib.sha256("\n".join(self.symbols).encode()).hexdigest()
+        symbols = hashlib.sha256(json.dumps(self.symbols).encode()).hexdigest()
         return {**super().fingerprint(), "sha256": self.digest, "symbols_sha256": symbols}
 
     def draw(

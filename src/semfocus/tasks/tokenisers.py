@@ -1,9 +1,9 @@
 """Ways from a row's text to token ids and back.
 
-    Pieces      characters, words between white space, or the items of a token list; the vocabulary is what the
-                train rows hold most often, and everything else becomes one unknown symbol, the last id
-    BytePairs   byte-level BPE trained on the train rows; nothing is unknown to it
-    Ids         rows that hold ids already
+Pieces      characters, words between white space, or the items of a token list; the vocabulary is what the
+            train rows hold most often, and everything else becomes one unknown symbol, the last id
+BytePairs   byte-level BPE trained on the train rows; nothing is unknown to it
+Ids         rows that hold ids already
 """
 
 from __future__ import annotations

@@ -1,0 +1,56 @@
+"""WHERE a query looks: mechanisms say which keys it keeps, normalisers how much each counts, `attend` computes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semfocus.lazy import attach
+
+if TYPE_CHECKING:
+    from semfocus.attention.info import AttentionInfo
+    from semfocus.attention.layer import Attention
+    from semfocus.attention.mechanisms import (
+        Banded,
+        BlockLocal,
+        BottomK,
+        Full,
+        Mechanism,
+        RandomK,
+        TopK,
+        mechanism_names,
+        parse_mechanism,
+        register_mechanism,
+    )
+    from semfocus.attention.normalisers import Normaliser, Sigmoid, Softmax
+    from semfocus.attention.operator import attend
+
+__all__ = [
+    "Attention",
+    "AttentionInfo",
+    "Banded",
+    "BlockLocal",
+    "BottomK",
+    "Full",
+    "Mechanism",
+    "Normaliser",
+    "RandomK",
+    "Sigmoid",
+    "Softmax",
+    "TopK",
+    "attend",
+    "mechanism_names",
+    "parse_mechanism",
+    "register_mechanism",
+]
+
+_HOMES = {
+    "attend": "operator",
+    "Attention": "layer",
+    "AttentionInfo": "info",
+    "Normaliser": "normalisers",
+    "Sigmoid": "normalisers",
+    "Softmax": "normalisers",
+}
+__getattr__, __dir__ = attach(
+    __name__, {name: f"semfocus.attention.{_HOMES.get(name, 'mechanisms')}" for name in __all__}
+)

@@ -1,0 +1,309 @@
+"""Attention over short lists of keys: memory O(L k), and a backward pass that touches kept pairs only.
+
+A chunk of queries at a time: scores against all keys, the k best as indices, the rest forgotten. Saved for the
+backward pass are the indices (int32) and the log-sum-exp. Mechanisms whose keys follow from the position skip
+the scores: they cost O(L w). Registered with torch.library, so that compile sees one opaque operation.
+
+Shapes: lead, C queries of a chunk, n keys kept by a query, D head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semfocus.attention.info import AttentionInfo
+from semfocus.attention.mechanisms import Local, Selective, TopK, parse_mechanism
+from semfocus.attention.normalisers import Softmax
+from semfocus.attention.places import Places
+from semfocus.attention.problem import Problem, rows_of
+from semfocus.attention.selection import best_indices
+
+CHUNK_ELEMENTS = 2**22  # scores, or gathered numbers, held at once: 16 MiB in float32, which stays near the caches
+
+
+def chunked(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
+    """Softmax attention for mechanisms that give, or choose, a short list of keys."""
+    lead = problem.lead
+    out, indices, lse = gathered(
+        problem.q.expand(*lead, *problem.q.shape[-2:]),
+        problem.k,
+        problem.v,
+        problem.mask,
+        problem.bias,
+        problem.lengths,
+        problem.choice_seed,
+        problem.dropout_seed,
+        str(problem.mechanism),
+        problem.causal,
+        problem.scale,
+        problem.dropout_p,
+    )
+    return out, _info(problem, indices.long(), lse) if want_info else None
+
+
+@torch.library.custom_op("semfocus::gathered", mutates_args=())
+def gathered(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    choice_seed: Tensor | None,
+    dropout_seed: Tensor | None,
+    mechanism: str,
+    causal: bool,
+    scale: float,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output (*lead, Lq, Dv), kept keys (*lead, Lq, n) int32 and log-sum-exp (*lead, Lq)."""
+    problem = Problem(
+        q, k, v, parse_mechanism(mechanism), Softmax(), causal, mask, bias, lengths, scale, dropout_p, dropout_seed,
+        choice_seed,
+    )  # fmt: skip
+    out, indices, lse = _empty_results(problem)
+    keys = _Rows.of(k, problem)
+    values = _Rows.of(v, problem)
+    for places in _chunks(problem, max(problem.num_keys, indices.shape[-1] * v.shape[-1])):
+        rows = slice(places.first, places.first + places.queries)
+        q_rows = q[..., rows, :].to(problem.compute_dtype)
+        kept, scores = _select(problem, places, q_rows, keys)
+        present = kept >= 0
+        scores = torch.where(present, scores, float("-inf"))
+        lse_rows = scores.logsumexp(dim=-1, keepdim=True)
+        weights = torch.where(present, (scores - lse_rows).exp(), 0.0)
+        weights = problem.dropout(weights, places, kept)
+        picked = values.pick(kept)
+        out[..., rows, :] = _mixed(weights, picked).to(out.dtype)
+        indices[..., rows, :] = kept.to(torch.int32)
+        lse[..., rows] = lse_rows.squeeze(-1)
+    return out, indices, lse
+
+
+@gathered.register_fake
+def _(q, k, v, mask, bias, lengths, choice_seed, dropout_seed, mechanism, causal, scale, dropout_p):
+    return _empty_results(Problem(q, k, v, parse_mechanism(mechanism), Softmax()))
+
+
+@torch.library.custom_op("semfocus::gathered_backward", mutates_args=())
+def gathered_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    dropout_seed: Tensor | None,
+    out: Tensor,
+    indices: Tensor,
+    lse: Tensor,
+    mechanism: str,
+    scale: float,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v for the kept set: p = exp(score - lse), ds = p (dp - sum p dp)."""
+    problem = Problem(
+        q, k, v, parse_mechanism(mechanism), Softmax(), bias=bias, scale=scale, dropout_p=dropout_p,
+        dropout_seed=dropout_seed,
+    )  # fmt: skip
+    keys, values = _Rows.of(k, problem), _Rows.of(v, problem)
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    dk, dv = keys.zeros(), values.zeros()
+    for places in _chunks(problem, indices.shape[-1] * (k.shape[-1] + v.shape[-1])):
+        rows = slice(places.first, places.first + places.queries)
+        kept = indices[..., rows, :].long()
+        q_rows = q[..., rows, :].to(problem.compute_dtype)
+        grad_rows = grad[..., rows, :].to(problem.compute_dtype)
+        present = kept >= 0
+        k_picked, v_picked = keys.pick(kept), values.pick(kept)
+        scores = _pair_scores(problem, places, q_rows, k_picked, kept)
+        p = torch.where(present, (scores - lse[..., rows].unsqueeze(-1)).exp(), 0.0)
+        dropped = problem.dropout(torch.ones_like(p), places, kept)
+        dp = (v_picked * grad_rows.unsqueeze(-2)).sum(dim=-1) * dropped
+        total = (grad_rows * out[..., rows, :]).sum(dim=-1, keepdim=True)
+        ds = torch.where(present, p * (dp - total), 0.0) * scale
+        dq[..., rows, :] = (ds.unsqueeze(-1) * k_picked).sum(dim=-2).to(dq.dtype)
+        keys.add(dk, kept, ds.unsqueeze(-1) * q_rows.unsqueeze(-2))
+        values.add(dv, kept, (p * dropped).unsqueeze(-1) * grad_rows.unsqueeze(-2))
+    return dq, dk.view(k.shape).to(k.dtype), dv.view(v.shape).to(v.dtype)
+
+
+@gathered_backward.register_fake
+def _(grad, q, k, v, bias, dropout_seed, out, indices, lse, mechanism, scale, dropout_p):
+    return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v))
+
+
+def _remember(ctx, inputs, output) -> None:
+    ctx.set_materialize_grads(False)
+    q, k, v, _, bias, _, _, dropout_seed, ctx.mechanism, _, ctx.scale, ctx.dropout_p = inputs
+    ctx.save_for_backward(q, k, v, bias, dropout_seed, *output)
+
+
+def _differentiate(ctx, grad, _grad_indices, _grad_lse):
+    if grad is None:
+        return (None,) * 12
+    q, k, v, bias, dropout_seed, out, indices, lse = ctx.saved_tensors
+    grads = gathered_backward(
+        grad, q, k, v, bias, dropout_seed, out, indices, lse, ctx.mechanism, ctx.scale, ctx.dropout_p
+    )
+    return *grads, *([None] * 9)
+
+
+gathered.register_autograd(_differentiate, setup_context=_remember)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of k or v as one long list, and where the list of each batch row and head begins."""
+
+    flat: Tensor  # (M * Lk, D) in the dtype of computation
+    base: Tensor  # (*lead, 1, 1) int64
+
+    @staticmethod
+    def of(tensor: Tensor, problem: Problem) -> _Rows:
+        lead = tensor.shape[:-2]
+        flat = tensor.reshape(-1, tensor.shape[-1]).to(problem.compute_dtype)
+        lists = torch.arange(lead.numel(), device=tensor.device).view(*lead, 1, 1)
+        return _Rows(flat, (lists * tensor.shape[-2]).expand(*problem.lead, 1, 1))
+
+    def pick(self, kept: Tensor) -> Tensor:
+        """(*lead, C, n, D): the rows that `kept` names, zeros where it is -1."""
+        absent = kept < 0
+        places = (kept.clamp(min=0) + self.base).reshape(-1)
+        picked = self.flat.index_select(0, places).view(*kept.shape, self.flat.shape[-1])
+        if self.flat.is_cuda or bool(absent.any()):
+            picked.masked_fill_(absent.unsqueeze(-1), 0.0)  # not by multiplication: the row may hold NaN
+        return picked
+
+    def zeros(self) -> Tensor:
+        return torch.zeros_like(self.flat)
+
+    def add(self, total: Tensor, kept: Tensor, rows: Tensor) -> None:
+        """Add `rows` (*lead, C, n, D), zero where `kept` is -1, to the rows of `total` that `kept` names."""
+        places = (kept.clamp(min=0) + self.base).reshape(-1)
+        rows = rows.reshape(-1, rows.shape[-1])
+        if total.is_cuda:
+            total.index_put_((places,), rows, accumulate=True)  # sorts: the order of the sum does not vary
+        else:
+            total.scatter_add_(0, places.unsqueeze(-1).expand_as(rows), rows)
+
+
+def _chunks(problem: Problem, elements_per_query: int):
+    """Places of successive queries, as many at a time as keep the largest intermediate within bounds."""
+    step = max(1, CHUNK_ELEMENTS // max(1, problem.lead.numel() * elements_per_query))
+    for first in range(0, problem.num_queries if problem.lead.numel() else 0, step):
+        yield problem.places(first, min(step, problem.num_queries - first))
+
+
+def _select(problem: Problem, places: Places, q_rows: Tensor, keys: _Rows) -> tuple[Tensor, Tensor]:
+    """The kept keys (*lead, C, n), in increasing order with -1 last, and their scores."""
+    mechanism = problem.mechanism
+    if isinstance(mechanism, Local):
+        kept = mechanism.indices(places, problem.causal)
+        allowed = _allowed(problem, places, kept)
+        kept = _ordered(torch.where(allowed, kept, -1).expand(*problem.lead, *kept.shape[-2:]), problem.num_keys)
+        scores = _pair_scores(problem, places, q_rows, keys.pick(kept), kept)
+        return torch.where(scores == float("-inf"), -1, kept), scores
+    scores = (q_rows @ problem.k.to(problem.compute_dtype).transpose(-1, -2)).mul_(problem.scale)
+    bias = rows_of(problem.bias, places.first, places.queries)
+    if bias is not None:
+        scores = scores + bias
+    kept = _chosen(scores, problem, places)
+    return kept, scores.gather(-1, kept.clamp(min=0))
+
+
+def _chosen(scores: Tensor, problem: Problem, places: Places) -> Tensor:
+    """(*lead, C, n): what the mechanism chooses by these scores, in increasing order with -1 last."""
+    mechanism = problem.mechanism
+    if not isinstance(mechanism, Selective):
+        raise TypeError(f"{mechanism} does not choose keys by a priority")
+    forced = mechanism.forced(places, problem.causal)
+    if isinstance(mechanism, TopK) and forced is None and not problem.restricted:
+        kept = best_indices(scores, None, mechanism.k)  # a score of -inf ranks last by itself
+        return _ordered(kept, problem.num_keys)
+    valid = problem.valid(places.first, places.queries)
+    candidates = places.allowed(scores != float("-inf"), valid, problem.causal)
+    free = candidates if forced is None else candidates & ~forced
+    kept = best_indices(mechanism.priority(scores, places, problem.choice_seed), free, mechanism.k)
+    if isinstance(mechanism, TopK) and forced is not None:
+        extra = _forced_indices(mechanism, places, problem.causal).expand(*scores.shape[:-1], -1)
+        allowed = candidates.gather(-1, extra.clamp(min=0)) & (extra >= 0)
+        kept = torch.cat([kept, torch.where(allowed, extra, -1)], dim=-1)
+    return _ordered(kept, problem.num_keys)[..., : mechanism.most(problem.num_keys)]
+
+
+def _forced_indices(mechanism: TopK, places: Places, causal: bool) -> Tensor:
+    """(C, sinks + window): the forced keys as a list, each once."""
+    sinks = places.run(torch.zeros_like(places.position), mechanism.sinks, 0)
+    window = places.run(places.window_start(mechanism.window, 0, causal), mechanism.window, 0)
+    return torch.cat([sinks, torch.where(window >= mechanism.sinks, window, -1)], dim=-1)
+
+
+def _ordered(kept: Tensor, num_keys: int) -> Tensor:
+    """In increasing order, with the -1s last."""
+    ordered = torch.where(kept < 0, num_keys, kept).sort(dim=-1).values
+    return torch.where(ordered == num_keys, -1, ordered)
+
+
+def _allowed(problem: Problem, places: Places, kept: Tensor) -> Tensor:
+    """Which entries of a list (C, n) of positions survive causality, mask and lengths."""
+    allowed = kept >= 0
+    if problem.causal:
+        allowed = allowed & (kept <= places.position)
+    mask = rows_of(problem.mask, places.first, places.queries)
+    if mask is not None:
+        allowed = allowed & _look_up(mask, kept)
+    if problem.lengths is not None:
+        allowed = allowed & (kept < problem.lengths)
+    return allowed
+
+
+def _look_up(table: Tensor, kept: Tensor) -> Tensor:
+    """Entries of a (.., C or 1, Lk or 1) table at the keys `kept` (.., C, n)."""
+    if table.shape[-1] == 1:
+        return table
+    lead = torch.broadcast_shapes(table.shape[:-1], kept.shape[:-1])
+    return table.expand(*lead, -1).gather(-1, kept.clamp(min=0).expand(*lead, -1))
+
+
+def _pair_scores(problem: Problem, places: Places, q_rows: Tensor, k_picked: Tensor, kept: Tensor) -> Tensor:
+    # Products and sums, not a batched product of tiny matrices: CPU runs those one by one.
+    scores = (k_picked * q_rows.unsqueeze(-2)).sum(dim=-1) * problem.scale
+    bias = rows_of(problem.bias, places.first, places.queries)
+    return scores if bias is None else scores + _look_up(bias, kept)
+
+
+def _mixed(weights: Tensor, picked: Tensor) -> Tensor:
+    """Sum of weight times value; a kept value that is not finite makes its channel NaN, whatever its weight."""
+    if not picked.is_cuda and bool(picked.sum().isfinite()):
+        return (weights.unsqueeze(-1) * picked).sum(dim=-2)
+    finite = picked.isfinite()
+    mixed = (weights.unsqueeze(-1) * torch.where(finite, picked, 0.0)).sum(dim=-2)
+    return torch.where(finite.all(dim=-2), mixed, float("nan"))
+
+
+def _empty_results(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    rows = (*problem.lead, problem.num_queries)
+    mechanism = problem.mechanism
+    most = mechanism.most(problem.num_keys)
+    if isinstance(mechanism, Local):  # global queries, which keep all, are not computed here
+        most = mechanism.indices(problem.places(0, 0), False).shape[-1]
+    return (
+        problem.q.new_empty(*rows, problem.v.shape[-1]),
+        problem.q.new_empty(*rows, most, dtype=torch.int32),
+        problem.q.new_empty(rows, dtype=problem.compute_dtype),
+    )
+
+
+def _info(problem: Problem, indices: Tensor, lse: Tensor) -> AttentionInfo:
+    """Weights from the kept scores, and in-degrees by counting."""
+    places = problem.places()
+    q_rows = problem.q.expand(*problem.lead, *problem.q.shape[-2:]).to(problem.compute_dtype)
+    scores = _pair_scores(problem, places, q_rows, _Rows.of(problem.k, problem).pick(indices), indices)
+    weights = torch.where(indices >= 0, (scores - lse.unsqueeze(-1)).exp(), 0.0)
+    counts = lse.new_zeros(*problem.lead, problem.num_keys, dtype=torch.int64)
+    flat = indices.flatten(-2)
+    counts.scatter_add_(-1, flat.clamp(min=0), (flat >= 0).long())
+    return AttentionInfo(indices, weights, lse, counts)

@@ -1,0 +1,54 @@
+"""Banded and block-local attention at a cost of O(L w), global tokens included."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from semfocus.attention.chunked import chunked
+from semfocus.attention.dense import dense
+from semfocus.attention.info import AttentionInfo
+from semfocus.attention.mechanisms import BlockLocal, Local
+from semfocus.attention.problem import Problem
+from semfocus.attention.sdpa import fused
+
+
+def local(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
+    """Aligned blocks as one batch of small full attentions; anything else as a list of keys for each query."""
+    mechanism = problem.mechanism
+    if not isinstance(mechanism, Local):
+        raise TypeError(f"{mechanism} does not give its keys by position")
+    plain = not problem.restricted and problem.dropout_seed is None and problem.num_queries == problem.num_keys
+    if isinstance(mechanism, BlockLocal) and plain and not want_info:
+        return _blocks(problem, mechanism), None
+    out, info = chunked(problem, want_info)
+    num_globals = min(mechanism.globals, problem.num_queries)
+    if num_globals:
+        # The last queries keep every key: few enough to compute densely.
+        seeing_all, _ = dense(problem.last(num_globals))
+        out = torch.cat([out[..., :-num_globals, :], seeing_all], dim=-2)
+    return out, info
+
+
+def _blocks(problem: Problem, mechanism: BlockLocal) -> Tensor:
+    """Whole blocks side by side, then the short last one, then the global queries; each sees the global keys too."""
+    q, k, v, width = problem.q, problem.k, problem.v, mechanism.width
+    own = max(problem.num_keys - mechanism.globals, 0)
+    whole = own - own % width
+
+    def stacked(tensor: Tensor, with_globals: bool) -> Tensor:
+        blocks = tensor[..., :whole, :].unflatten(-2, (whole // width, width))
+        if not with_globals or own == problem.num_keys:
+            return blocks
+        shared = tensor[..., None, own:, :].expand(*blocks.shape[:-2], -1, -1)
+        return torch.cat([blocks, shared], dim=-2)
+
+    parts = []
+    if whole:
+        out = fused(stacked(q, False), stacked(k, True), stacked(v, True), problem.scale)
+        parts.append(out.flatten(-3, -2))
+    if whole < own:
+        parts.append(fused(q[..., whole:own, :], k[..., whole:, :], v[..., whole:, :], problem.scale))
+    if own < problem.num_keys:
+        parts.append(fused(q[..., own:, :], k, v, problem.scale))
+    return torch.cat(parts, dim=-2) if len(parts) != 1 else parts[0]

@@ -1,0 +1,185 @@
+"""The one operator: attention with any mechanism. Picks how to compute it, never what.
+
+out = attend(q, k, v, TopK(8))                          # as torch's scaled_dot_product_attention
+out, info = attend(q, k, v, TopK(8), return_info=True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from semfocus.attention.chunked import chunked
+from semfocus.attention.dense import dense
+from semfocus.attention.info import AttentionInfo
+from semfocus.attention.local import local
+from semfocus.attention.mechanisms import Full, Local, Mechanism, Selective, parse_mechanism
+from semfocus.attention.normalisers import Normaliser, Softmax
+from semfocus.attention.problem import Problem, pose
+from semfocus.attention.reference import reference
+from semfocus.attention.sdpa import sdpa
+from semfocus.errors import UsageError, unknown
+
+SHORT = 256  # keys up to which all scores at once beat lists of keys (benchmarks/attention.py)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to compute attention, and why it cannot serve a problem (None if it can)."""
+
+    run: Callable[[Problem, bool], tuple[Tensor, AttentionInfo | None]]
+    refuses: Callable[[Problem, bool], str | None]
+
+
+def _sdpa_refuses(problem: Problem, want_info: bool) -> str | None:
+    if not isinstance(problem.mechanism, Full):
+        return f"it computes full attention only, not {problem.mechanism}"
+    if problem.mask is not None or problem.bias is not None or problem.lengths is not None:
+        return "masks and lengths are left to the dense backend, which keeps dropped values out of the sum"
+    if problem.causal and problem.num_queries != problem.num_keys:
+        return "causal attention with fewer queries than keys aligns differently there"
+    if 0 in (problem.num_keys, problem.num_queries, problem.lead.numel()):
+        return "there is nothing to compute"
+    return _softmax_only(problem) or ("it cannot tell what it kept (return_info)" if want_info else None)
+
+
+def _chunked_refuses(problem: Problem, want_info: bool) -> str | None:
+    if not isinstance(problem.mechanism, Selective):
+        return f"{problem.mechanism} does not choose a short list of keys"
+    return _listed_refuses(problem)
+
+
+def _local_refuses(problem: Problem, want_info: bool) -> str | None:
+    if not isinstance(problem.mechanism, Local):
+        return f"{problem.mechanism} is not given by positions within a window or block"
+    if want_info and problem.mechanism.globals:
+        return "the lists of return_info would hold every key, because global queries keep all"
+    return _listed_refuses(problem)
+
+
+def _listed_refuses(problem: Problem) -> str | None:
+    if problem.bias is not None and problem.bias.requires_grad and torch.is_grad_enabled():
+        return "the gradient of a float mask needs all scores"
+    if problem.num_keys == 0:
+        return "there are no keys"
+    return _softmax_only(problem, dropout=True)
+
+
+def _softmax_only(problem: Problem, dropout: bool = False) -> str | None:
+    if not isinstance(problem.normaliser, Softmax):
+        return f"it computes softmax only, not {problem.normaliser.name}"
+    if problem.straight_through:
+        return "straight_through needs the weights of dropped keys"
+    if problem.dropout_seed is not None and not dropout:
+        return "its dropout is not the one that every backend shares"
+    return None
+
+
+BACKENDS: dict[str, Backend] = {
+    "reference": Backend(reference, lambda problem, want_info: None),
+    "dense": Backend(dense, lambda problem, want_info: None),
+    "sdpa": Backend(sdpa, _sdpa_refuses),
+    "chunked": Backend(chunked, _chunked_refuses),
+    "local": Backend(local, _local_refuses),
+}
+
+
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism | str = ..., *, causal: bool = ..., mask: Tensor | None = ...,
+    lengths: Tensor | None = ..., normaliser: Normaliser = ..., scale: float | None = ..., dropout_p: float = ...,
+    generator: torch.Generator | None = ..., enable_gqa: bool = ..., straight_through: bool = ...,
+    backend: str | None = ..., return_info: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism | str = ..., *, causal: bool = ..., mask: Tensor | None = ...,
+    lengths: Tensor | None = ..., normaliser: Normaliser = ..., scale: float | None = ..., dropout_p: float = ...,
+    generator: torch.Generator | None = ..., enable_gqa: bool = ..., straight_through: bool = ...,
+    backend: str | None = ..., return_info: Literal[True],
+) -> tuple[Tensor, AttentionInfo]: ...  # fmt: skip
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: Mechanism | str = Full(),
+    *,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+    normaliser: Normaliser = Softmax(),
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    generator: torch.Generator | None = None,
+    enable_gqa: bool = False,
+    straight_through: bool = False,
+    backend: str | None = None,
+    return_info: bool = False,
+) -> Tensor | tuple[Tensor, AttentionInfo]:
+    """Attention in which each query sees only the keys that `mechanism` keeps.
+
+    q, k, v      (..., H, Lq, D), (..., H, Lk, D), (..., H, Lk, Dv), as for torch's scaled_dot_product_attention
+    mechanism    TopK(8), Banded(9, globals=1), ... or the text form "topk:8"
+    causal       query i sees keys up to i + Lk - Lq: the last query and the last key share a position
+    mask         bool (True = may be kept) or float (added to the scaled scores), broadcastable to (..., H, Lq, Lk)
+    lengths      (...) whole numbers: keys from that one on are padding
+    generator    where dropout and RandomK take their randomness from; each backend draws the same from it
+    enable_gqa   k and v may have fewer heads, each shared by consecutive heads of q
+    straight_through   dropped keys get the gradient of attention over all keys (research; off)
+    backend      reference, dense, sdpa, chunked or local; None chooses. The answer is the same to rounding
+
+    The selection is a constant for the gradient; the softmax over what is kept is differentiated. A query without
+    keys gives zeros. NaN in a dropped value has no effect; a kept value that is not finite gives NaN.
+    """
+    mechanism = parse_mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(f"mechanism must be a Mechanism such as TopK(8) or its text form, not {mechanism!r}")
+    if not isinstance(normaliser, Normaliser):
+        raise TypeError(f"normaliser must be a Normaliser such as Softmax(), not {normaliser!r}")
+    problem = pose(
+        q,
+        k,
+        v,
+        mechanism,
+        normaliser=normaliser,
+        causal=causal,
+        mask=mask,
+        lengths=lengths,
+        scale=scale,
+        dropout_p=dropout_p,
+        generator=generator,
+        enable_gqa=enable_gqa,
+        straight_through=straight_through,
+    )
+    name = choose_backend(problem, return_info) if backend is None else _named_backend(backend, problem, return_info)
+    with torch.autocast(q.device.type, enabled=False) if q.device.type != "meta" else torch.no_grad():
+        out, info = BACKENDS[name].run(problem, return_info)
+    if enable_gqa:
+        out, info = out.flatten(-4, -3), info.ungrouped() if info else None
+    return (out, info) if info is not None else out
+
+
+def choose_backend(problem: Problem, want_info: bool = False) -> str:
+    """The fastest backend that can serve: lists of keys where sequences are long, all scores at once elsewhere."""
+    preferred = ["sdpa"] if problem.num_keys <= SHORT else ["sdpa", "chunked", "local"]
+    for name in preferred:
+        if BACKENDS[name].refuses(problem, want_info) is None:
+            return name
+    return "dense"
+
+
+def _named_backend(name: str, problem: Problem, want_info: bool) -> str:
+    if name not in BACKENDS:
+        raise unknown("backend", name, BACKENDS)
+    reason = BACKENDS[name].refuses(problem, want_info)
+    if reason:
+        raise UsageError(f"backend={name!r} cannot serve this call: {reason}; pass backend=None to let attend choose")
+    return name

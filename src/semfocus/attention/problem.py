@@ -1,0 +1,244 @@
+"""One call of `attend`, checked and brought into one form, which every backend takes.
+
+Shapes: `lead` = batch dimensions and heads, broadcast together; with grouped heads (..., Hkv, G).
+    q (*lead, Lq, D)    k (.., Lk, D)    v (.., Lk, Dv)    mask, bias (.., Lq or 1, Lk or 1)    lengths (.., 1, 1)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from semfocus.attention.mechanisms import Local, Mechanism
+from semfocus.attention.normalisers import Normaliser
+from semfocus.attention.places import Places
+from semfocus.counters import bernoulli_keep
+from semfocus.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Queries, keys, values, what may be looked at, and how."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mechanism: Mechanism
+    normaliser: Normaliser
+    causal: bool = False
+    mask: Tensor | None = None  # bool, True = may be kept
+    bias: Tensor | None = None  # added to the scaled scores
+    lengths: Tensor | None = None  # keys from this one on are padding
+    scale: float = 1.0
+    dropout_p: float = 0.0
+    dropout_seed: Tensor | None = None
+    choice_seed: Tensor | None = None
+    straight_through: bool = False
+    first_query: int = 0  # when q holds only some of the queries: which one comes first, and of how many
+    total_queries: int | None = None
+
+    @property
+    def lead(self) -> torch.Size:
+        """The batch dimensions and heads of the answer."""
+        return torch.broadcast_shapes(self.q.shape[:-2], self.k.shape[:-2], self.v.shape[:-2])
+
+    @property
+    def num_queries(self) -> int:
+        return self.q.shape[-2]
+
+    @property
+    def num_keys(self) -> int:
+        return self.k.shape[-2]
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Scores and weights are never narrower than float32: a half-precision score can overflow or tie falsely."""
+        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+
+    @property
+    def restricted(self) -> bool:
+        """Whether anything besides the mechanism takes keys away."""
+        return self.causal or not (self.mask is None and self.bias is None and self.lengths is None)
+
+    def places(self, first: int = 0, queries: int | None = None) -> Places:
+        count = self.num_queries if queries is None else queries
+        total = self.num_queries if self.total_queries is None else self.total_queries
+        return Places(count, self.num_keys, self.q.device, self.first_query + first, total)
+
+    def last(self, queries: int) -> Problem:
+        """The same problem for the last few queries alone."""
+        first = self.num_queries - queries
+        return replace(
+            self,
+            q=self.q[..., first:, :],
+            mask=rows_of(self.mask, first, queries),
+            bias=rows_of(self.bias, first, queries),
+            first_query=first,
+            total_queries=self.num_queries,
+        )
+
+    def valid(self, first: int = 0, queries: int | None = None) -> Tensor | None:
+        """What mask and lengths leave, for these queries; causality is the mechanism's to apply."""
+        valid = rows_of(self.mask, first, queries)
+        if self.lengths is not None:
+            inside = torch.arange(self.num_keys, device=self.q.device) < self.lengths
+            valid = inside if valid is None else valid & inside
+        return valid
+
+    def dropout(self, weights: Tensor, places: Places, columns: Tensor) -> Tensor:
+        """Drop weights and scale up the rest; `columns` are the keys they belong to, so that no backend differs."""
+        if self.dropout_seed is None:
+            return weights
+        kept = bernoulli_keep(self.dropout_seed, places.row_ids(self.lead), columns.to(torch.int32), self.dropout_p)
+        return torch.where(kept, weights / (1 - self.dropout_p), 0.0)
+
+
+def rows_of(tensor: Tensor | None, first: int, queries: int | None) -> Tensor | None:
+    """The rows of a mask or bias that belong to these queries; a single row belongs to all."""
+    if tensor is None or queries is None or tensor.shape[-2] == 1:
+        return tensor
+    return tensor[..., first : first + queries, :]
+
+
+def pose(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: Mechanism,
+    *,
+    normaliser: Normaliser,
+    causal: bool,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    scale: float | None,
+    dropout_p: float,
+    generator: torch.Generator | None,
+    enable_gqa: bool,
+    straight_through: bool,
+) -> Problem:
+    """Check the arguments of `attend` and put them into one form."""
+    _check_tensors(q, k, v)
+    if not 0 <= dropout_p < 1:
+        raise UsageError(f"dropout_p = {dropout_p!r} must be at least 0 and below 1")
+    if causal and isinstance(mechanism, Local) and mechanism.globals:
+        raise UsageError(f"{mechanism} with causal=True: global tokens see and are seen by all; use one or the other")
+    if scale is not None and not math.isfinite(scale):
+        raise UsageError(f"scale = {scale!r} must be a finite number, or None for 1 / sqrt(D)")
+    heads = _check_heads(q, k, v, enable_gqa)
+    problem = Problem(
+        *_autocast(q, k, v),
+        mechanism,
+        normaliser,
+        causal=causal,
+        scale=scale if scale is not None else 1 / math.sqrt(q.shape[-1]),
+        dropout_p=dropout_p,
+        dropout_seed=_draw_seed(generator, q.device) if dropout_p else None,
+        choice_seed=_draw_seed(generator, q.device) if generator is not None else None,
+        straight_through=straight_through,
+    )
+    if mask is not None:
+        problem = _with_mask(problem, mask, q.shape[:-2] if enable_gqa else problem.lead)
+    if lengths is not None:
+        problem = _with_lengths(problem, lengths)
+    return _grouped(problem, heads) if enable_gqa else problem
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    tensors = {"q": q, "k": k, "v": v}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} has dtype {tensor.dtype}; attention needs a floating type, e.g. {name}.float()")
+        if tensor.dim() < 2:
+            raise UsageError(f"{name} has shape {tuple(tensor.shape)}; it must be (..., H, L, D)")
+    for name in ("k", "v"):
+        for kind in ("device", "dtype"):
+            ours, theirs = getattr(q, kind), getattr(tensors[name], kind)
+            if ours != theirs:
+                raise UsageError(f"q and {name} differ in {kind}: {ours} and {theirs}; move or cast one of them")
+    if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
+        raise UsageError(
+            f"q and k must share a head width D >= 1; their last dimensions are {q.shape[-1]}, {k.shape[-1]}"
+        )
+    if k.shape[-2] != v.shape[-2]:
+        raise UsageError(f"k and v must have the same number of keys; they have {k.shape[-2]} and {v.shape[-2]}")
+
+
+def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[int, int]:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if enable_gqa:
+        if min(q.dim(), k.dim(), v.dim()) < 3 or k.shape[-3] != v.shape[-3] or q.shape[-3] % max(k.shape[-3], 1):
+            raise UsageError(f"enable_gqa: the heads of q must be a multiple of those of k and v; got {shapes}")
+        return k.shape[-3], q.shape[-3] // max(k.shape[-3], 1)
+    try:
+        torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    except RuntimeError:
+        hint = "; for grouped heads pass enable_gqa=True" if q.dim() > 2 and k.dim() > 2 else ""
+        raise UsageError(f"the batch dimensions of q, k and v do not fit together: {shapes}{hint}") from None
+    return 0, 0
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Under autocast, cast as torch's own attention does: to the narrow type, float64 left alone."""
+    kind = q.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind) or q.dtype == torch.float64:
+        return q, k, v
+    narrow = torch.get_autocast_dtype(kind)
+    return q.to(narrow), k.to(narrow), v.to(narrow)
+
+
+def _draw_seed(generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """An int64 scalar on `device`, drawn from `generator`, or from torch's own as its dropout does."""
+    source = generator.device if generator is not None else device if device.type != "meta" else torch.device("cpu")
+    return torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=source).to(device)
+
+
+def _with_mask(problem: Problem, mask: Tensor, lead: torch.Size) -> Problem:
+    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"mask has dtype {kind}; it must be bool (True = keep) or floating (added to the scores)")
+    if mask.device != problem.q.device:
+        raise UsageError(f"q and mask differ in device: {problem.q.device} and {mask.device}; move one of them")
+    shape = (*lead, problem.num_queries, problem.num_keys)
+    if not _broadcasts(mask.shape, shape):
+        raise UsageError(f"mask has shape {tuple(mask.shape)}, which does not broadcast to {shape}")
+    mask = mask[(None,) * max(2 - mask.dim(), 0)]
+    return replace(problem, mask=mask) if mask.dtype == torch.bool else replace(problem, bias=mask)
+
+
+def _with_lengths(problem: Problem, lengths: Tensor) -> Problem:
+    if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise TypeError("lengths must be a tensor of whole numbers, one for each batch row")
+    batch = problem.q.shape[:-3]
+    if not _broadcasts(lengths.shape, batch):
+        raise UsageError(f"lengths has shape {tuple(lengths.shape)}; the batch dimensions of q are {tuple(batch)}")
+    return replace(problem, lengths=lengths.to(problem.q.device)[..., None, None, None])
+
+
+def _broadcasts(shape: torch.Size, target: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(size in (1, wanted) for size, wanted in pairs)
+
+
+def _grouped(problem: Problem, heads: tuple[int, int]) -> Problem:
+    """Grouped heads as two dimensions, (Hkv, G) for queries and (Hkv, 1) for keys: broadcasting does the rest."""
+
+    def split(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or tensor.dim() < 3:
+            return tensor
+        return tensor.unflatten(-3, heads if tensor.shape[-3] != 1 else (1, 1))
+
+    lengths = problem.lengths if problem.lengths is None else problem.lengths.unsqueeze(-3)
+    return replace(
+        problem,
+        q=problem.q.unflatten(-3, heads),
+        k=problem.k.unsqueeze(-3),
+        v=problem.v.unsqueeze(-3),
+        mask=split(problem.mask),
+        bias=split(problem.bias),
+        lengths=lengths,
+    )

@@ -1,0 +1,30 @@
+"""Full attention through torch's own fused kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from semfocus.attention.info import AttentionInfo
+from semfocus.attention.problem import Problem
+
+
+def sdpa(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
+    """Softmax over every key, or over every key up to the query's own."""
+    q, k, v = problem.q, problem.k, problem.v
+    if not problem.causal:
+        return fused(q, k, v, problem.scale), None
+    # A value that is not finite must spoil only the rows that see it: those from its own position on.
+    finite = v.isfinite()
+    spoiled = (~finite).cumsum(dim=-2) > 0
+    out = fused(q, k, torch.where(finite, v, 0.0), problem.scale, causal=True)
+    return torch.where(spoiled, float("nan"), out), None
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False) -> Tensor:
+    """torch's attention over any broadcastable batch dimensions: as (N, 1, L, D), which all its kernels take."""
+    lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    q, k, v = (tensor.expand(*lead, *tensor.shape[-2:]).reshape(-1, 1, *tensor.shape[-2:]) for tensor in (q, k, v))
+    out = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+    return out.view(*lead, *out.shape[-2:])

@@ -1,0 +1,54 @@
+"""The k best of each row, with one tie rule everywhere: the lowest index wins, and NaN comes before all numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MINUS_INF = float("-inf")
+
+
+def keep_by_sorting(priority: Tensor, candidates: Tensor, k: int) -> Tensor:
+    """(..., Lk) bool: the definition. The first k candidates in the order of priority, then of index."""
+    priority = priority.expand(candidates.shape)
+    order = priority.sort(dim=-1, descending=True, stable=True).indices
+    order = order.gather(
+        -1, candidates.gather(-1, order).to(torch.int8).sort(dim=-1, descending=True, stable=True).indices
+    )
+    first = torch.zeros_like(candidates).scatter(-1, order[..., :k], torch.ones_like(candidates[..., :k]))
+    return first & candidates
+
+
+def keep_best(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
+    """(..., Lk) bool: the same, faster; `candidates` None means all. Finds the k-th value instead of sorting.
+
+    Only tensor operations, no look at the data: works under compile, vmap and on every device.
+    """
+    if k >= priority.shape[-1]:
+        return priority == priority if candidates is None else candidates
+    ranked = priority if candidates is None else torch.where(candidates, priority, MINUS_INF)
+    kth = ranked.topk(k, dim=-1).values[..., -1:]
+    above = ~(ranked <= kth)  # not `>`, which NaN would fail
+    tied = ranked == kth
+    if candidates is not None:
+        tied = tied & candidates
+    room = k - above.sum(dim=-1, keepdim=True)
+    return above | (tied & (tied.cumsum(dim=-1) <= room))
+
+
+def best_indices(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
+    """(..., min(k, Lk)) int64: the same choice as indices in no particular order, -1 where candidates are fewer.
+
+    Looks at the data: only rows with a tie at the border pay for a stable sort. A priority of -inf is no candidate.
+    """
+    size = priority.shape[-1]
+    ranked = priority if candidates is None else torch.where(candidates, priority, MINUS_INF)
+    values, indices = ranked.topk(min(k + 1, size), dim=-1)
+    if size > k:
+        tied = (values[..., k - 1] == values[..., k]) & (values[..., k] > MINUS_INF)
+        values, indices = values[..., :k], indices[..., :k]
+        if bool(tied.any()):
+            order = ranked[tied].sort(dim=-1, descending=True, stable=True).indices[..., :k]
+            indices = indices.masked_scatter(tied.unsqueeze(-1), order)
+            values = ranked.gather(-1, indices)
+    return torch.where(values == MINUS_INF, -1, indices)

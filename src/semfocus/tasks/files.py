@@ -1,0 +1,232 @@
+"""A task over a user's own file: `get_task("reviews.csv")`.
+
+    text,label
+    what a film,1              words, because most rows contain white space
+    never again,0
+
+Everything that is chosen from the data (vocabulary, merges, width) is chosen from the train rows alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from semfocus.errors import DataError, UsageError, unknown, whole_number
+from semfocus.tasks.classes import checked_label
+from semfocus.tasks.readers import Source, open_source
+from semfocus.tasks.rows import Content, Item, Shares
+from semfocus.tasks.table import Keep, TableTask, tabulate
+from semfocus.tasks.tokenisers import SMALLEST_BPE, fit_tokeniser
+
+TOKENIZERS = ("auto", "char", "whitespace", "bpe", "tokens")
+
+# Without an option, a column is found by one of these names; the first beats the others.
+TEXT_NAMES = (
+    *("text", "texts", "sentence", "sentences", "sequence", "tokens", "content", "document"),
+    *("review", "message", "input", "inputs", "x"),
+)
+LABEL_NAMES = (
+    *("label", "labels", "class", "classes", "target", "targets", "category", "output", "outputs"),
+    *("sentiment", "y"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(Shares):
+    """The options of `get_task("data.csv", ...)`."""
+
+    text_column: str | None = None
+    label_column: str | None = None
+    tokenizer: str = "auto"  # token lists as they are; words if half the texts contain white space; else characters
+    vocab_size: int = 10_000  # the unknown symbol is not counted
+    max_length: int = 256
+    keep: Keep = "start"  # the part of a longer row that survives
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("text_column", "label_column"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise UsageError(f"{name} = {value!r} must be the name of a column")
+        if self.tokenizer not in TOKENIZERS:
+            raise unknown("tokenizer", self.tokenizer, TOKENIZERS)
+        if self.keep not in ("start", "end"):
+            raise UsageError(f"keep = {self.keep!r} is not one of start, end")
+        smallest = SMALLEST_BPE if self.tokenizer == "bpe" else 1
+        object.__setattr__(self, "vocab_size", whole_number("vocab_size", self.vocab_size, at_least=smallest))
+        object.__setattr__(self, "max_length", whole_number("max_length", self.max_length, at_least=1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileTask(TableTask):
+    """The rows of a CSV, TSV, JSON lines or Parquet file."""
+
+    name = "file"
+    summary = "the rows of a CSV, TSV, JSON lines or Parquet file"
+
+    format: str
+
+    @classmethod
+    def load(cls, path: Path, **options: Any) -> FileTask:
+        """Read a file; the options are those of `FileOptions`."""
+        known = [field.name for field in dataclasses.fields(FileOptions)]
+        for option in options:
+            if option not in known:
+                raise unknown(f"option of {path}", option, known)
+        settings = FileOptions(**options)
+        source = open_source(path)
+        text_column, label_column = _find_columns(source, settings)
+        items = _read_items(source, text_column, label_column)
+        settings = dataclasses.replace(
+            settings,
+            text_column=text_column,
+            label_column=label_column,
+            tokenizer=_choose_tokenizer(source, settings.tokenizer, text_column, items),
+        )
+        splits = [settings.split_of(item.content) for item in items]
+        train = [item.content for item, split in zip(items, splits, strict=True) if split == "train"]
+        tokeniser = fit_tokeniser(settings.tokenizer, train, settings.vocab_size)
+        encoded = [np.array(tokeniser.encode(item.content), dtype=np.int32) for item in items]
+        longest = max((len(ids) for ids, split in zip(encoded, splits, strict=True) if split == "train"), default=0)
+        table, report = tabulate(
+            source.origin,
+            items,
+            encoded,
+            splits,
+            shares=settings,
+            tokeniser=tokeniser,
+            width=min(longest, settings.max_length),
+            keep=settings.keep,
+        )
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return cls(
+            title=path.name,
+            digest=digest,
+            format=path.suffix.lower(),
+            settings=settings,
+            table=table,
+            tokeniser=tokeniser,
+            report=report,
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {**super().fingerprint(), "format": self.format}
+
+
+def _find_columns(source: Source, settings: FileOptions) -> tuple[str, str]:
+    text = _find_column(source, "text", settings.text_column, TEXT_NAMES)
+    label = _find_column(source, "label", settings.label_column, LABEL_NAMES)
+    if text == label:
+        raise UsageError(f"text_column and label_column of {source.path} are both {text!r}; name two columns")
+    return text, label
+
+
+def _find_column(source: Source, role: str, given: str | None, names: Sequence[str]) -> str:
+    columns = source.columns
+    if given is None:
+        folded = {column: column.strip().casefold() for column in columns}
+        found = [c for c in columns if folded[c] == names[0]] or [c for c in columns if folded[c] in names]
+    elif given in columns:
+        found = [column for column in columns if column == given]
+    else:
+        raise unknown(f"column of {source.path}", given, columns)
+    listed = ", ".join(map(repr, columns))
+    if not found:
+        raise DataError(
+            f"{source.path} has no column called {role} or similar; its columns: {listed}; "
+            f"name one with {role}_column (a CSV or TSV file must begin with a line of column names)"
+        )
+    if len(set(found)) > 1:
+        raise DataError(
+            f"{source.path} has several columns that could hold the {role}: {', '.join(map(repr, found))}; "
+            f"name one with {role}_column"
+        )
+    if len(found) > 1:
+        raise DataError(f"{source.path} has {len(found)} columns called {found[0]!r}; rename all but one")
+    return found[0]
+
+
+def _read_items(source: Source, text_column: str, label_column: str) -> list[Item]:
+    """All rows, checked; a column holds texts, or lists of whole numbers, or lists of texts."""
+    items: list[Item] = []
+    kinds: dict[str, int] = {}  # kind of content: the first row that has it
+    for number, cell, label in source.pairs(text_column, label_column):
+        content, kind = _content(source, number, cell)
+        if kind:
+            kinds.setdefault(kind, number)
+        if len(kinds) > 1:
+            (one, first), (other, second) = kinds.items()
+            raise DataError(
+                f"{source.path}: column {text_column!r} mixes types: {one} at {source.unit} {first}, "
+                f"{other} at {source.unit} {second}; use one"
+            )
+        label = checked_label(source.origin, number, label)
+        if isinstance(label, str):
+            _check_unicode(source, number, "label", label)
+        items.append(Item(number, content, label))
+    if not items:
+        raise DataError(f"{source.path} names its columns but has no rows; it needs at least two labelled rows")
+    return items
+
+
+def _content(source: Source, number: int, cell: Any) -> tuple[Content, str]:
+    """A cell as content, and what kind it is; nothing at all (null, no tokens, no text) is of any kind."""
+    if cell is None or cell in ("", []):
+        return "", ""
+    if isinstance(cell, str):
+        _check_unicode(source, number, "text", cell)
+        return cell, "a text"
+    if isinstance(cell, list):
+        for place, token in enumerate(cell):
+            if type(token) not in (int, str) or type(token) is not type(cell[0]):
+                raise source.origin.error(
+                    number,
+                    f"token {place} is {str(token)[:60]} ({type(token).__name__}) in a list that begins with "
+                    f"{str(cell[0])[:60]}; a token list holds whole numbers only, or texts only",
+                )
+        if type(cell[0]) is int:
+            return cell, "a list of whole numbers"
+        _check_unicode(source, number, "token list", "".join(cell))
+        return cell, "a list of texts"
+    raise source.origin.error(
+        number, f"{str(cell)[:60]} ({type(cell).__name__}) is neither a text nor a token list; write it as a text"
+    )
+
+
+def _check_unicode(source: Source, number: int, what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start])
+        raise source.origin.error(
+            number, f"the {what} holds {half}, half of a character (a lone surrogate); remove it"
+        ) from None
+
+
+def _choose_tokenizer(source: Source, wanted: str, text_column: str, items: Sequence[Item]) -> str:
+    contents = [item.content for item in items if len(item.content)]
+    holds_lists = any(not isinstance(content, str) for content in contents)
+    if holds_lists and wanted not in ("auto", "tokens"):
+        raise UsageError(
+            f"tokenizer = {wanted!r} needs texts, but column {text_column!r} of {source.path} holds token lists; "
+            f"leave tokenizer out, or name another text_column"
+        )
+    if holds_lists:
+        return "tokens"
+    if wanted == "tokens":
+        raise UsageError(
+            f"tokenizer = 'tokens' needs token lists, but column {text_column!r} of {source.path} holds texts; "
+            f"choose char, whitespace or bpe"
+        )
+    if wanted != "auto":
+        return wanted
+    with_space = sum(len(str(content).split()) > 1 for content in contents)
+    return "whitespace" if 2 * with_space >= len(contents) else "char"

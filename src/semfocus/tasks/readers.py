@@ -1,0 +1,223 @@
+"""Files as columns: CSV, TSV, JSON lines and Parquet, read row by row.
+
+Text files are UTF-8, with or without a byte-order mark, with unix or Windows line ends. No line may be longer
+than `MAX_LINE_BYTES`: a file without line ends must not fill the memory before anybody notices.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import itertools
+import json
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from semfocus.errors import DataError, MissingExtra
+from semfocus.tasks.rows import Origin
+
+MAX_LINE_BYTES = 16 * 2**20
+_ROWS_AT_ONCE = 4096  # fetched from a Parquet file
+
+
+class Pair(NamedTuple):
+    """Two cells of one row, and where the row stands."""
+
+    number: int
+    text: Any
+    label: Any
+
+
+class Source(ABC):
+    """A file whose columns are known and whose rows can be read."""
+
+    unit = "line"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.origin = Origin(str(path), self.unit)
+        self.columns = self._read_columns()
+
+    @abstractmethod
+    def _read_columns(self) -> list[str]: ...
+
+    @abstractmethod
+    def pairs(self, text: str, label: str) -> Iterator[Pair]:
+        """The cells of these two columns, row by row."""
+
+    def empty(self) -> DataError:
+        """The error for a file that holds nothing."""
+        return DataError(f"{self.path} is empty; it needs at least two labelled rows")
+
+
+def open_source(path: Path) -> Source:
+    """The reader for this file, chosen by its suffix."""
+    kind = _KINDS.get(path.suffix.lower())
+    if kind is None:
+        raise DataError(f"{path} must end in one of {', '.join(_KINDS)}")
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{path} is not there; check the path (the current directory is {Path.cwd()})") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    if not stat.S_ISREG(mode):
+        raise DataError(f"{path} is not a regular file; give the path of one")
+    return kind(path)
+
+
+class Delimited(Source):
+    """Comma-separated values: a header, then rows; a field with separators, quotes or line ends is quoted."""
+
+    delimiter = ","
+
+    def _read_columns(self) -> list[str]:
+        for _, record in self._records():
+            return record
+        raise self.empty()
+
+    def pairs(self, text: str, label: str) -> Iterator[Pair]:
+        width, i, j = len(self.columns), self.columns.index(text), self.columns.index(label)
+        for number, record in itertools.islice(self._records(), 1, None):
+            if len(record) != width:
+                raise self.origin.error(
+                    number,
+                    f"{len(record)} fields where the header has {width}; put quotes around a field that contains "
+                    f"{self.delimiter!r}",
+                )
+            yield Pair(number, record[i], record[j])
+
+    def _records(self) -> Iterator[tuple[int, list[str]]]:
+        # The csv module's own limit is 128 KiB a field, one for the whole process; it is only ever raised.
+        csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
+        reader = csv.reader(read_lines(self.path), delimiter=self.delimiter, strict=True)
+        while True:
+            first = reader.line_num + 1
+            try:
+                record = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise self.origin.error(
+                    first, f"not readable as {self.path.suffix} ({error}); check the quotes from here on"
+                ) from None
+            if record:  # a blank line is no row
+                yield first, record
+
+
+class Tabbed(Delimited):
+    """The same with tabs."""
+
+    delimiter = "\t"
+
+
+class JsonLines(Source):
+    """One JSON object a line; the first one's keys are the columns."""
+
+    def _read_columns(self) -> list[str]:
+        for _, record in self._records():
+            return list(record)
+        raise self.empty()
+
+    def pairs(self, text: str, label: str) -> Iterator[Pair]:
+        for number, record in self._records():
+            for key in (text, label):
+                if key not in record:
+                    keys = ", ".join(map(str, record)) or "none"
+                    raise self.origin.error(number, f"{key!r} is missing (keys: {keys}); add it or remove the row")
+            yield Pair(number, record[text], record[label])
+
+    def _records(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, line in enumerate(read_lines(self.path), start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except RecursionError:
+                raise self.origin.error(number, "brackets are nested too deeply; flatten the object") from None
+            except ValueError as error:
+                raise self.origin.error(number, f"not JSON ({error}); a .jsonl file holds one object a line") from None
+            if not isinstance(record, dict):
+                raise self.origin.error(
+                    number, f'a JSON {type(record).__name__}, not an object such as {{"text": ..., "label": ...}}'
+                )
+            yield number, record
+
+
+class Parquet(Source):
+    """A Parquet file, through DuckDB; rows count from 1."""
+
+    unit = "row"
+
+    def _read_columns(self) -> list[str]:
+        if self.path.stat().st_size == 0:
+            raise self.empty()
+        with self._query("*", limit=" LIMIT 0") as cursor:
+            return [column[0] for column in cursor.description]
+
+    def pairs(self, text: str, label: str) -> Iterator[Pair]:
+        with self._query(f"{_quoted(text)}, {_quoted(label)}") as cursor:
+            numbers = itertools.count(1)
+            while cells := cursor.fetchmany(_ROWS_AT_ONCE):
+                for text_cell, label_cell in cells:
+                    yield Pair(next(numbers), text_cell, label_cell)
+
+    @contextmanager
+    def _query(self, what: str, limit: str = "") -> Iterator[Any]:
+        try:
+            import duckdb
+        except ImportError:
+            raise MissingExtra("duckdb", "analysis", "reading Parquet") from None
+        # Nothing is fetched from elsewhere, and a folder called `label=1` adds no column.
+        offline: dict[str, Any] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+        sql = f"SELECT {what} FROM read_parquet(?, hive_partitioning = false){limit}"
+        try:
+            with duckdb.connect(config=offline) as connection:
+                yield connection.execute(sql, [glob.escape(str(self.path.resolve()))])
+        except duckdb.Error as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{self.path} is not readable as Parquet: {reason}") from None
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, with their ends."""
+    origin, offset = Origin(str(path), "line"), 0
+    try:
+        with path.open("rb") as file:
+            for number in itertools.count(1):
+                line = file.readline(MAX_LINE_BYTES + len("\r\n") + 1)
+                if not line:
+                    return
+                if len(line.rstrip(b"\r\n")) > MAX_LINE_BYTES:
+                    raise origin.error(
+                        number, f"longer than {MAX_LINE_BYTES} bytes (16 MiB), the most a line may have; split the row"
+                    )
+                try:
+                    text = line.decode()
+                except UnicodeDecodeError as error:
+                    raise origin.error(
+                        number,
+                        f"byte 0x{line[error.start]:02x} at offset {offset + error.start} of the file is not UTF-8; "
+                        f"save the file as UTF-8",
+                    ) from None
+                offset += len(line)
+                yield text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}") if number == 1 else text
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _quoted(column: str) -> str:
+    doubled = column.replace('"', '""')
+    return f'"{doubled}"'
+
+
+_KINDS: dict[str, type[Source]] = {
+    ".csv": Delimited,
+    ".tsv": Tabbed,
+    ".jsonl": JsonLines,
+    ".parquet": Parquet,
+}

@@ -1,0 +1,289 @@
+"""`attend` as a user calls it: transforms, compile, the layer, bad input, and mutations that the suite must catch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from semfocus import Attention, Banded, BlockLocal, Full, RandomK, Sigmoid, TopK, attend
+from semfocus.attention import chunked, dense
+from semfocus.attention.problem import Problem
+from semfocus.counters import bernoulli_keep, random_bits
+from semfocus.errors import UsageError
+from tests.conformance import test_attention as conformance
+
+
+def qkv(queries=9, keys=11, lead=(2, 3), width=5, **options):
+    return conformance.tensors(queries, keys, lead=lead, width=width, **options)[:3]
+
+
+def test_full_attention_is_torchs_own_whichever_way_it_is_asked() -> None:
+    q, k, v = qkv(11, 11)
+    for causal in (False, True):
+        wanted = scaled_dot_product_attention(q, k, v, is_causal=causal)
+        for mechanism in (Full(), "full", TopK(11), TopK(99), Banded(11) if not causal else Full()):
+            torch.testing.assert_close(attend(q, k, v, mechanism, causal=causal), wanted)
+
+
+def test_k_beyond_the_length_keeps_all_valid_keys() -> None:
+    q, k, v = qkv()
+    _, info = attend(q, k, v, TopK(50), mask=torch.arange(11) < 4, return_info=True)
+    assert info.indices.shape[-1] == 11
+    assert (info.indices[..., :4] == torch.arange(4)).all()
+    assert (info.indices[..., 4:] == -1).all()
+
+
+def test_info_tells_the_kept_keys_their_weights_and_who_is_popular() -> None:
+    q, k, v = qkv(2, 3, lead=(1, 1), width=1)
+    q[:], k[..., 0] = 1.0, torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)
+    _, info = attend(q, k, v, TopK(2), scale=1.0, return_info=True)
+    assert info.indices.tolist() == [[[[1, 2], [1, 2]]]]
+    assert info.in_degree.tolist() == [[[0, 2, 2]]]
+    weights = torch.tensor([3.0, 2.0], dtype=torch.float64).softmax(0)
+    torch.testing.assert_close(info.weights[0, 0, 0], weights)
+    torch.testing.assert_close(info.lse[0, 0, 0], torch.tensor([3.0, 2.0], dtype=torch.float64).logsumexp(0))
+
+
+def test_dropout_is_the_same_on_every_backend_and_right_on_average() -> None:
+    q, k, v = qkv(40, 40, lead=(8, 4))
+    weights = {}
+    for backend in ("reference", "dense", "chunked"):
+        generator = torch.Generator().manual_seed(3)
+        weights[backend] = attend(q, k, v, TopK(5), dropout_p=0.3, generator=generator, backend=backend)
+    torch.testing.assert_close(weights["dense"], weights["reference"])
+    torch.testing.assert_close(weights["chunked"], weights["reference"])
+    ones = torch.ones_like(v)
+    mean = attend(q, k, ones, TopK(5), dropout_p=0.3, generator=torch.Generator().manual_seed(3)).mean()
+    assert abs(mean - 1) < 0.02
+    again = attend(q, k, v, TopK(5), dropout_p=0.3, generator=torch.Generator().manual_seed(4))
+    assert not torch.equal(again, weights["dense"])
+
+
+def test_random_k_draws_anew_from_a_generator_and_is_fixed_without_one() -> None:
+    q, k, v = qkv(30, 30)
+    generator = torch.Generator().manual_seed(0)
+    first, second = (attend(q, k, v, RandomK(4), generator=generator) for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(attend(q, k, v, RandomK(4)), attend(q, k, v, RandomK(4)))
+
+
+def _uint32_mix(x: np.ndarray) -> np.ndarray:
+    x = x ^ (x >> np.uint32(16))
+    x = x * np.uint32(0x7FEB352D)
+    x = x ^ (x >> np.uint32(15))
+    x = x * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))
+
+
+def test_counter_based_bits_equal_unsigned_arithmetic_and_are_fair() -> None:
+    seed = 0x9ABCDEF0_12345678 - 2**64
+    rows, columns = torch.arange(1000, dtype=torch.int32)[:, None], torch.arange(100, dtype=torch.int32)
+    ours = random_bits(torch.tensor(seed), rows, columns).numpy().view(np.uint32)
+    with np.errstate(over="ignore"):
+        r, c = np.arange(1000, dtype=np.uint32)[:, None], np.arange(100, dtype=np.uint32)
+        inner = _uint32_mix(r ^ np.uint32(0x12345678)) + np.uint32(0x9ABCDEF0)
+        theirs = _uint32_mix(_uint32_mix(inner) + c * np.uint32(0x9E3779B9))
+    assert (ours == theirs).all()
+    for drop in (0.01, 0.5, 0.9):
+        share = 1 - bernoulli_keep(torch.tensor(seed), rows, columns, drop).float().mean().item()
+        assert abs(share - drop) < 4 * (drop * (1 - drop) / 1e5) ** 0.5
+    kept = bernoulli_keep(torch.tensor(seed), rows, columns, 0.5).double()
+    neighbours = torch.corrcoef(torch.stack([kept[:, :-1].flatten(), kept[:, 1:].flatten()]))[0, 1]
+    above = torch.corrcoef(torch.stack([kept[:-1].flatten(), kept[1:].flatten()]))[0, 1]
+    assert max(abs(neighbours), abs(above)) < 0.015
+
+
+def test_straight_through_gives_dropped_keys_a_gradient_and_keeps_the_output() -> None:
+    q, k, v = (tensor.requires_grad_() for tensor in qkv(1, 6, lead=(1, 1)))
+    plain, through = attend(q, k, v, TopK(2)), attend(q, k, v, TopK(2), straight_through=True)
+    torch.testing.assert_close(plain, through)
+    grads = [torch.autograd.grad(out.sum(), k)[0].abs().sum(dim=-1)[0, 0] for out in (plain, through)]
+    assert (grads[0] > 0).sum() == 2
+    assert (grads[1] > 0).sum() == 6
+
+
+@pytest.mark.parametrize("mechanism", [TopK(3), TopK(3, sinks=1, window=2), Banded(3), BlockLocal(4), Full()], ids=str)
+def test_vmap_and_func_grad_work_on_the_dense_path(mechanism) -> None:
+    q, k, v = qkv(7, 7, lead=(4, 2))
+
+    def one(q, k, v):
+        return attend(q, k, v, mechanism, backend="dense")
+
+    torch.testing.assert_close(torch.func.vmap(one)(q, k, v), one(q, k, v))
+    slope = torch.func.grad(lambda q: one(q, k, v).sum())(q)
+    leaf = q.clone().requires_grad_()
+    torch.testing.assert_close(slope, torch.autograd.grad(one(leaf, k, v).sum(), leaf)[0])
+    per_sample = torch.func.vmap(torch.func.grad(lambda q, k, v: one(q, k, v).sum()))(q, k, v)
+    torch.testing.assert_close(per_sample, slope)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "backend"),
+    [(TopK(3), "dense"), (TopK(3), "chunked"), (Banded(3), "local"), (BlockLocal(4), "local"), (Full(), "sdpa")],
+    ids=str,
+)
+def test_compile_sees_one_whole_graph(mechanism, backend) -> None:
+    q, k, v = (tensor.requires_grad_() for tensor in qkv(9, 9, dtype=torch.float32))
+
+    def call(q, k, v):
+        return attend(q, k, v, mechanism, backend=backend)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v), call(q, k, v))
+    ours = torch.autograd.grad(compiled(q, k, v).square().sum(), (q, k, v))
+    theirs = torch.autograd.grad(call(q, k, v).square().sum(), (q, k, v))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_layer_compiles_to_machine_code_with_the_same_answer() -> None:
+    torch.manual_seed(0)
+    layer = Attention(16, 2, TopK(3), dropout=0.2)
+    x = torch.randn(2, 9, 16, requires_grad=True)
+    compiled = torch.compile(layer.eval(), fullgraph=True)
+    torch.testing.assert_close(compiled(x)[0], layer(x)[0])
+    grads = [torch.autograd.grad(module(x)[0].square().sum(), x)[0] for module in (compiled, layer)]
+    torch.testing.assert_close(*grads)
+
+
+def test_registered_operations_pass_torchs_own_checks() -> None:
+    q, k, v = (tensor.requires_grad_() for tensor in qkv(5, 6, lead=(1, 2)))
+    arguments = (q, k, v, None, None, None, None, None, "topk:3", False, 0.5, 0.0)
+    torch.library.opcheck(chunked.gathered, arguments)
+
+
+def _as_multihead(layer: Attention) -> nn.MultiheadAttention:
+    twin = nn.MultiheadAttention(16, 2, batch_first=True)
+    with torch.no_grad():
+        twin.in_proj_weight.copy_(torch.cat([p.weight for p in (layer.q_proj, layer.k_proj, layer.v_proj)]))
+        twin.in_proj_bias.copy_(torch.cat([p.bias for p in (layer.q_proj, layer.k_proj, layer.v_proj)]))
+        twin.out_proj.load_state_dict(layer.out_proj.state_dict())
+    return twin
+
+
+def test_the_layer_with_full_attention_is_torchs_multihead_attention() -> None:
+    torch.manual_seed(0)
+    layer = Attention(16, 2, Full())
+    twin = _as_multihead(layer)
+    x, memory = torch.randn(3, 7, 16), torch.randn(3, 5, 16)
+    padding = torch.arange(5) >= torch.tensor([5, 3, 1])[:, None]
+    for ours, theirs in (
+        (layer(x, need_weights=True), twin(x, x, x)),
+        (layer(x, memory, need_weights=True), twin(x, memory, memory)),
+        (
+            layer(x, memory, key_padding_mask=padding, need_weights=True),
+            twin(x, memory, memory, key_padding_mask=padding),
+        ),
+    ):
+        torch.testing.assert_close(ours[0], theirs[0])
+        torch.testing.assert_close(ours[1], theirs[1])
+    assert layer(x)[1] is None
+
+
+def test_the_layer_is_random_in_training_only_and_follows_its_generator() -> None:
+    layer = Attention(16, 2, "randomk:3", dropout=0.5, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(1, 9, 16, generator=torch.Generator().manual_seed(0))
+    assert not torch.equal(layer(x)[0], layer(x)[0])
+    layer.eval()
+    assert torch.equal(layer(x)[0], layer(x)[0])
+    assert "randomk:3" in repr(layer)
+
+
+def test_heads_may_be_as_wide_as_the_model() -> None:
+    layer = Attention(16, 3, TopK(2), head_dim=16)
+    assert layer(torch.randn(2, 5, 16))[0].shape == (2, 5, 16)
+    with pytest.raises(UsageError, match="not a multiple of heads = 3; give head_dim"):
+        Attention(16, 3, TopK(2))
+
+
+Q = torch.zeros(2, 4, 6, 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: attend(Q.int(), Q.int(), Q.int()), TypeError, "q has dtype torch.int32"),
+        (lambda: attend(Q, Q.to(torch.complex64), Q), TypeError, "k has dtype torch.complex64"),
+        (lambda: attend(Q, Q.half(), Q), UsageError, "q and k differ in dtype: torch.float32 and torch.float16"),
+        (lambda: attend(Q, Q, Q.to("meta")), UsageError, "q and v differ in device: cpu and meta"),
+        (lambda: attend(Q, Q[..., :3], Q), UsageError, "head width"),
+        (lambda: attend(Q, Q, Q[:, :, :3]), UsageError, "same number of keys; they have 6 and 3"),
+        (lambda: attend(Q, Q[:, :3], Q[:, :3]), UsageError, "pass enable_gqa=True"),
+        (lambda: attend(Q, Q[:, :3], Q[:, :3], enable_gqa=True), UsageError, "multiple of those of k and v"),
+        (lambda: attend(Q[0, 0, 0], Q, Q), UsageError, r"q has shape \(8,\)"),
+        (lambda: attend([1.0], Q, Q), TypeError, "q must be a tensor, not list"),
+        (lambda: attend(Q, Q, Q, 5), TypeError, "mechanism must be a Mechanism"),
+        (lambda: attend(Q, Q, Q, "topk:0"), UsageError, "TopK.k = 0"),
+        (lambda: attend(Q, Q, Q, normaliser="softmax"), TypeError, "normaliser must be"),
+        (lambda: attend(Q, Q, Q, dropout_p=1.0), UsageError, "dropout_p = 1.0 must be"),
+        (lambda: attend(Q, Q, Q, scale=float("nan")), UsageError, "scale = nan"),
+        (lambda: attend(Q, Q, Q, mask=torch.ones(6, 6, dtype=torch.int64)), TypeError, "mask has dtype torch.int64"),
+        (lambda: attend(Q, Q, Q, mask=torch.ones(5, 6, dtype=torch.bool)), UsageError, r"mask has shape \(5, 6\)"),
+        (lambda: attend(Q, Q, Q, mask=torch.ones(9, 1, 4, 6, 6) > 0), UsageError, "does not broadcast"),
+        (lambda: attend(Q, Q, Q, lengths=torch.tensor([1.0, 2.0])), TypeError, "whole numbers"),
+        (lambda: attend(Q, Q, Q, lengths=torch.tensor([1, 2, 3])), UsageError, r"lengths has shape \(3,\)"),
+        (lambda: attend(Q, Q, Q, Banded(3, globals=1), causal=True), UsageError, "banded:3.1g with causal=True"),
+        (lambda: attend(Q, Q, Q, backend="trition"), UsageError, "unknown backend 'trition'"),
+        (lambda: attend(Q, Q, Q, TopK(2), backend="local"), UsageError, "cannot serve this call: topk:2"),
+        (lambda: attend(Q, Q, Q, Full(), backend="chunked"), UsageError, "does not choose a short list"),
+        (lambda: attend(Q, Q, Q, TopK(2), normaliser=Sigmoid(), backend="chunked"), UsageError, "softmax only"),
+        (lambda: attend(Q, Q, Q, mask=torch.ones(6) > 0, backend="sdpa"), UsageError, "masks and lengths"),
+        (lambda: Sigmoid(bias=float("inf")), UsageError, "Sigmoid.bias = inf"),
+        (lambda: Attention(0, 1, TopK(1)), UsageError, "d_model = 0"),
+    ],
+)
+def test_bad_input_is_refused_with_the_argument_the_value_and_what_is_allowed(call, error, message) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_learned_bias_gets_its_gradient_even_for_long_sequences() -> None:
+    q, k, v = qkv(4, 400, lead=(1, 1))
+    bias = torch.zeros(4, 400, dtype=torch.float64, requires_grad=True)
+    attend(q, k, v, TopK(3), mask=bias).square().sum().backward()
+    assert (bias.grad != 0).sum() == 12
+
+
+MUTATIONS = {
+    "ties go to the highest index": (
+        dense, "keep_best", lambda priority, candidates, k: conformance_keep(priority.flip(-1), candidates, k).flip(-1)
+    ),
+    "a masked key is let in": (Problem, "valid", lambda self, first=0, queries=None: None),
+    "one key too many": (
+        dense, "keep_best", lambda priority, candidates, k, keep=dense.keep_best: keep(priority, candidates, k + 1)
+    ),
+    "the list backend loses its scale in the backward pass": (
+        chunked, "_pair_scores", lambda problem, places, q, k, kept: (k * q.unsqueeze(-2)).sum(dim=-1)
+    ),
+    "dropped values leak": (dense, "_mix", lambda weights, keep, v: weights @ v),
+}  # fmt: skip
+
+
+def conformance_keep(priority, candidates, k):
+    from semfocus.attention.selection import keep_by_sorting
+
+    everything = torch.ones_like(priority, dtype=torch.bool)
+    return keep_by_sorting(priority, everything if candidates is None else candidates.flip(-1), k)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_conformance_suite_catches_a_mutation(name, monkeypatch) -> None:
+    oracle_mask = conformance.restrictions()["mask"]
+    place, attribute, mutant = MUTATIONS[name]
+
+    def suite() -> None:
+        for backend in ("dense", "chunked"):
+            for integers in (False, True):
+                conformance.check(backend, TopK(3), conformance.tensors(9, 11, integers=integers))
+            inputs = conformance.tensors(9, 11)
+            masked = attend(*inputs[:3], TopK(3), backend=backend, **oracle_mask)
+            assert (masked[0, :, 3] == 0).all(), "the query without keys"
+        conformance.test_nan_in_a_dropped_value_does_not_leak_and_in_a_kept_one_shows(TopK(3), "dense")
+
+    suite()
+    monkeypatch.setattr(place, attribute, mutant)
+    with pytest.raises(AssertionError):
+        suite()

@@ -1,0 +1,432 @@
+"""A user's own file as a task."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+
+from semfocus.errors import DataError, UsageError
+from semfocus.randomness import stream
+from semfocus.tasks import SPLITS, Task, get_task
+from semfocus.tasks.table import DataWarning
+from semfocus.tasks.tokenisers import BytePairs
+from tests.tasks.real_text import NAMES, described
+
+BITS = [f"{i:07b}" for i in range(100)]
+
+
+def write_jsonl(path: Path, records: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def write_csv(path: Path, rows: list[tuple], header: tuple = ("text", "label")) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def bits_file(folder: Path, extra: Sequence[dict] = (), name: str = "bits.jsonl") -> Path:
+    return write_jsonl(folder / name, [{"text": t, "label": t.count("1") % 2} for t in BITS] + list(extra))
+
+
+def rendered(task) -> dict[str, set[str]]:
+    """Each row as text, and the splits that it is in."""
+    found = {}
+    for split in SPLITS:
+        batch = task.sample(task.size(split), seed=0, split=split)
+        for row, length in zip(batch.tokens, batch.lengths.tolist(), strict=True):
+            found.setdefault(task.render(row, length), set()).add(split)
+    return found
+
+
+# Real data
+
+
+@pytest.fixture(scope="module")
+def described_csv(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("real") / "described.csv"
+    return write_csv(path, [(name, sentence) for sentence, name in described()], ("Category", "Sentence"))
+
+
+def test_real_text_in_a_csv_file_becomes_words_with_the_right_labels(described_csv):
+    task = get_task(described_csv)
+    assert task.class_names == NAMES
+    assert task.report.tokenizer == "whitespace"
+    assert task.report.rows_read == len(described()) > 300
+    labels_of = {}
+    for sentence, name in described():
+        labels_of.setdefault(sentence, set()).add(name)
+    batch = task.sample(task.size("train"), seed=0)
+    columns = (batch.tokens, batch.labels.tolist(), batch.lengths.tolist())
+    for row, label, length in zip(*columns, strict=True):
+        assert task.class_names[label] in labels_of[task.render(row, length)]
+    assert sum(len(names) == 1 for names in labels_of.values()) > 250
+
+
+def test_real_text_can_be_learned_from_the_train_split(described_csv):
+    task = get_task(described_csv)
+
+    def counted(split):
+        batch = task.sample(task.size(split), seed=0, split=split)
+        words = torch.nn.functional.one_hot(batch.tokens, task.num_symbols + 1).sum(1)[:, : task.num_symbols]
+        return words.double(), batch.labels
+
+    words, labels = counted("train")
+    rates = torch.stack([words[labels == c].sum(0) + 0.5 for c in range(task.num_classes)])
+    prior = torch.bincount(labels, minlength=task.num_classes).double().log()
+    heldout, truth = counted("heldout")
+    guess = (heldout @ (rates / rates.sum(1, keepdim=True)).log().T + prior).argmax(1)
+    assert (guess == truth).double().mean() > task.baselines["majority"] + 0.1
+
+
+def test_unknown_share_and_width_of_real_text_are_those_of_the_rows(described_csv):
+    task = get_task(described_csv, max_length=20)
+    train = [s for s, _ in described() if task.settings.split_of(s) == "train"]
+    heldout = [s for s, _ in described() if task.settings.split_of(s) == "heldout"]
+    known = {word for sentence in train for word in sentence.split()}
+    words = [word for sentence in heldout for word in sentence.split()[:20]]
+    assert task.report.unknown_share == pytest.approx(sum(word not in known for word in words) / len(words))
+    assert 0.2 < task.report.unknown_share < 0.8
+    assert task.width == task.report.width == 20
+    assert task.report.rows_truncated == sum(len(sentence.split()) > 20 for sentence, _ in described())
+    assert task.report.vocabulary == task.num_symbols == len(known) + 1
+
+
+def test_real_text_in_byte_pairs_is_trained_on_train_rows_and_read_back(described_csv):
+    task = get_task(described_csv, tokenizer="bpe", vocab_size=400, max_length=10_000)
+    assert (task.num_symbols, task.report.tokenizer, task.report.unknown_share) == (400, "bpe", 0.0)
+    texts = rendered(task)
+    longest = max(len(task.parse(text)) for text, splits in texts.items() if "train" in splits)
+    assert task.width == longest
+    whole = {sentence for sentence, _ in described() if len(task.parse(sentence)) <= longest}
+    assert len(whole) > 300
+    assert whole <= set(texts)
+    row = task.sample(1, seed=0, split="test").tokens[0]
+    assert torch.equal(task.parse(task.render(row)), row[row != task.pad_id])
+
+
+def test_byte_pairs_learn_nothing_from_heldout_rows(tmp_path):
+    plain = get_task(bits_file(tmp_path), tokenizer="bpe", vocab_size=300)
+    strange = {"text": "", "label": 0}
+    while not strange["text"] or plain.settings.split_of(strange["text"]) == "train":
+        strange["text"] += "xyz"
+    more = get_task(bits_file(tmp_path, [strange] * 5, "more.jsonl"), tokenizer="bpe", vocab_size=300)
+    assert more.symbols == plain.symbols
+    assert more.size("train") == plain.size("train")
+
+
+def test_real_digits_through_a_file_equal_those_through_arrays(tmp_path):
+    pixels, labels = load_digits(return_X_y=True)
+    tokens = pixels.astype(int)
+    records = [{"tokens": row, "target": int(y)} for row, y in zip(tokens.tolist(), labels, strict=True)]
+    task, twin = get_task(write_jsonl(tmp_path / "digits.jsonl", records)), Task.from_arrays(tokens, labels)
+    for split in SPLITS:
+        assert task.size(split) == twin.size(split)
+        batch = task.sample(task.size(split), seed=3, split=split)
+        other = twin.sample(twin.size(split), seed=3, split=split)
+        order, other_order = (sorted(zip(b.tokens.tolist(), b.labels.tolist(), strict=True)) for b in (batch, other))
+        assert order == other_order
+    assert task.symbols == (*map(str, range(17)), "<unk>")
+
+
+# Splits
+
+
+other_texts = st.text(st.characters(codec="utf-8", exclude_characters="01"), min_size=1, max_size=20)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(other_texts | st.sampled_from(BITS)), st.integers(0, 2**32))
+def test_adding_and_reordering_rows_moves_no_row_to_another_split(texts, seed):
+    with tempfile.TemporaryDirectory() as folder:
+        before = rendered(get_task(bits_file(Path(folder)), tokenizer="char"))
+        records = [{"text": t, "label": t.count("1") % 2} for t in [*BITS, *texts]]
+        order = stream(seed, "order").permutation(len(records))
+        path = write_jsonl(Path(folder) / "more.jsonl", [records[i] for i in order])
+        after = rendered(get_task(path, tokenizer="char"))
+    assert set(before) == set(BITS)
+    assert all(len(splits) == 1 for splits in before.values())
+    assert {text: after[text] for text in BITS} == before
+
+
+def test_equal_texts_share_a_split_even_with_different_labels(tmp_path):
+    path = write_jsonl(tmp_path / "twice.jsonl", [{"text": t, "label": i} for t in BITS for i in (0, 1)])
+    task = get_task(path)
+    assert set(rendered(task)) == set(BITS)
+    assert all(len(splits) == 1 for splits in rendered(task).values())
+    assert sum(task.report.rows.values()) == 200
+
+
+# Options
+
+
+def test_text_without_white_space_becomes_characters_and_with_it_words(tmp_path):
+    rows = [(text if i % 2 else f"{text[:3]} {text[3:]}", i % 2) for i, text in enumerate(BITS)]
+    assert get_task(write_csv(tmp_path / "half.csv", rows)).report.tokenizer == "whitespace"
+    rows[0] = (BITS[0], 0)
+    assert get_task(write_csv(tmp_path / "less.csv", rows)).report.tokenizer == "char"
+    assert get_task(tmp_path / "less.csv", tokenizer="whitespace").report.tokenizer == "whitespace"
+
+
+def test_vocab_size_keeps_the_most_frequent_train_symbols(tmp_path):
+    rows = [(f"a a b{i}", i % 2) for i in range(100)]
+    task = get_task(write_csv(tmp_path / "a.csv", rows), vocab_size=1)
+    assert task.symbols == ("a", "<unk>")
+    assert task.render(task.sample(1, seed=0).tokens[0]) == "a a <unk>"
+    assert task.parse("b a").tolist() == [1, 0]
+    assert task.report.unknown_share == pytest.approx(1 / 3)
+    assert task.pad_id == 2
+
+
+@pytest.mark.parametrize("keep", ["start", "end"])
+def test_keep_says_which_part_of_a_long_row_survives(tmp_path, keep):
+    task = get_task(bits_file(tmp_path, [{"text": "1", "label": 1}]), max_length=3, keep=keep)
+    found = []
+    for split in SPLITS:
+        batch = task.sample(task.size(split), seed=0, split=split)
+        found += [task.render(row, n) for row, n in zip(batch.tokens, batch.lengths.tolist(), strict=True)]
+    assert sorted(found) == sorted(text[:3] if keep == "start" else text[-3:] for text in [*BITS, "1"])
+    assert (task.width, task.report.width, task.report.rows_truncated) == (3, 3, 100)
+
+
+def test_width_is_that_of_the_longest_train_row(tmp_path):
+    rows = [(text, i % 2) for i, text in enumerate(BITS)]
+    task = get_task(write_csv(tmp_path / "a.csv", rows))
+    longer = "0"
+    while task.settings.split_of(longer) != "heldout" or len(longer) < 9:
+        longer += "1"
+    task = get_task(write_csv(tmp_path / "b.csv", [*rows, (longer, 1)]))
+    assert (task.width, task.report.rows_truncated) == (7, 1)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [("text", "label"), ("TEXT", " Label "), ("sentence", "class"), ("content", "y"), ("review", "Sentiment")],
+)
+def test_columns_are_found_by_common_names(tmp_path, header):
+    task = get_task(write_csv(tmp_path / "a.csv", [(t, i % 2) for i, t in enumerate(BITS)], header))
+    assert (task.settings.text_column, task.settings.label_column) == header
+
+
+def test_columns_are_found_by_option_and_text_beats_its_synonyms(tmp_path):
+    rows = [(t, t[::-1], f"id{i}", i % 2) for i, t in enumerate(BITS)]
+    path = write_csv(tmp_path / "a.csv", rows, ("text", "content", "id", "label"))
+    assert set(rendered(get_task(path))) == set(BITS)
+    assert set(rendered(get_task(path, text_column="content"))) == {t[::-1] for t in BITS}
+    assert get_task(path, label_column="id").num_classes == 100
+
+
+def test_options_that_were_found_make_the_same_task_when_given(described_csv):
+    task = get_task(described_csv, max_length=12)
+    again = get_task(described_csv, **task.options)
+    assert again == task
+    assert again.fingerprint() == task.fingerprint()
+    assert torch.equal(again.sample(50, seed=1).tokens, task.sample(50, seed=1).tokens)
+
+
+def test_a_cached_sample_equals_a_fresh_one(tmp_path):
+    task = get_task(bits_file(tmp_path))
+    for _ in range(2):
+        assert torch.equal(task.sample(9, seed=1, cache=True).tokens, task.sample(9, seed=1).tokens)
+
+
+# Identity
+
+
+def test_two_copies_are_one_task_and_a_changed_byte_is_another(tmp_path):
+    path = bits_file(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    copy = tmp_path / "elsewhere" / "copy.jsonl"
+    copy.write_bytes(path.read_bytes())
+    one, two = get_task(path), get_task(str(copy))
+    assert one.fingerprint() == two.fingerprint()
+    assert one == two
+    assert torch.equal(one.sample(20, seed=5).tokens, two.sample(20, seed=5).tokens)
+    assert str(tmp_path) not in json.dumps(one.fingerprint())
+    assert "jsonl" in json.dumps(one.fingerprint())
+    copy.write_bytes(path.read_bytes() + b"\n")
+    assert get_task(copy).fingerprint() != one.fingerprint()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"tokenizer": "whitespace"}, {"vocab_size": 1}, {"max_length": 3}, {"keep": "end"}, {"heldout_share": 0.3}],
+    ids=str,
+)
+def test_each_option_is_part_of_the_identity(tmp_path, option):
+    path = bits_file(tmp_path)
+    assert get_task(path, **option).fingerprint() != get_task(path).fingerprint()
+
+
+def test_byte_pairs_that_another_trainer_learned_are_another_identity(tmp_path):
+    task = get_task(bits_file(tmp_path), tokenizer="bpe", vocab_size=300)
+    other = dataclasses.replace(task, tokeniser=BytePairs.fit(["other text, other merges"] * 9, 300))
+    assert other.fingerprint() != task.fingerprint()
+
+
+def test_numpy_option_values_are_stored_as_plain_numbers(tmp_path):
+    task = get_task(bits_file(tmp_path), max_length=np.int64(5), heldout_share=np.float32(0.25))
+    assert json.loads(json.dumps(task.fingerprint()))["options"]["max_length"] == 5
+
+
+# Token lists
+
+
+def test_token_lists_of_texts_are_taken_as_they_are(tmp_path):
+    records = [{"tokens": [f"w {t[:3]}", t[3:]], "label": i % 2} for i, t in enumerate(BITS)]
+    task = get_task(write_jsonl(tmp_path / "a.jsonl", records))
+    assert task.report.tokenizer == "tokens"
+    assert "w 000" in task.symbols
+    assert task.width == 2
+
+
+def test_parquet_gives_the_same_rows_as_jsonl(tmp_path):
+    records = [{"tokens": [int(c) for c in t], "label": "odd" if t.count("1") % 2 else "even"} for t in BITS]
+    twin = get_task(write_jsonl(tmp_path / "a.jsonl", records))
+    with duckdb.connect() as connection:
+        connection.read_json(str(tmp_path / "a.jsonl")).write_parquet(str(tmp_path / "a.parquet"))
+    task = get_task(tmp_path / "a.parquet")
+    assert task.class_names == twin.class_names == ("even", "odd")
+    for split in SPLITS:
+        one, two = (t.sample(t.size(split), seed=2, split=split) for t in (task, twin))
+        assert torch.equal(one.tokens, two.tokens)
+        assert torch.equal(one.labels, two.labels)
+
+
+# Bad input
+
+
+def test_rows_that_tokenise_to_nothing_are_skipped_counted_and_warned_of(tmp_path):
+    extra = [{"text": "", "label": 1}, {"text": None, "label": 0}, {"text": [], "label": 0}]
+    with pytest.warns(DataWarning, match=r"3 of 103 rows tokenise to nothing .* \(the first: line 101\)") as caught:
+        task = get_task(bits_file(tmp_path, extra))
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert (task.report.rows_read, task.report.rows_skipped) == (103, 3)
+    assert sum(task.report.rows.values()) == 100
+
+
+def test_white_space_alone_is_nothing_to_words_but_something_to_characters(tmp_path):
+    path = bits_file(tmp_path, [{"text": " \t", "label": 1}])
+    with pytest.warns(DataWarning, match="1 of 101 rows"):
+        get_task(path, tokenizer="whitespace")
+    assert get_task(path, tokenizer="char").report.rows_skipped == 0
+
+
+def refusal(path: Path, **options) -> str:
+    with pytest.raises(UsageError) as caught:
+        get_task(path, **options)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokeniser": "char"}, "unknown option of bits.jsonl 'tokeniser'; did you mean 'tokenizer'?"),
+        ({"tokenizer": "word"}, "unknown tokenizer 'word'; known: auto, bpe, char, tokens, whitespace"),
+        ({"tokenizer": "tokens"}, "tokenizer = 'tokens' needs token lists, but column 'text'"),
+        ({"vocab_size": 0}, "vocab_size = 0 must be at least 1"),
+        ({"vocab_size": 255, "tokenizer": "bpe"}, "vocab_size = 255 must be at least 256"),
+        ({"vocab_size": "many"}, "vocab_size = 'many' must be a whole number"),
+        ({"max_length": 0}, "max_length = 0 must be at least 1"),
+        ({"keep": "middle"}, "keep = 'middle' is not one of start, end"),
+        ({"heldout_share": 2}, "heldout_share = 2 must be a number from 0 to below 1"),
+        ({"text_column": 3}, "text_column = 3 must be the name of a column"),
+        ({"text_column": "txt"}, "unknown column of bits.jsonl 'txt'; did you mean 'text'? known: label, text"),
+        ({"label_column": "text"}, "text_column and label_column of bits.jsonl are both 'text'"),
+        ({"test_share": 1e-9}, "none of its 100 rows falls into the split 'test'"),
+    ],
+    ids=str,
+)
+def test_a_bad_option_is_named_with_what_would_be_right(tmp_path, monkeypatch, options, message):
+    bits_file(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert message in refusal(Path("bits.jsonl"), **options)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (
+            ("a", "b", "c"),
+            "has no column called text or similar; its columns: 'a', 'b', 'c'; name one with text_column",
+        ),
+        (("text", "b", "c"), "has no column called label or similar; its columns: 'text', 'b', 'c'"),
+        (("Text", "text", "label"), "several columns that could hold the text: 'Text', 'text'"),
+        (("sentence", "review", "label"), "several columns that could hold the text: 'sentence', 'review'"),
+        (("text", "class", "target"), "several columns that could hold the label: 'class', 'target'"),
+        (("text", "text", "label"), "has 2 columns called 'text'; rename all but one"),
+    ],
+)
+def test_columns_that_cannot_be_found_are_listed(tmp_path, header, message):
+    path = write_csv(tmp_path / "a.csv", [("a", "b", "c")] * 3, header)
+    assert message in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"text": "a", "label": None}, "line 101: the label is missing"),
+        ({"text": "a", "label": " "}, "line 101: the label is missing"),
+        ({"text": "a", "label": "one"}, "mixes types of labels: a whole number 0 at line 1, a text 'one' at line 101"),
+        ({"text": "a", "label": 0.5}, "line 101: the label 0.5 (float)"),
+        ({"text": "a", "label": [1]}, "line 101: the label [1] (list)"),
+        ({"text": "a", "label": "\ud800"}, r"line 101: the label holds '\ud800', half of a character"),
+        ({"text": 12, "label": 1}, "line 101: 12 (int) is neither a text nor a token list"),
+        ({"text": {"a": 1}, "label": 1}, "line 101: {'a': 1} (dict) is neither a text nor a token list"),
+        ({"text": ["a"], "label": 1}, "column 'text' mixes types: a text at line 1, a list of texts at line 101"),
+        ({"text": [1], "label": 1}, "mixes types: a text at line 1, a list of whole numbers at line 101"),
+        ({"text": [1, "a"], "label": 1}, "line 101: token 1 is a (str) in a list that begins with 1"),
+        ({"text": [1, True], "label": 1}, "line 101: token 1 is True (bool)"),
+        ({"text": [0.5], "label": 1}, "line 101: token 0 is 0.5 (float)"),
+        ({"text": [["a"]], "label": 1}, "line 101: token 0 is ['a'] (list)"),
+        ({"text": [None], "label": 1}, "line 101: token 0 is None (NoneType)"),
+        ({"text": "a\ud800", "label": 1}, r"line 101: the text holds '\ud800', half of a character"),
+        ({"text": ["a", "\udc00"], "label": 1}, r"line 101: the token list holds '\udc00', half of a character"),
+        ({"text": "a"}, "line 101: 'label' is missing (keys: text)"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_line_and_value(tmp_path, record, message):
+    assert message in refusal(bits_file(tmp_path, [record]))
+
+
+def test_token_lists_are_not_cut_again(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": [i], "label": i % 2} for i in range(50)])
+    assert "tokenizer = 'bpe' needs texts, but column 'text'" in refusal(path, tokenizer="bpe")
+
+
+def test_header_only_one_class_and_only_empty_rows_are_refused(tmp_path):
+    assert "names its columns but has no rows" in refusal(write_csv(tmp_path / "a.csv", []))
+    same = write_csv(tmp_path / "b.csv", [(t, "x") for t in BITS])
+    assert "every row of" in refusal(same)
+    assert "has the label 'x'" in refusal(same)
+    assert "none of the 2 rows of" in refusal(write_csv(tmp_path / "c.csv", [("", 1), ("", 2)]))
+
+
+def test_csv_labels_that_are_fractions_are_refused_with_their_line(tmp_path):
+    path = write_csv(tmp_path / "a.csv", [(t, i / 4) for i, t in enumerate(BITS)])
+    assert re.search(r"a\.csv, line 2: the label '0.0' is a fraction", refusal(path))
+
+
+def test_a_file_too_small_to_split_says_what_to_change(tmp_path):
+    path = write_csv(tmp_path / "a.csv", [("one", 1), ("two", 2), ("one", 1)])
+    message = refusal(path)
+    assert "none of its 3 rows falls into the split" in message
+    assert "_share" in message
+    with pytest.raises(DataError):
+        get_task(path)
