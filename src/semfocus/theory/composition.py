@@ -1,0 +1,198 @@
+"""From the norms of a model's parts to a certified Lipschitz constant of its loss.
+
+    embedding -> blocks (attention, MLP, LayerNorm, residuals; pre-norm or post-norm) -> mean pool -> read-out
+              -> cross-entropy of one row (a batch's mean loss has no larger constant)
+
+    constants = certify(blocks, pooled=40, read_out=..., features=...)
+    constants.input, constants.embedding, constants.blocks[0].query, constants.read_out
+
+Certified means: for any two points (two inputs, or two values of one group of parameters) at both of which the given
+norms hold, dropout off, the loss differs by at most the constant times their distance. Attention masks must be the
+same at both points, unless the heads carry a separation, which then must hold at both. docs/theory.md proves it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from semfocus.errors import UsageError
+from semfocus.theory.arguments import check_fields, pick, plain, times
+from semfocus.theory.heads import Gains, HeadNorms
+from semfocus.theory.layers import CROSS_ENTROPY_SLOPE, NormRows, activation_constant, mlp_constant
+
+Norms = TypeVar("Norms", "BlockNorms", HeadNorms, NormRows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockNorms:
+    """Upper bounds (and, in NormRows, lower ones) on one block, over the points the certificate is about.
+
+    pre:   y = x + attention(LN1 x),   out = y + mlp(LN2 y)        LN1 sees the rows x, LN2 the rows y
+    post:  y = LN1(x + attention x),   out = LN2(y + mlp y)        LN1 sees x + attention x, LN2 y + mlp y
+    """
+
+    heads: tuple[HeadNorms, ...]
+    tokens: float  # |row| entering the projections
+    first: NormRows
+    second: NormRows
+    mlp_tokens: float  # |row| entering the MLP
+    mlp_in: float  # spectral norms
+    mlp_out: float
+    hidden: float  # |row| after the activation
+    activation: str = "relu"
+    order: Literal["pre", "post"] = "pre"
+
+    def __post_init__(self) -> None:
+        check_fields(self, "tokens", "mlp_tokens", "mlp_in", "mlp_out", "hidden")
+        activation_constant(self.activation)
+        pick("order", self.order, {"pre": True, "post": True})
+        if not self.heads:
+            raise UsageError("heads is empty: a block has at least one attention head")
+
+
+@dataclass(frozen=True)
+class GroupConstants:
+    """One number per group of a block's parameters, each weight together with its bias (Frobenius norm)."""
+
+    query: float
+    key: float
+    value: float
+    output: float
+    mlp_in: float
+    mlp_out: float
+
+    def scaled(self, factor: float) -> GroupConstants:
+        """All of them times `factor`."""
+        return GroupConstants(*(times(factor, value) for value in dataclasses.astuple(self)))
+
+
+@dataclass(frozen=True)
+class BlockConstants:
+    """A block's output with respect to its input, and the largest move of an output row for each group."""
+
+    tokens: Gains
+    groups: GroupConstants
+
+
+@dataclass(frozen=True)
+class LossConstants:
+    """How fast the loss can change."""
+
+    input: float  # with respect to the embedded tokens, Frobenius norm
+    input_tokens: float  # ... measured by the largest move of a token
+    embedding: float  # the table of embeddings, Frobenius norm
+    blocks: tuple[GroupConstants, ...]
+    read_out: float
+
+    @property
+    def parameters(self) -> float:
+        """With respect to all parameters at once, where the loss is differentiable: a bound on its gradient."""
+        inner = (value for group in self.blocks for value in dataclasses.astuple(group))
+        return math.hypot(self.embedding, self.read_out, *inner)
+
+
+def block_constants(block: BlockNorms) -> BlockConstants:
+    """The constants of one block."""
+    mlp = mlp_constant(block.mlp_in, block.mlp_out, block.activation)
+    first, second = block.first.slope, block.second.slope
+    attention = _sum_gains(head.gains for head in block.heads)
+    near = _group_constants(block)
+    if block.order == "pre":
+        after_attention, after_mlp = 1 + times(mlp, second), 1.0
+        stretch = [times(1 + times(gain, first), after_attention) for gain in dataclasses.astuple(attention)]
+    else:
+        after_attention, after_mlp = times(first, 1 + mlp, second), second
+        stretch = [times(1 + gain, after_attention) for gain in dataclasses.astuple(attention)]
+    of_attention, of_mlp = near.scaled(after_attention), near.scaled(after_mlp)
+    groups = dataclasses.replace(of_attention, mlp_in=of_mlp.mlp_in, mlp_out=of_mlp.mlp_out)
+    return BlockConstants(Gains(*stretch), groups)
+
+
+def certify(
+    blocks: Sequence[BlockNorms],
+    *,
+    pooled: int,
+    read_out: float,
+    features: float,
+    final: NormRows | None = None,
+    embedding_scale: float = 1.0,
+    repeats: int | None = None,
+) -> LossConstants:
+    """The loss of one row of `pooled` tokens that are averaged and read out.
+
+    `read_out` is the spectral norm of that layer, `features` bounds the norm of the average. `final` is a LayerNorm
+    before the pool. Embeddings are multiplied by `embedding_scale`; `repeats` is how often the most frequent
+    token stands in a row (default: `pooled`, always true).
+    """
+    count = _count("pooled", pooled)
+    times_seen = count if repeats is None else _count("repeats", repeats)
+    head = times(CROSS_ENTROPY_SLOPE, plain("read_out", read_out), 1.0 if final is None else final.slope)
+    each = [block_constants(block) for block in blocks]
+
+    groups, after = [], head
+    for block in reversed(each):
+        groups.append(block.groups.scaled(after))
+        after = times(after, block.tokens.max)
+    # The average of n rows moves by at most 1/sqrt(n) of their Frobenius norm, but blocks stretch that norm more.
+    spread_out = times(head / math.sqrt(count), *(block.tokens.frobenius for block in each))
+    scale = plain("embedding_scale", embedding_scale)
+    return LossConstants(
+        input=min(after, spread_out),
+        input_tokens=after,
+        embedding=times(scale, min(after, times(math.sqrt(times_seen), spread_out))),
+        blocks=tuple(reversed(groups)),
+        read_out=CROSS_ENTROPY_SLOPE * math.hypot(plain("features", features), 1.0),
+    )
+
+
+def covering(first: Norms, *others: Norms) -> Norms:
+    """Norms that hold wherever any of the given ones do: what a certificate between two measured points needs."""
+    merged = {}
+    for field in dataclasses.fields(first):
+        values = [getattr(norms, field.name) for norms in (first, *others)]
+        merged[field.name] = _cover(field.name, values)
+    return dataclasses.replace(first, **merged)
+
+
+def _cover(name: str, values: list[Any]) -> object:
+    if isinstance(values[0], str) or values[0] is None:
+        if any(value != values[0] for value in values):
+            raise UsageError(f"{name} differs between the norms to cover: {', '.join(map(str, values))}")
+        return values[0]
+    if isinstance(values[0], tuple):
+        return tuple(covering(*heads) for heads in zip(*values, strict=True))
+    if isinstance(values[0], NormRows):
+        return covering(*values)
+    return min(values) if name in ("std", "epsilon", "separation") else max(values)
+
+
+def _group_constants(block: BlockNorms) -> GroupConstants:
+    """Largest move of a row that attention or the MLP gives, per unit change of each group; bias included.
+
+    A weight and its bias act on (row, 1), hence the hypot. The bias of the keys moves all scores of a row alike.
+    """
+    row = math.hypot(block.tokens, 1.0)
+    return GroupConstants(
+        query=math.hypot(*(times(head.spread, head.keys, row, head.jump) for head in block.heads)),
+        key=math.hypot(*(times(head.spread, head.queries, block.tokens, head.jump) for head in block.heads)),
+        value=math.hypot(*(times(head.output, row) for head in block.heads)),
+        output=math.hypot(1.0, *(head.values for head in block.heads)),
+        mlp_in=times(block.mlp_out, activation_constant(block.activation), math.hypot(block.mlp_tokens, 1.0)),
+        mlp_out=math.hypot(block.hidden, 1.0),
+    )
+
+
+def _sum_gains(gains: Iterable[Gains]) -> Gains:
+    every = list(gains)
+    largest, summed = sum(g.max for g in every), sum(g.sum for g in every)
+    return Gains(largest, math.sqrt(times(largest, summed)), summed)
+
+
+def _count(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name} = {value!r} must be a whole number >= 1")
+    return value

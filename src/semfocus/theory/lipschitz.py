@@ -1,0 +1,149 @@
+"""Lipschitz constants of one attention layer in its weights and in its tokens, and the paper's two conditions.
+
+Tokens are the columns of X with |x_i| <= xi, scores X'WX with |W| <= gamma, output column i is V X p_i with
+|V| <= upsilon (spectral norms); p_i is the softmax of query i over the keys it keeps. Changes are measured as
+
+    lipschitz_w    the largest move of an output column, against the spectral norm of the change of W
+    lipschitz_x    the summed moves of the output columns, against the summed moves of the tokens
+
+Form "paper" is what arXiv 2506.14095 compares; "certified" is the smallest constant proved in docs/theory.md.
+The paper sets 2 gamma xi^2 equal to the dispersion of full attention: gamma = delta_full / 2, xi = 1 gives its
+numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from semfocus.errors import UsageError
+from semfocus.theory.arguments import Number, like, number, pick
+from semfocus.theory.softmax import weight_bound
+
+_INF = float("inf")
+
+
+def lipschitz_w(
+    delta: Number, *, xi: Number, upsilon: Number, separation: Number | None = None, form: str = "certified"
+) -> Number:
+    """The constant in W: of full attention or any fixed mask, or of heavy hitters where `separation` is given.
+
+    "paper": upsilon xi^3 e^delta, times 2 (1 + 1/separation) for heavy hitters. "certified": upsilon xi^3,
+    times max(1, 2/separation), whatever the dispersion. Masks that can flip at separation 0 give inf.
+    """
+    is_paper = pick("form", form, {"paper": True, "certified": False})
+    spread, gap = number("delta", delta, at_least=0), _gap(separation)
+    size = number("upsilon", upsilon, at_least=0) * number("xi", xi, at_least=0) ** 3
+    if is_paper:
+        factor = spread.exp() * (1.0 if separation is None else 2 * (1 + 1 / gap))
+    else:
+        # The dispersion does not matter, but a NaN in it, or its shape, is not lost.
+        factor = torch.where(spread.isnan(), spread, (2 / gap).clamp(min=1))
+    return like(_times(size, factor), delta, xi, upsilon, separation)
+
+
+def lipschitz_x(
+    delta: Number,
+    *,
+    gamma: Number,
+    xi: Number,
+    upsilon: Number,
+    sink_ratio: Number | None = None,
+    separation: Number | None = None,
+    k: Number | None = None,
+    form: str = "certified",
+) -> Number:
+    """The constant in X. Full attention: no `sink_ratio`; a fixed mask: `sink_ratio`; heavy hitters: both options.
+
+    With g = gamma xi^2, beta = sink_ratio, form "paper" is upsilon e^delta (g (1 + beta) + beta), beta = 1 for full
+    attention, and upsilon e^delta (2 g (1 + beta)(1 + 1/separation) + beta) for heavy hitters. For full attention
+    it is not a bound: three tokens at +1, one at -1 and equal scores pass it from g = 4 on. `delta`, `sink_ratio`
+    and `separation` hold at both inputs; `k` (L for full attention) sharpens the certified form.
+    """
+    is_paper = pick("form", form, {"paper": True, "certified": False})
+    if separation is not None and sink_ratio is None:
+        raise UsageError(f"separation = {separation} is for heavy hitters, whose bound needs sink_ratio too")
+    spread, gap = number("delta", delta, at_least=0), _gap(separation)
+    beta = number("sink_ratio", 1.0 if sink_ratio is None else sink_ratio, at_least=0)
+    g = number("gamma", gamma, at_least=0) * number("xi", xi, at_least=0) ** 2
+    if is_paper:
+        score = g * (1 + beta) if separation is None else _times(2 * g * (1 + beta), 1 + 1 / gap)
+        factor = spread.exp() * (score + beta)
+    elif sink_ratio is None:
+        factor = _certified_full(spread, g, _column_mass(spread, beta, k))
+    else:
+        factor = _certified_sparse(spread, g, beta, gap, k)
+    size = number("upsilon", upsilon, at_least=0)
+    return like(_times(size, factor), delta, gamma, xi, upsilon, sink_ratio, separation, k)
+
+
+def condition_w(delta_full: Number, delta_heavy: Number, separation: Number) -> Number:
+    """W of the paper: heavy hitters have the smaller of its two constants in the weights where W < 1.
+
+    W = (delta_heavy + ln(2 (1 + 1/separation))) / delta_full. It compares two loose bounds: by the certified ones
+    heavy hitters never win. Equal scores (delta_full = 0) or a separation of 0: inf.
+    """
+    full, heavy, gap = _condition_arguments(delta_full, delta_heavy, separation)
+    result = (heavy + (2 * (1 + 1 / gap)).log()) / full
+    return like(result, delta_full, delta_heavy, separation)
+
+
+def condition_x(delta_full: Number, delta_heavy: Number, separation: Number, sink_ratio: Number) -> Number:
+    """X of the paper: heavy hitters have the smaller of its two constants in the tokens where X < 1.
+
+    X = (delta_heavy + ln(delta_full (1 + beta)(1 + 1/separation) + beta) - ln(delta_full + 1)) / delta_full with
+    beta = sink_ratio. Where every query keeps k keys the mean in-degree is k, so that beta >= 1; smaller values
+    are taken as they are, since the paper's table reads beta off a percentile of the in-degrees.
+    """
+    full, heavy, gap = _condition_arguments(delta_full, delta_heavy, separation)
+    beta = number("sink_ratio", sink_ratio, at_least=0)
+    slope = (1 + beta) * (1 + 1 / gap)
+    gain = heavy + (_times(full, slope) + beta).log() - full.log1p()
+    # delta_full = 0: the sign of the difference decides; where that is 0 too, or masks can flip, its limit does.
+    result = torch.where((full == 0) & ((gain == 0) | (gap == 0)), slope - 1, gain / full)
+    return like(result, delta_full, delta_heavy, separation, sink_ratio)
+
+
+def _certified_full(delta: torch.Tensor, g: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+    """mass + g max over m of [mass min(2, 1 + m + eta) + 1 - m^2]: m = |mean token| / xi under one query."""
+    eta = 2 * torch.tanh(delta / 2)  # how far the weights of two queries can lie apart, in the 1-norm
+    m = torch.minimum(mass / 2, (1 - eta).clamp(min=0))
+    return mass + _times(g, mass * (1 + m + eta).clamp(max=2) + 1 - m * m)
+
+
+def _certified_sparse(
+    delta: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, gap: torch.Tensor, k: Number | None
+) -> torch.Tensor:
+    """Fixed mask (gap = inf) or heavy hitters: the smaller of two bounds; the second needs k if masks can change."""
+    mass = _column_mass(delta, beta, k)
+    union = delta.exp() * (2 * (1 + beta) * (1 + 1 / gap).clamp(min=2))
+    keys = torch.tensor(_INF, dtype=torch.float64) if k is None else number("k", k, at_least=1)
+    flips = torch.where(gap.isinf(), 0.0, beta * keys / gap)
+    rows = (2 / gap).clamp(min=1) + 2 * torch.maximum(mass, flips)
+    return mass + _times(g, torch.minimum(union, rows))
+
+
+def _column_mass(delta: torch.Tensor, beta: torch.Tensor, k: Number | None) -> torch.Tensor:
+    """The largest sum of the weights that one key receives: beta k keepers, each giving at most the weight bound."""
+    if k is None:
+        return beta * delta.exp()
+    keys = number("k", k, at_least=1)
+    return beta * keys * number("weight", weight_bound(delta, keys, form="tight"))
+
+
+def _condition_arguments(full: Number, heavy: Number, gap: Number) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        number("delta_full", full, at_least=0, finite=True),
+        number("delta_heavy", heavy, at_least=0, finite=True),
+        number("separation", gap, at_least=0),
+    )
+
+
+def _gap(separation: Number | None) -> torch.Tensor:
+    """The separation; a mask that is fixed is one that no change of the scores can flip."""
+    return number("separation", _INF if separation is None else separation, at_least=0)
+
+
+def _times(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a * b with 0 * inf = 0: nothing moves if values, tokens or weights are all zero."""
+    product = a * b
+    return torch.where(product.isnan() & ~(a.isnan() | b.isnan()), 0.0, product)

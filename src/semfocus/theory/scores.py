@@ -1,0 +1,100 @@
+"""What a mask does to a row of scores: how far the kept ones spread, how far the dropped ones lie below.
+
+    scores   3.0  2.5  1.0  0.2      one query, as its scores enter the softmax (scale and bias included)
+    keep      x    x    .    .
+    dispersion 0.5   separation 1.5
+
+Shapes: scores and keep (..., Lq, Lk). A key whose score is minus infinity has weight zero whatever the mask
+says, so that it counts neither as kept nor as dropped. A NaN reaches the value of its own row and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from semfocus.errors import UsageError
+from semfocus.theory.arguments import aligned, number
+
+_INF = float("inf")
+
+
+def dispersion(scores: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """Largest kept score minus smallest kept score: one value per query (..., Lq); 0 where no key is kept."""
+    scores, keep = aligned(scores, keep=keep)
+    kept = keep & (scores != -_INF)
+    spread = _masked(scores, kept, -_INF).amax(-1) - _masked(scores, kept, _INF).amin(-1)
+    return torch.where(kept.any(-1), spread, 0.0)
+
+
+def separation(scores: torch.Tensor, keep: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+    """Smallest kept score minus largest dropped score: one value per query (..., Lq).
+
+    Keys outside `valid` (padding, the future) are neither kept nor dropped. Nothing dropped, or nothing kept:
+    +inf. Negative where the kept keys are not the heaviest.
+    """
+    if valid is None:
+        scores, keep = aligned(scores, keep=keep)
+        counted = scores != -_INF
+    else:
+        scores, keep, valid = aligned(scores, keep=keep, valid=valid)
+        counted = valid & (scores != -_INF)
+    lowest_kept = _masked(scores, keep & counted, _INF).amin(-1)
+    return lowest_kept - _masked(scores, ~keep & counted, -_INF).amax(-1)
+
+
+def in_degree(keep: torch.Tensor) -> torch.Tensor:
+    """How many queries keep each key: (..., Lk), int64. Rows of padding queries must be all False."""
+    return _mask("keep", keep).sum(-2)
+
+
+def sink_ratio(keep: torch.Tensor, k: int | None = None) -> torch.Tensor:
+    """beta = largest in-degree / k, for each (Lq, Lk) mask: shape (...).
+
+    `k` defaults to the smallest number of keys that a query keeps, queries that keep none aside; that choice
+    keeps the bounds true for masks that are not regular. A mask that keeps nothing gives 0.
+    """
+    keep = _mask("keep", keep)
+    heaviest = in_degree(keep).amax(-1).double()
+    if k is not None:
+        return heaviest / number("k", k, at_least=1)
+    kept = keep.sum(-1)
+    fewest = torch.where(kept > 0, kept, keep.shape[-1]).amin(-1)
+    return heaviest / fewest
+
+
+def aggregate(values: Any, quantile: float | Sequence[float]) -> float | torch.Tensor:
+    """The quantile(s) of all elements, between neighbours by linear interpolation.
+
+    One quantile gives a float, several a tensor. Infinite elements are ordered like any other and never make a
+    NaN; a NaN among the values does, since a quantile that skips it would hide it.
+    """
+    ordered = number("values", values).flatten().sort().values
+    if not ordered.numel():
+        raise UsageError("values is empty: a quantile needs at least one value")
+    levels = number("quantile", quantile, at_least=0)
+    if bool((levels > 1).any()) or bool(levels.isnan().any()):
+        raise UsageError(f"quantile = {quantile!r} must lie between 0 and 1")
+    place = levels.to(ordered.device) * (ordered.numel() - 1)
+    low, high = ordered[place.floor().long()], ordered[place.ceil().long()]
+    share = place - place.floor()
+    # At share 0 an infinite neighbour would make 0 * inf; low + share * (high - low) would make inf - inf.
+    between = torch.where(share == 0, low, (1 - share) * low + share * high)
+    result = torch.where(ordered[-1].isnan(), torch.nan, between)
+    return result.item() if result.ndim == 0 else result
+
+
+def _mask(name: str, mask: torch.Tensor) -> torch.Tensor:
+    given = torch.as_tensor(mask)
+    if given.dtype != torch.bool or given.ndim < 2 or 0 in given.shape[-2:]:
+        raise UsageError(
+            f"{name} must be a bool tensor of shape (..., Lq, Lk) with at least one query and one key, "
+            f"not {given.dtype} {tuple(given.shape)}"
+        )
+    return given
+
+
+def _masked(scores: torch.Tensor, mask: torch.Tensor, fill: float) -> torch.Tensor:
+    return torch.where(mask, scores, fill)

@@ -1,0 +1,99 @@
+"""Inputs that come as near to each bound as a search can bring them.
+
+    nearest_softmax_pair(delta=0.05, k=5, separation=4.0, norm=1).ratio     # attained, of |p - p'| / |x - x'|
+
+Every witness is feasible by construction: a search moves free parameters, and a smooth map turns them into inputs
+whose dispersion is at most delta and whose separation is at least the one asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from semfocus.theory.arguments import norm_order, plain
+from semfocus.theory.search import maximise
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxPair:
+    """Two rows of scores, what each keeps, and how far their softmaxes lie apart per distance between them."""
+
+    ratio: float
+    scores: torch.Tensor  # (2, keys)
+    keep: torch.Tensor  # (2, keys)
+
+
+def nearest_softmax_pair(
+    delta: float, k: int, separation: float | None = None, norm: int = 2, *, seed: int = 0, steps: int = 300
+) -> SoftmaxPair:
+    """The pair of inputs with the largest ratio found; a fixed mask without `separation`.
+
+    With it, 0 to k keys change places; 0 is the fixed mask, since two heavy-hitter inputs may keep the same keys.
+    """
+    order, spread = norm_order(norm), plain("delta", delta)
+    pairs = [_fixed_pair(spread, k, order, seed, steps)]
+    if separation is not None:
+        gap = plain("separation", separation)
+        pairs += [_swapped_pair(spread, k, gap, swaps, order, seed, steps) for swaps in range(1, k + 1)]
+    return max(pairs, key=lambda pair: pair.ratio)
+
+
+def softmax_ratio(scores: torch.Tensor, keep: torch.Tensor, norm: int) -> torch.Tensor:
+    """|p - p'| / |x - x'| for scores (..., 2, keys)."""
+    weights = torch.where(keep, scores, -torch.inf).softmax(-1)
+    moved = torch.linalg.vector_norm(weights[..., 0, :] - weights[..., 1, :], ord=norm, dim=-1)
+    return moved / torch.linalg.vector_norm(scores[..., 0, :] - scores[..., 1, :], ord=norm, dim=-1)
+
+
+def _fixed_pair(delta: float, k: int, norm: int, seed: int, steps: int) -> SoftmaxPair:
+    """The steepest point, and a neighbour of it in the steepest direction, both with dispersion <= delta."""
+
+    def steepest(z: torch.Tensor) -> torch.Tensor:
+        p = (delta * _unit(z)).softmax(-1)
+        if norm == 1:
+            return (2 * p * (1 - p)).amax(-1)
+        return torch.linalg.eigvalsh(torch.diag_embed(p) - p[..., :, None] * p[..., None, :])[..., -1]
+
+    found = maximise(steepest, k, seed=seed, name=f"fixed/{delta}/{k}/{norm}", steps=steps)
+    # Scores are shrunk a little first, so that the neighbour does not pass delta.
+    inside = delta * _unit(found.point) * (1 - 1e-6)
+    p = inside.softmax(-1)
+    direction = torch.zeros_like(p)
+    if norm == 1:
+        direction[(p * (1 - p)).argmax()] = 1.0
+    else:
+        direction = torch.linalg.eigh(torch.diag(p) - p[:, None] * p[None, :]).eigenvectors[:, -1]
+    scores = torch.stack([inside, inside + min(delta, 1.0) * 4e-7 * direction])
+    keep = torch.ones_like(scores, dtype=torch.bool)
+    ratio = softmax_ratio(scores, keep, norm).item() if delta else 0.0
+    return SoftmaxPair(ratio, scores, keep)
+
+
+def _swapped_pair(delta: float, k: int, gap: float, swaps: int, norm: int, seed: int, steps: int) -> SoftmaxPair:
+    """Keys 0 .. swaps-1 are kept by the first input alone, the last `swaps` by the second alone."""
+    keys = k + swaps
+    keep = torch.ones(2, keys, dtype=torch.bool)
+    keep[0, k:], keep[1, :swaps] = False, False
+
+    def pair(z: torch.Tensor) -> torch.Tensor:
+        shift, free = z[..., :1], z[..., 1:].unflatten(-1, (2, keys))
+        kept = delta * _unit(free)
+        floor = torch.where(keep, kept, torch.inf).amin(-1, keepdim=True)
+        scores = torch.where(keep, kept, floor - gap - free**2)
+        return torch.stack([scores[..., 0, :], scores[..., 1, :] + shift], dim=-2)
+
+    found = maximise(
+        lambda z: softmax_ratio(pair(z), keep, norm),
+        1 + 2 * keys,
+        seed=seed,
+        name=f"swapped/{delta}/{k}/{gap}/{swaps}/{norm}",
+        steps=steps,
+    )
+    return SoftmaxPair(found.value, pair(found.point), keep)
+
+
+def _unit(z: torch.Tensor) -> torch.Tensor:
+    """Into [0, 1], ends included: worst cases sit in corners."""
+    return (1 + torch.sin(z)) / 2
