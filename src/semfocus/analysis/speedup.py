@@ -1,0 +1,130 @@
+"""How many times fewer epochs a mechanism needs than full attention.
+
+    result = speed_up(full, other)
+    result.ratio.text, result.interval      "5.2x", Interval(4.1, 6.6)
+
+The speed-up is the ratio of restricted means, full / other, over the seeds that both arms have. Its interval is
+a jackknife-t on the logarithm, both runs of a seed left out together. When one arm never gets there only a
+bound is known; when neither does, nothing is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from semfocus.analysis.intervals import (
+    SPEEDUP_MARGIN,
+    Equivalence,
+    Interval,
+    NonInferiority,
+    equivalence,
+    jackknife_t,
+    leave_one_out_means,
+    non_inferiority,
+    too_few,
+)
+from semfocus.analysis.paired import same_horizon
+from semfocus.analysis.pairing import Unpaired, paired_seeds
+from semfocus.analysis.survival import Times
+
+Sign = Literal["=", ">=", "<=", "undefined"]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of epochs, or the bound that censoring leaves of it."""
+
+    value: float | None
+    sign: Sign
+
+    @property
+    def text(self) -> str:
+        """As people write it: `5.2x`, `>= 2.4x`, `undefined`."""
+        if self.value is None:
+            return "undefined"
+        return f"{'' if self.sign == '=' else self.sign + ' '}{self.value:.3g}x"
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """The speed-up of one mechanism over full attention on one task."""
+
+    ratio: Ratio  # of restricted means
+    interval: Interval | None  # an end that censoring leaves open is 0 or infinity
+    median_ratio: Ratio  # of Kaplan-Meier medians
+    pairs: int
+    reached_full: int
+    reached_other: int
+    left_out: tuple[Unpaired, ...]
+    why: str = ""  # what is missing: no interval, or no ratio at all
+
+    def equivalence(self) -> Equivalence:
+        """Is the speed-up within 0.8 .. 1.25?
+
+        Runs that never get there pull both restricted means to the horizon and the ratio to 1, so that
+        "equivalent" also asks that more than half of each arm got there.
+        """
+        decision = equivalence(self.interval, SPEEDUP_MARGIN)
+        mostly_there = 2 * min(self.reached_full, self.reached_other) > self.pairs
+        return "undecided" if decision == "equivalent" and not mostly_there else decision
+
+    def non_inferiority(self) -> NonInferiority:
+        """Is the mechanism at least 0.8 times as fast? For the same reason "yes" asks for half of its own runs."""
+        decision = non_inferiority(self.interval, SPEEDUP_MARGIN)
+        return "undecided" if decision == "yes" and 2 * self.reached_other <= self.pairs else decision
+
+
+def speed_up(full: Times, other: Times) -> SpeedUp:
+    """Compare the epochs of two arms on the seeds they share."""
+    same_horizon(full, other)
+    seeds, left_out = paired_seeds(full.seeds, other.seeds)
+    full, other = full.only(seeds), other.only(seeds)
+    sign = _sign(bool(full.reached.any()), bool(other.reached.any()))
+    why = too_few(len(seeds))
+    if seeds and sign == "undefined":
+        why = "neither arm gets there by the horizon"
+    return SpeedUp(
+        ratio=_ratio(full.restricted_mean, other.restricted_mean, sign),
+        interval=_interval(full, other, sign),
+        median_ratio=_median_ratio(full, other),
+        pairs=len(seeds),
+        reached_full=int(full.reached.sum()),
+        reached_other=int(other.reached.sum()),
+        left_out=left_out,
+        why=why,
+    )
+
+
+def _sign(full_known: bool, other_known: bool) -> Sign:
+    if full_known and other_known:
+        return "="
+    if other_known:
+        return ">="  # full attention would need the horizon or more
+    return "<=" if full_known else "undefined"
+
+
+def _ratio(full: float | None, other: float | None, sign: Sign) -> Ratio:
+    if full is None or other is None or sign == "undefined":
+        return Ratio(None, "undefined")
+    return Ratio(full / other, sign)
+
+
+def _median_ratio(full: Times, other: Times) -> Ratio:
+    sign = _sign(full.median is not None, other.median is not None)
+    return _ratio(full.median or full.horizon, other.median or other.horizon, sign)
+
+
+def _interval(full: Times, other: Times, sign: Sign) -> Interval | None:
+    if sign == "undefined" or too_few(len(full)):
+        return None
+    estimate = math.log(np.mean(full.epochs) / np.mean(other.epochs))
+    found = jackknife_t(estimate, np.log(leave_one_out_means(full.epochs) / leave_one_out_means(other.epochs)))
+    if found is None:
+        return None
+    low = 0.0 if sign == "<=" else math.exp(found.low)
+    high = math.inf if sign == ">=" else math.exp(found.high)
+    return Interval(low, high)
