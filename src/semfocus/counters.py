@@ -25,10 +25,26 @@ def mix(x: Tensor) -> Tensor:
 
 
 def random_bits(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """int32 hashes for `rows` and `columns` (int32, broadcast together); `seed` is an int64 scalar tensor."""
-    low = (seed & 0xFFFFFFFF).to(torch.int32)
-    high = ((seed >> 32) & 0xFFFFFFFF).to(torch.int32)
+    """int32 hashes for `rows` and `columns` (int32) under `seed` (int64); all three broadcast together."""
+    low, high = _halves(seed)
     return mix(mix(mix(rows ^ low) + high) + columns * GOLDEN)
+
+
+def derive(seed: Tensor, step: Tensor, places: int) -> Tensor:
+    """(places, *seed.shape) int64: an independent seed for each place of a training step, from a member's own seed."""
+    low, high = _halves(seed)
+    place = torch.arange(places, dtype=torch.int32, device=seed.device).view(places, *[1] * seed.dim())
+    first = mix(mix(low ^ step.to(torch.int32)) + place * GOLDEN)
+    second = mix(mix(high + first) ^ place)
+    return (first.to(torch.int64) << 32) | (second.to(torch.int64) & 0xFFFFFFFF)
+
+
+def dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    """x (E, ..., D) with entries dropped by the member's own `seed` (E,): row and channel decide, not the cohort."""
+    rows = row_ids(x.shape[1:-2], x.shape[-2], x.device, 0, x.shape[-2]).unsqueeze(0)
+    columns = torch.arange(x.shape[-1], dtype=torch.int32, device=x.device)
+    kept = bernoulli_keep(seed.view(-1, *[1] * (x.dim() - 1)), rows, columns, p)
+    return torch.where(kept, x * (1 / (1 - p)), 0.0)
 
 
 def bernoulli_keep(seed: Tensor, rows: Tensor, columns: Tensor, drop: float) -> Tensor:
@@ -47,6 +63,10 @@ def row_ids(lead: torch.Size | tuple[int, ...], rows: int, device: torch.device,
     batch = torch.arange(_product(lead), dtype=torch.int64, device=device).view(*lead, 1, 1)
     row = torch.arange(first, first + rows, dtype=torch.int64, device=device).view(rows, 1)
     return ((batch * total + row) & 0x7FFFFFFF).to(torch.int32)
+
+
+def _halves(seed: Tensor) -> tuple[Tensor, Tensor]:
+    return (seed & 0xFFFFFFFF).to(torch.int32), ((seed >> 32) & 0xFFFFFFFF).to(torch.int32)
 
 
 def _product(sizes: torch.Size | tuple[int, ...]) -> int:

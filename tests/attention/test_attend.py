@@ -62,6 +62,19 @@ def test_dropout_is_the_same_on_every_backend_and_right_on_average() -> None:
     assert not torch.equal(again, weights["dense"])
 
 
+def test_seeds_make_a_batch_row_independent_of_its_company() -> None:
+    q, k, v = qkv(30, 30, lead=(4, 2))
+    seeds = torch.tensor([[3], [5], [7], [9]])
+    for mechanism, backend in ((TopK(4), "dense"), (TopK(4), "chunked"), (RandomK(4), "dense"), (Banded(5), "local")):
+        whole = attend(q, k, v, mechanism, dropout_p=0.4, seed=seeds, backend=backend)
+        for row in range(4):
+            own = slice(row, row + 1)
+            alone = attend(q[own], k[own], v[own], mechanism, dropout_p=0.4, seed=seeds[own], backend=backend)
+            torch.testing.assert_close(alone, whole[own])
+        other = attend(q, k, v, mechanism, dropout_p=0.4, seed=seeds + 1, backend=backend)
+        assert not torch.allclose(other, whole)
+
+
 def test_random_k_draws_anew_from_a_generator_and_is_fixed_without_one() -> None:
     q, k, v = qkv(30, 30)
     generator = torch.Generator().manual_seed(0)
@@ -220,6 +233,8 @@ Q = torch.zeros(2, 4, 6, 8)
         (lambda: attend(Q, Q, Q, normaliser="softmax"), TypeError, "normaliser must be"),
         (lambda: attend(Q, Q, Q, dropout_p=1.0), UsageError, "dropout_p = 1.0 must be"),
         (lambda: attend(Q, Q, Q, scale=float("nan")), UsageError, "scale = nan"),
+        (lambda: attend(Q, Q, Q, seed=torch.tensor(1.5)), UsageError, "seed = torch.float32"),
+        (lambda: attend(Q, Q, Q, seed=torch.tensor(1), generator=torch.Generator()), UsageError, "not both"),
         (lambda: attend(Q, Q, Q, mask=torch.ones(6, 6, dtype=torch.int64)), TypeError, "mask has dtype torch.int64"),
         (lambda: attend(Q, Q, Q, mask=torch.ones(5, 6, dtype=torch.bool)), UsageError, r"mask has shape \(5, 6\)"),
         (lambda: attend(Q, Q, Q, mask=torch.ones(9, 1, 4, 6, 6) > 0), UsageError, "does not broadcast"),

@@ -11,12 +11,17 @@ from semfocus.errors import StorageError
 from semfocus.store import atomic
 
 
+def _fail_half_way(target: Path) -> None:
+    with atomic.replacing(target) as draft:
+        draft.write_text("half of the n")
+        raise RuntimeError
+
+
 def test_an_error_while_writing_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
     target = tmp_path / "table.csv"
     atomic.write_text(target, "old")
-    with pytest.raises(RuntimeError), atomic.replacing(target) as draft:
-        draft.write_text("half of the n")
-        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        _fail_half_way(target)
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
 

@@ -39,8 +39,8 @@ def dense(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionI
         soft = normaliser.weights(scores, everything)
         weights = soft + (weights - soft).detach()
     weights = problem.dropout(weights, places, places.key)
-    nothing_dropped = isinstance(mechanism, Full) and not problem.restricted
-    out = weights @ v if nothing_dropped else _mix(weights, keep, v)
+    harmless = problem.assume_finite or (isinstance(mechanism, Full) and not problem.restricted)
+    out = weights @ v if harmless else _mix(weights, keep, v)
     return out.to(problem.q.dtype), info
 
 

@@ -299,5 +299,5 @@ class RandomK(Selective):
 
         from semfocus.counters import random_order
 
-        stream = torch.tensor(self.seed, device=scores.device) if seed is None else seed.to(scores.device)
-        return random_order(stream, places.row_ids(scores.shape[:-2]), places.key.to(torch.int32))
+        stream = torch.full((), self.seed, dtype=torch.int64, device=scores.device) if seed is None else seed
+        return random_order(stream, places.row_ids(scores.shape[:-2], stream), places.key.to(torch.int32))

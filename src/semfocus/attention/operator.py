@@ -92,8 +92,9 @@ BACKENDS: dict[str, Backend] = {
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism | str = ..., *, causal: bool = ..., mask: Tensor | None = ...,
     lengths: Tensor | None = ..., normaliser: Normaliser = ..., scale: float | None = ..., dropout_p: float = ...,
-    generator: torch.Generator | None = ..., enable_gqa: bool = ..., straight_through: bool = ...,
-    backend: str | None = ..., return_info: Literal[False] = ...,
+    generator: torch.Generator | None = ..., seed: Tensor | None = ..., enable_gqa: bool = ...,
+    straight_through: bool = ..., assume_finite: bool = ..., backend: str | None = ...,
+    return_info: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 
 
@@ -101,8 +102,8 @@ def attend(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism | str = ..., *, causal: bool = ..., mask: Tensor | None = ...,
     lengths: Tensor | None = ..., normaliser: Normaliser = ..., scale: float | None = ..., dropout_p: float = ...,
-    generator: torch.Generator | None = ..., enable_gqa: bool = ..., straight_through: bool = ...,
-    backend: str | None = ..., return_info: Literal[True],
+    generator: torch.Generator | None = ..., seed: Tensor | None = ..., enable_gqa: bool = ...,
+    straight_through: bool = ..., assume_finite: bool = ..., backend: str | None = ..., return_info: Literal[True],
 ) -> tuple[Tensor, AttentionInfo]: ...  # fmt: skip
 
 
@@ -119,8 +120,10 @@ def attend(
     scale: float | None = None,
     dropout_p: float = 0.0,
     generator: torch.Generator | None = None,
+    seed: Tensor | None = None,
     enable_gqa: bool = False,
     straight_through: bool = False,
+    assume_finite: bool = False,
     backend: str | None = None,
     return_info: bool = False,
 ) -> Tensor | tuple[Tensor, AttentionInfo]:
@@ -132,8 +135,11 @@ def attend(
     mask         bool (True = may be kept) or float (added to the scaled scores), broadcastable to (..., H, Lq, Lk)
     lengths      (...) whole numbers: keys from that one on are padding
     generator    where dropout and RandomK take their randomness from; each backend draws the same from it
+    seed         instead of a generator: int64, broadcastable to (..., H); rows that share a seed are numbered, so that
+                 what a batch row draws does not depend on what else is in the batch
     enable_gqa   k and v may have fewer heads, each shared by consecutive heads of q
     straight_through   dropped keys get the gradient of attention over all keys (research; off)
+    assume_finite      skip the care for NaN and infinity in v, for callers who check otherwise
     backend      reference, dense, sdpa, chunked or local; None chooses. The answer is the same to rounding
 
     The selection is a constant for the gradient; the softmax over what is kept is differentiated. A query without
@@ -156,8 +162,10 @@ def attend(
         scale=scale,
         dropout_p=dropout_p,
         generator=generator,
+        seed=seed,
         enable_gqa=enable_gqa,
         straight_through=straight_through,
+        assume_finite=assume_finite,
     )
     name = choose_backend(problem, return_info) if backend is None else _named_backend(backend, problem, return_info)
     with torch.autocast(q.device.type, enabled=False) if q.device.type != "meta" else torch.no_grad():

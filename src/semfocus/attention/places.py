@@ -39,9 +39,15 @@ class Places:
         """(1, K) the position of each key."""
         return torch.arange(self.keys, device=self.device).unsqueeze(0)
 
-    def row_ids(self, lead: torch.Size) -> Tensor:
-        """(*lead, Q, 1): one number for each query of each batch row and head, whichever part is looked at."""
-        return row_ids(lead, self.queries, self.device, self.first, self.total)
+    def row_ids(self, lead: torch.Size, seed: Tensor) -> Tensor:
+        """(*lead, Q, 1): one number for each query of each batch row and head that share a seed.
+
+        A seed of its own along a dimension means that rows are numbered anew there.
+        """
+        offset = seed.dim() - 2 - len(lead)  # a seed has the dimensions of the scores, aligned at the right
+        owns = [i + offset >= 0 and seed.shape[i + offset] > 1 for i in range(len(lead))]
+        shared = tuple(1 if own else size for own, size in zip(owns, lead, strict=True))
+        return row_ids(shared, self.queries, self.device, self.first, self.total)
 
     def past(self) -> Tensor:
         """(Q, K): keys at or before the query."""

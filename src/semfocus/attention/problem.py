@@ -39,6 +39,7 @@ class Problem:
     straight_through: bool = False
     first_query: int = 0  # when q holds only some of the queries: which one comes first, and of how many
     total_queries: int | None = None
+    assume_finite: bool = False  # the caller vouches for v: no care for values that are not finite
 
     @property
     def lead(self) -> torch.Size:
@@ -92,8 +93,10 @@ class Problem:
         """Drop weights and scale up the rest; `columns` are the keys they belong to, so that no backend differs."""
         if self.dropout_seed is None:
             return weights
-        kept = bernoulli_keep(self.dropout_seed, places.row_ids(self.lead), columns.to(torch.int32), self.dropout_p)
-        return torch.where(kept, weights / (1 - self.dropout_p), 0.0)
+        kept = bernoulli_keep(
+            self.dropout_seed, places.row_ids(self.lead, self.dropout_seed), columns.to(torch.int32), self.dropout_p
+        )
+        return torch.where(kept, weights * (1 / (1 - self.dropout_p)), 0.0)
 
 
 def rows_of(tensor: Tensor | None, first: int, queries: int | None) -> Tensor | None:
@@ -116,8 +119,10 @@ def pose(
     scale: float | None,
     dropout_p: float,
     generator: torch.Generator | None,
+    seed: Tensor | None,
     enable_gqa: bool,
     straight_through: bool,
+    assume_finite: bool,
 ) -> Problem:
     """Check the arguments of `attend` and put them into one form."""
     _check_tensors(q, k, v)
@@ -135,10 +140,13 @@ def pose(
         causal=causal,
         scale=scale if scale is not None else 1 / math.sqrt(q.shape[-1]),
         dropout_p=dropout_p,
-        dropout_seed=_draw_seed(generator, q.device) if dropout_p else None,
-        choice_seed=_draw_seed(generator, q.device) if generator is not None else None,
+        dropout_seed=_draw_seed(generator, q.device) if dropout_p and seed is None else None,
+        choice_seed=_draw_seed(generator, q.device) if generator is not None and seed is None else None,
         straight_through=straight_through,
+        assume_finite=assume_finite,
     )
+    if seed is not None:
+        problem = _with_seed(problem, seed, generator)
     if mask is not None:
         problem = _with_mask(problem, mask, q.shape[:-2] if enable_gqa else problem.lead)
     if lengths is not None:
@@ -197,6 +205,17 @@ def _draw_seed(generator: torch.Generator | None, device: torch.device) -> Tenso
     return torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=source).to(device)
 
 
+def _with_seed(problem: Problem, seed: Tensor, generator: torch.Generator | None) -> Problem:
+    if generator is not None:
+        raise UsageError("give seed or generator, not both: they are two ways to say where randomness comes from")
+    if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or not _broadcasts(seed.shape, problem.q.shape[:-2]):
+        found = f"{seed.dtype} {tuple(seed.shape)}" if isinstance(seed, Tensor) else repr(seed)
+        raise UsageError(f"seed = {found} must be an int64 tensor that broadcasts to {tuple(problem.q.shape[:-2])}")
+    seed = seed[..., None, None]
+    # Two uses, two streams: a key must not be chosen by the bits that also decide whether it is dropped.
+    return replace(problem, dropout_seed=seed if problem.dropout_p else None, choice_seed=seed ^ 0x5DEECE66D)
+
+
 def _with_mask(problem: Problem, mask: Tensor, lead: torch.Size) -> Problem:
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
@@ -233,6 +252,8 @@ def _grouped(problem: Problem, heads: tuple[int, int]) -> Problem:
         return tensor.unflatten(-3, heads if tensor.shape[-3] != 1 else (1, 1))
 
     lengths = problem.lengths if problem.lengths is None else problem.lengths.unsqueeze(-3)
+    # A scalar seed numbers the rows by itself; one for each head is split as the heads are.
+    dropout_seed, choice_seed = split(problem.dropout_seed), split(problem.choice_seed)
     return replace(
         problem,
         q=problem.q.unflatten(-3, heads),
@@ -241,4 +262,6 @@ def _grouped(problem: Problem, heads: tuple[int, int]) -> Problem:
         mask=split(problem.mask),
         bias=split(problem.bias),
         lengths=lengths,
+        dropout_seed=dropout_seed,
+        choice_seed=choice_seed,
     )

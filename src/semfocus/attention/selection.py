@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 MINUS_INF = float("-inf")
+FEW = 16  # rounds that a compiled kernel makes faster than the library finds the k-th value
 
 
 def keep_by_sorting(priority: Tensor, candidates: Tensor, k: int) -> Tensor:
@@ -27,6 +28,8 @@ def keep_best(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
     if k >= priority.shape[-1]:
         return priority == priority if candidates is None else candidates
     ranked = priority if candidates is None else torch.where(candidates, priority, MINUS_INF)
+    if torch.compiler.is_compiling() and k <= FEW:
+        return _keep_by_rounds(ranked, k)
     kth = ranked.topk(k, dim=-1).values[..., -1:]
     above = ~(ranked <= kth)  # not `>`, which NaN would fail
     tied = ranked == kth
@@ -34,6 +37,20 @@ def keep_best(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
         tied = tied & candidates
     room = k - above.sum(dim=-1, keepdim=True)
     return above | (tied & (tied.cumsum(dim=-1) <= room))
+
+
+def _keep_by_rounds(ranked: Tensor, k: int) -> Tensor:
+    """The best, then the best of the rest, and so on: a compiler keeps the row in registers through all the rounds."""
+    place = torch.arange(ranked.shape[-1], device=ranked.device)
+    ranked = torch.where(ranked.isnan(), float("inf"), ranked)
+    keep = torch.zeros_like(ranked, dtype=torch.bool)
+    for _ in range(k):
+        best = ranked.amax(dim=-1, keepdim=True)
+        first = torch.where((ranked == best) & ~keep, place, ranked.shape[-1]).amin(dim=-1, keepdim=True)
+        chosen = place == first
+        keep = keep | chosen
+        ranked = torch.where(chosen, MINUS_INF, ranked)
+    return keep
 
 
 def best_indices(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:

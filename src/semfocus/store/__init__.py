@@ -1,1 +1,32 @@
-"""WHERE results live."""
+"""WHERE results live: run directories that survive kills, power cuts and full disks, and trust nobody.
+
+    run = RunStore("runs").create_or_open(run_id, config)
+    with run.lock() as writer:
+        writer.append_metrics({"step": 40, "train_loss": 0.3})
+        writer.save_checkpoint(40, tensors, meta)
+
+`atomic` writes, `strict` reads, `logs` and `checkpoints` are what a run consists of, `locks` keeps a second writer
+out, `directory` is a run as readers see it, `writer` as its one writer does, `runs` finds, makes and removes them.
+"""
+
+from semfocus.store.checkpoints import Checkpoint, DamagedCheckpoint
+from semfocus.store.cohort import Save, load_common, save_checkpoints, write_statuses
+from semfocus.store.directory import RunDirectory, is_run_id
+from semfocus.store.locks import Holder
+from semfocus.store.runs import Entry, RunStore
+from semfocus.store.writer import RunWriter
+
+__all__ = [
+    "Checkpoint",
+    "DamagedCheckpoint",
+    "Entry",
+    "Holder",
+    "RunDirectory",
+    "RunStore",
+    "RunWriter",
+    "Save",
+    "is_run_id",
+    "load_common",
+    "save_checkpoints",
+    "write_statuses",
+]

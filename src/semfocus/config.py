@@ -1,0 +1,155 @@
+"""What a run is: one frozen, strict, validated value. Its id is the hash of everything that decides the result.
+
+    RunConfig(task=TaskConfig(name="even_pairs"), attention=AttentionConfig(mechanism="topk:5"), seed=153476998)
+
+Device, threads, how often to evaluate and what to keep are not in here: they do not change what is learned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from semfocus.attention.mechanisms import Local, Mechanism, Selective, parse_mechanism
+from semfocus.errors import UsageError
+from semfocus.tasks import Task, get_task
+
+FORMAT = 1  # of the identity below: raise it when the same config starts to mean another result
+
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class TaskConfig(_Part):
+    """What is learned: a task's name or a data file, its options, and how many rows (files: None takes all)."""
+
+    name: str
+    options: dict[str, Any] = {}
+    train_rows: Positive | None = 5000
+    heldout_rows: Positive | None = 2000
+
+    def build(self) -> Task:
+        """The task itself."""
+        return get_task(self.name, **self.options)
+
+
+class AttentionConfig(_Part):
+    """Where queries look, and how kept keys are weighed."""
+
+    mechanism: str = "full"
+    normaliser: Literal["softmax", "sigmoid"] = "softmax"
+    inverse_temperature: Rate = 1.0
+
+    @field_validator("mechanism")
+    @classmethod
+    def _canonical(cls, text: str) -> str:
+        return str(parse_mechanism(text))
+
+    @property
+    def value(self) -> Mechanism:
+        return parse_mechanism(self.mechanism)
+
+    @property
+    def globals(self) -> int:
+        """Extra learned tokens that the mechanism calls for."""
+        return self.value.globals if isinstance(self.value, Local) else 0
+
+    @property
+    def size(self) -> int | None:
+        """k or the width of the window; None for full attention."""
+        value = self.value
+        return value.k if isinstance(value, Selective) else value.width if isinstance(value, Local) else None
+
+
+class ModelConfig(_Part):
+    """The encoder; the quirks of the paper's code are options, all off by default."""
+
+    blocks: Positive = 5
+    heads: Positive = 1
+    d_model: Positive = 64
+    d_mlp: Positive = 64
+    head_width: Literal["model", "split"] = "model"  # each head as wide as the model, or d_model / heads
+    activation: Literal["relu", "gelu", "mish"] = "relu"
+    norm: Literal["pre", "post"] = "pre"
+    pooling: Literal["mean", "cls"] = "mean"
+    dropout: Share = 0.01
+    padding_visible: bool = False  # padding is attended to, selected and pooled, and so are global tokens pooled
+    pad_to_multiple: bool = False  # sparse mechanisms pad the row to a multiple of k; full attention does not
+    dropout_in_evaluation: bool = False  # of attention weights
+    first_norm_exact: bool = False  # epsilon 0 in the first attention's LayerNorm
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> ModelConfig:
+        if self.head_width == "split" and self.d_model % self.heads:
+            raise ValueError(f"model.d_model = {self.d_model} is not a multiple of model.heads = {self.heads}")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model if self.head_width == "model" else self.d_model // self.heads
+
+
+class TrainingConfig(_Part):
+    """How it learns. `until` stops a run at that training accuracy; `patience` after so many epochs without a gain."""
+
+    epochs: Positive = 100
+    batch_size: Positive = 25
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: Rate = 0.1
+    decay: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.9995  # of the rate, once an epoch
+    clip: Rate | None = 0.5  # of the gradient's norm over all of a member's parameters
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    drop_one_row: bool = False  # a quirk: leave out one shuffled training row an epoch, and the last row in evaluation
+    until: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    patience: Positive | None = None
+
+
+class RunConfig(_Part):
+    """One run."""
+
+    task: TaskConfig
+    attention: AttentionConfig = AttentionConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    precision: Literal["fp32", "tf32"] = "fp32"
+    label: str = ""  # for people; not part of the identity
+
+    def check(self, task: Task) -> None:
+        """The checks that need the task itself: sizes against lengths, rows against what there is."""
+        size = self.attention.size
+        if size is not None and size > task.width:
+            kind = "k" if isinstance(self.attention.value, Selective) else "width"
+            raise UsageError(
+                f"attention.mechanism = {self.attention.mechanism}: {kind} = {size} exceeds the sequence length "
+                f"{task.width} of task {self.task.name}; choose {kind} <= {task.width}"
+            )
+        for field, split in (("train_rows", "train"), ("heldout_rows", "heldout")):
+            wanted, there = getattr(self.task, field), task.size(split)
+            if wanted is None and there is None:
+                raise UsageError(f"task.{field} must be given: {self.task.name} can draw rows without end")
+            if wanted is not None and there is not None and wanted > there:
+                raise UsageError(f"task.{field} = {wanted} exceeds the {there} rows of the {split} split; choose fewer")
+
+    def rows(self, task: Task) -> tuple[int, int]:
+        """How many training and held-out rows the run uses."""
+        train, heldout = self.task.train_rows, self.task.heldout_rows
+        return train or task.size("train") or 0, heldout or task.size("heldout") or 0
+
+    def identity(self, task: Task) -> dict[str, Any]:
+        """What decides the result, as plain JSON: a file's content instead of its path, no label."""
+        fields = self.model_dump(mode="json", exclude={"label": True, "task": {"name", "options"}})
+        return {"format": FORMAT, **fields, "data": task.fingerprint()}
+
+    def run_id(self, task: Task) -> str:
+        """Sixteen hexadecimal digits; the name of the run's directory."""
+        text = json.dumps(self.identity(task), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""semfocus inside other libraries, one package for each."""

@@ -1,0 +1,353 @@
+"""The paper's encoder, many at once: every parameter has a leading member axis E, and E = 1 is the ordinary case.
+
+Shapes: E members, B rows, L positions, d model width, H heads, w head width, m MLP width, V ids, C classes.
+
+    tokens (E, B, L) -> embedding * sqrt(d) + positions -> blocks -> mean over positions -> logits (E, B, C)
+
+All parameters of a cohort are one matrix (E, P); `Layout` says which columns are which. A member is a row of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from semfocus import counters
+from semfocus.attention.mechanisms import Banded, Mechanism
+from semfocus.attention.normalisers import Normaliser, Sigmoid, Softmax
+from semfocus.attention.operator import attend
+from semfocus.config import AttentionConfig, ModelConfig
+from semfocus.randomness import stream
+
+ACTIVATIONS = {"relu": functional.relu, "gelu": functional.gelu, "mish": functional.mish}
+NORMALISERS: dict[str, Normaliser] = {"softmax": Softmax(), "sigmoid": Sigmoid()}
+PLACES_PER_BLOCK = 4  # dropout on attention weights, after attention, inside the MLP, after the MLP
+NORM_EPSILON = 1e-5
+ALIGNMENT, LONG = 8, 128
+ENOUGH_PROGRAMS = 128  # that a large GPU wants to run at once
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything that shapes the computation: the config's model and attention, and the task's sizes."""
+
+    model: ModelConfig
+    attention: AttentionConfig
+    num_symbols: int
+    num_classes: int
+    width: int  # of the task's rows, before anything is added
+    # What follows from these, worked out once: a compiler that traces the model must not meet a parser.
+    mechanism: Mechanism = field(init=False)
+    padded_width: int = field(init=False)
+    extra_tokens: int = field(init=False)  # after the row: a CLS token if that is what is pooled, then the global ones
+    filler: int = field(init=False)  # invisible positions between the two, so that long rows suit tensor cores
+    length: int = field(init=False)  # L
+
+    def __post_init__(self) -> None:
+        mechanism, size = self.attention.value, self.attention.size
+        padded = self.width
+        if self.model.pad_to_multiple and size is not None:
+            padded = math.ceil(self.width / size) * size
+        extra = self.attention.globals + (self.model.pooling == "cls")
+        # A band counts positions from the end, so that filler would change what it keeps; others do not notice.
+        aligned = padded + extra >= LONG and not isinstance(mechanism, Banded)
+        filler = -(padded + extra) % ALIGNMENT if aligned else 0
+        for name, value in {
+            "mechanism": mechanism,
+            "padded_width": padded,
+            "extra_tokens": extra,
+            "filler": filler,
+            "length": padded + filler + extra,
+        }.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def num_ids(self) -> int:
+        return self.num_symbols + 1 + self.extra_tokens
+
+    @property
+    def places(self) -> int:
+        """How many places of a step draw dropout."""
+        return 1 + PLACES_PER_BLOCK * self.model.blocks
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout.of(self)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and columns of the parameters within a member's row."""
+
+    shapes: dict[str, tuple[int, ...]]
+
+    @staticmethod
+    def of(spec: Spec) -> Layout:
+        model = spec.model
+        d, m, inner = model.d_model, model.d_mlp, model.heads * model.head_dim
+        shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.num_ids, d)}
+        for i in range(model.blocks):
+            for name, (rows, columns) in {
+                "qkv": (d, 3 * inner),
+                "o": (inner, d),
+                "mlp_in": (d, m),
+                "mlp_out": (m, d),
+            }.items():
+                shapes[f"blocks.{i}.{name}.weight"] = (rows, columns)
+                shapes[f"blocks.{i}.{name}.bias"] = (columns,)
+        shapes["readout.weight"] = (d, spec.num_classes)
+        shapes["readout.bias"] = (spec.num_classes,)
+        return Layout(shapes)
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """The first column of each parameter: a multiple of 32, so that tensor cores can load it straight."""
+        found, place = {}, 0
+        for name, shape in self.shapes.items():
+            found[name] = place
+            place += _aligned(math.prod(shape))
+        return found
+
+    @cached_property
+    def size(self) -> int:
+        """P, the columns of a member's row; the few between parameters stay zero."""
+        last, shape = list(self.shapes.items())[-1]
+        return self.offsets[last] + _aligned(math.prod(shape))
+
+    @cached_property
+    def num_parameters(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def split(self, matrix: Tensor) -> dict[str, Tensor]:
+        """Views (E, *shape) of a matrix (E, P), by name."""
+        return {
+            name: matrix[:, self.offsets[name] : self.offsets[name] + math.prod(shape)].unflatten(-1, shape)
+            for name, shape in self.shapes.items()
+        }
+
+    def join(self, parts: Iterable[Tensor]) -> Tensor:
+        """The matrix (E, P) of parameters, or gradients, given in the layout's order."""
+        columns = []
+        for part in parts:
+            flat = part.flatten(1)
+            columns.append(functional.pad(flat, (0, _aligned(flat.shape[1]) - flat.shape[1])))
+        return torch.cat(columns, dim=1)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 32) * 32
+
+
+def initial(spec: Spec, seed: int) -> Tensor:
+    """(P,) the parameters a seed starts from: one stream per parameter, so that an extra token shifts nothing else.
+
+    Embedding and read-out uniform in +-0.1, read-out bias 0, linear layers uniform in +-1/sqrt(inputs).
+    """
+    parts = []
+    for name, shape in spec.layout.shapes.items():
+        size = math.prod(shape)
+        if name == "readout.bias":
+            parts.append(torch.zeros(1, size))
+            continue
+        inputs = spec.layout.shapes[name.replace(".bias", ".weight")][0]
+        bound = 0.1 if name in ("embedding", "readout.weight") else inputs**-0.5
+        uniform = torch.from_numpy(stream(seed, f"init/{name}").uniform(size))
+        parts.append(((2 * uniform - 1) * bound).float().unsqueeze(0))
+    return spec.layout.join(parts)[0]
+
+
+def assemble(tokens: Tensor, lengths: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
+    """Rows (..., width) as the model reads them (..., L) int64, and which positions hold something (..., L) bool."""
+    pad = spec.num_symbols
+    rows = functional.pad(tokens.long(), (0, spec.padded_width + spec.filler - spec.width), value=pad)
+    extra = torch.arange(pad + 1, pad + 1 + spec.extra_tokens, device=tokens.device)
+    rows = torch.cat([rows, extra.expand(*rows.shape[:-1], -1)], dim=-1)
+    position = torch.arange(spec.length, device=tokens.device)
+    ends = torch.full_like(lengths, spec.padded_width) if spec.model.padding_visible else lengths
+    return rows, (position < ends.unsqueeze(-1)) | (position >= spec.padded_width + spec.filler)
+
+
+@lru_cache(maxsize=64)
+def positions(length: int, width: int, device: torch.device) -> Tensor:
+    """(L, d) fixed sine and cosine waves, for any length. Kept: a captured GPU step cannot copy from the host."""
+    place = torch.arange(length, dtype=torch.float64).unsqueeze(-1)
+    rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
+    waves = torch.stack([(place * rate).sin(), (place * rate).cos()], dim=-1).flatten(-2)
+    return waves[:, :width].float().to(device)
+
+
+def forward(
+    parameters: dict[str, Tensor],
+    tokens: Tensor,
+    filled: Tensor | None,
+    spec: Spec,
+    seeds: Tensor | None = None,
+    parts: Parts | None = None,
+) -> Tensor:
+    """Logits (E, B, C) of rows (E, B, L). `filled` None: no row has padding. `seeds` (places, E): dropout is on."""
+    parts = parts or PLAIN
+    waves = positions(tokens.shape[-1], spec.model.d_model, tokens.device)
+    x = parts.embed(parameters["embedding"], tokens, waves, spec, None if seeds is None else seeds[0])
+    own_seeds = _evaluation_seeds(spec, x) if seeds is None else seeds[1:].unflatten(0, (spec.model.blocks, -1))
+    mask = None if filled is None else filled[:, :, None, None, :]
+    for i in range(spec.model.blocks):
+        weights = [parameters[f"blocks.{i}.{name}"] for name in BLOCK_PARAMETERS]
+        epsilon = 0.0 if spec.model.first_norm_exact and i == 0 else NORM_EPSILON
+        block_seeds = None if own_seeds is None else own_seeds[i]
+        x = parts.block(x, weights, mask, block_seeds, spec, epsilon, seeds is not None)
+    return parts.read_out(x, filled, parameters["readout.weight"], parameters["readout.bias"], spec)
+
+
+BLOCK_PARAMETERS = [f"{name}.{kind}" for name in ("qkv", "o", "mlp_in", "mlp_out") for kind in ("weight", "bias")]
+
+
+def block(
+    x: Tensor, weights: list[Tensor], mask: Tensor | None, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool
+) -> Tensor:
+    """One block: attention, then an MLP, each with a residual; LayerNorm before (pre) or after (post) each.
+
+    `seeds` (4, E) decide dropout; in evaluation only that of attention weights, if at all.
+    """
+    p = spec.model.dropout if train else 0.0
+
+    def drop(tensor: Tensor, place: int) -> Tensor:
+        return counters.dropout(tensor, seeds[place], p) if p and seeds is not None else tensor
+
+    def norm(tensor: Tensor, eps: float) -> Tensor:
+        return functional.layer_norm(tensor, (tensor.shape[-1],), eps=eps)
+
+    aw, ab, ow, ob, iw, ib, tw, tb = weights
+    pre = spec.model.norm == "pre"
+    y = norm(x, epsilon) if pre else x
+    q, k, v = (_heads(part, spec) for part in _linear(y, aw, ab).chunk(3, dim=-1))
+    mixed = _attention(q, k, v, mask, seeds, spec, train)
+    x = x + drop(_linear(mixed.transpose(2, 3).flatten(3), ow, ob), 1)
+    x = x if pre else norm(x, epsilon)
+    hidden = drop(_linear(norm(x, NORM_EPSILON) if pre else x, iw, ib), 2)
+    x = x + drop(_linear(ACTIVATIONS[spec.model.activation](hidden), tw, tb), 3)
+    return x if pre else norm(x, NORM_EPSILON)
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seeds: Tensor | None, spec: Spec, train: bool
+) -> Tensor:
+    """(E, B, H, L, w); a GPU has room for all scores at once, a CPU takes lists of keys where rows are long."""
+    p = spec.model.dropout if train or spec.model.dropout_in_evaluation else 0.0
+    return attend(
+        q,
+        k,
+        v,
+        spec.mechanism,
+        mask=mask,
+        normaliser=NORMALISERS[spec.attention.normaliser],
+        scale=spec.attention.inverse_temperature / math.sqrt(spec.model.head_dim),
+        dropout_p=p if seeds is not None else 0.0,
+        seed=None if seeds is None else seeds[0].view(-1, 1, 1),
+        assume_finite=True,
+        backend="dense" if q.is_cuda else None,
+    )
+
+
+def embed(table: Tensor, tokens: Tensor, waves: Tensor, spec: Spec, seed: Tensor | None) -> Tensor:
+    """(E, B, L, d): each member's own vectors, scaled, plus positions."""
+    members, ids, d = table.shape
+    offsets = (torch.arange(members, device=table.device) * ids).view(-1, 1, 1)
+    x = functional.embedding(tokens + offsets, table.flatten(0, 1)) * math.sqrt(d)
+    x = x + waves
+    return counters.dropout(x, seed, spec.model.dropout) if seed is not None and spec.model.dropout else x
+
+
+def read_out(x: Tensor, filled: Tensor | None, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
+    """(E, B, C) logits."""
+    return _pool(x, filled, spec) @ weight + bias.unsqueeze(1)
+
+
+def _pool(x: Tensor, filled: Tensor | None, spec: Spec) -> Tensor:
+    """(E, B, d): the mean over what each row holds; global tokens count only where padding does."""
+    if spec.model.pooling == "cls":
+        return x[:, :, spec.padded_width + spec.filler]
+    if not spec.model.padding_visible:
+        x = x[:, :, : spec.padded_width]
+    if filled is None:
+        return x.mean(dim=2)
+    inside = filled[:, :, : x.shape[2], None].to(x.dtype)
+    return (x * inside).sum(dim=2) / inside.sum(dim=2)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x (E, B, L, i) times weight (E, i, o), plus bias."""
+    members, batch = x.shape[:2]
+    # The gradient of a weight sums over B L positions: with few members a GPU needs that sum cut into pieces.
+    pieces = batch if x.is_cuda and members * 4 < ENOUGH_PROGRAMS else 1
+    cut = x.reshape(members * pieces, -1, x.shape[-1])
+    wide = weight.unsqueeze(1).expand(-1, pieces, -1, -1).reshape(members * pieces, *weight.shape[1:])
+    return torch.bmm(cut, wide).view(*x.shape[:-1], -1) + bias[:, None, None]
+
+
+def _heads(x: Tensor, spec: Spec) -> Tensor:
+    return x.unflatten(-1, (spec.model.heads, spec.model.head_dim)).transpose(2, 3)
+
+
+def _evaluation_seeds(spec: Spec, x: Tensor) -> Tensor | None:
+    """Fixed seeds (blocks, 4, E) for the one quirk that draws in evaluation."""
+    if not spec.model.dropout_in_evaluation:
+        return None
+    zero = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
+    own = counters.derive(zero, torch.zeros((), dtype=torch.int64, device=x.device), spec.places)
+    return own[1:].unflatten(0, (spec.model.blocks, -1))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The three functions a forward pass is made of, plain or compiled."""
+
+    embed: Callable[..., Tensor] = embed
+    block: Callable[..., Tensor] = block
+    read_out: Callable[..., Tensor] = read_out
+
+    @staticmethod
+    def compiled() -> Parts:
+        """Compiled afresh. Every cohort has its own shapes; without the reset torch counts them as one function's
+        recompilations and, after a few, quietly stops compiling."""
+        torch.compiler.reset()
+        return Parts(*(torch.compile(part, dynamic=False) for part in (embed, block, read_out)))
+
+
+PLAIN = Parts()
+
+
+class Encoder(nn.Module):
+    """One member as an ordinary module: `Encoder(spec, row)(tokens, lengths) -> logits (B, C)`, without dropout."""
+
+    def __init__(self, spec: Spec, row: Tensor) -> None:
+        super().__init__()
+        self.spec = spec
+        for name, value in spec.layout.split(row.unsqueeze(0)).items():
+            self.register_parameter(name.replace(".", "__"), nn.Parameter(value[0].clone()))
+
+    def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Rows may be of any length: positions extend; a row ends at its length, or at the last column."""
+        spec = self._spec_for(tokens.shape[-1])
+        ends = torch.full(tokens.shape[:1], tokens.shape[-1], device=tokens.device) if lengths is None else lengths
+        rows, filled = assemble(tokens, ends, spec)
+        parameters = {name.replace("__", "."): value.unsqueeze(0) for name, value in self.named_parameters()}
+        return forward(parameters, rows.unsqueeze(0), filled.unsqueeze(0), spec)[0]
+
+    @torch.no_grad()
+    def predict(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(B,) the most probable class of each row."""
+        return self(tokens, lengths).argmax(dim=-1)
+
+    def row(self) -> Tensor:
+        """(P,) the parameters as a row of a cohort's matrix."""
+        return self.spec.layout.join(value.detach().unsqueeze(0) for value in self.parameters())[0]
+
+    def _spec_for(self, width: int) -> Spec:
+        spec = self.spec
+        return Spec(spec.model, spec.attention, spec.num_symbols, spec.num_classes, width)

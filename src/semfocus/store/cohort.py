@@ -1,0 +1,100 @@
+"""What runs that train in lockstep do together: save, load the newest step that all have, write how they ended.
+
+One sync costs milliseconds and many at once hardly more, so that a hundred members are saved in little more time
+than one. Each member's checkpoint is still there whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from semfocus.errors import CorruptData, unknown, whole_number
+from semfocus.store import atomic, checkpoints, formats, strict
+from semfocus.store.checkpoints import Checkpoint
+from semfocus.store.directory import STATES, STATUS
+from semfocus.store.tensors import Mismatch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from semfocus.store.writer import RunWriter
+
+
+class Save(NamedTuple):
+    """One member's checkpoint to be saved."""
+
+    writer: RunWriter
+    step: int
+    tensors: Mapping[str, torch.Tensor]
+    meta: Mapping[str, Any]
+    keep: bool = False
+
+
+def save_checkpoints(saves: Sequence[Save]) -> None:
+    """Save one checkpoint for each member; when this returns, all of them and their logs are safe on disk."""
+    logs = [log for save in saves for log in save.writer.unsynced()]
+    atomic.publish(_new_directories(saves), also_sync=[log.path for log in logs])
+    for log in logs:
+        log.unsynced = False
+    for save in saves:
+        save.writer.prune()
+
+
+def load_common(
+    writers: Sequence[RunWriter], expect: Mapping[str, torch.Tensor] | None = None
+) -> list[Checkpoint] | None:
+    """Each member's checkpoint of the newest step that is intact for all of them; damaged newer ones are set aside.
+
+    None when some member never saved one, so that all start (again) from the beginning. CorruptData when every
+    member has saved and yet no step is intact for all.
+    """
+    if not writers:
+        return []
+    damage: dict[tuple[RunWriter, int], str] = {}
+    shared = set.intersection(*(set(checkpoints.all_steps(writer.folder)) for writer in writers))
+    for step in sorted(shared, reverse=True):
+        found: list[Checkpoint] = []
+        for writer in writers:
+            try:
+                found.append(checkpoints.load(writer.folder, step, expect))
+            except Mismatch:
+                raise
+            except CorruptData as error:
+                damage[writer, step] = str(error)
+        if len(found) == len(writers):
+            for (writer, bad), reason in damage.items():
+                writer.set_aside(bad, reason)
+            return found
+    if any(not checkpoints.all_steps(w.folder) and not checkpoints.set_aside(w.folder) for w in writers):
+        return None
+    raise CorruptData(
+        f"no step is intact for all {len(writers)} runs: {'; '.join(damage.values()) or 'none is shared'}"
+    )
+
+
+def write_statuses(entries: Sequence[tuple[RunWriter, str, Mapping[str, Any]]]) -> None:
+    """Replace the status of each run by (state, facts); unless all go on running, their logs are synced first."""
+    contents: dict[Path, bytes] = {}
+    for writer, state, facts in entries:
+        if state not in STATES:
+            raise unknown("state", state, STATES)
+        writer.ensure_held()
+        document = formats.stamp({"state": state, **facts})
+        contents[writer.path / STATUS] = strict.encode_row(document, f"the status of run {writer.id}") + b"\n"
+    logs = [log for writer, state, _ in entries if state != "running" for log in writer.unsynced()]
+    atomic.sync_all(log.path for log in logs)
+    for log in logs:
+        log.unsynced = False
+    atomic.replace_all(contents)
+
+
+def _new_directories(saves: Sequence[Save]) -> Iterator[tuple[Path, Mapping[str, bytes]]]:
+    for writer, step, tensors, meta, keep in saves:
+        step = whole_number("step", step, at_least=0, at_most=checkpoints.MAX_STEP)
+        writer.ensure_held()
+        files = checkpoints.contents(step, tensors, meta, writer.log_sizes(), keep)
+        if not writer.has_saved(step, files, keep):
+            yield writer.folder / str(step), files

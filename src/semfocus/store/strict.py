@@ -1,0 +1,158 @@
+"""JSON as the standard has it, read with suspicion: what comes from someone else's run directory is hostile.
+
+Written: no NaN and no infinity, text keys, at most `MAX_DEPTH` levels. Read: the same, from a regular file (no
+link, no pipe) of limited size. What does not fit is CorruptData that names the file, whatever its author intended.
+
+A row of a table may hold floats that are not finite. Its line has null in their place, which every JSON reader
+understands, and says in one more field what they were:
+
+    {"step": 40, "loss": null, "not_finite": {"loss": "nan"}}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from semfocus.errors import CorruptData, StorageError, UsageError
+
+MAX_BYTES = 2**20
+MAX_DEPTH = 32
+NOT_FINITE = "not_finite"
+_LOST = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def encode(value: Any, what: str, indent: int | None = None) -> bytes:
+    """`value` as JSON, on one line unless indented; `what` names it in errors."""
+    problem = _problem(value)
+    if problem is not None:
+        raise UsageError(f"{what} cannot be kept as JSON: {problem}")
+    data = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False).encode()
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{what} takes {len(data)} bytes as JSON; at most {MAX_BYTES} are read back")
+    return data
+
+
+def decode(data: bytes, what: str) -> Any:
+    """The value that `data` holds; `what` names it in errors."""
+    try:
+        value = json.loads(
+            data.decode(), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_distinct
+        )
+    except RecursionError:
+        raise CorruptData(f"{what} is nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise CorruptData(f"{what} is not valid JSON: {error}") from None
+    problem = _problem(value)
+    if problem is not None:
+        raise CorruptData(f"{what} is refused: {problem}")
+    return value
+
+
+def read(path: Path, limit: int = MAX_BYTES) -> bytes | None:
+    """The content of a regular file of at most `limit` bytes; None when there is no such file."""
+    try:
+        handle = open_plain(path)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(handle, "rb") as file:
+        size = os.fstat(handle).st_size
+        data = file.read(limit + 1) if size <= limit else b""
+    if max(size, len(data)) > limit:
+        raise CorruptData(f"{path} is larger than {limit} bytes")
+    return data
+
+
+def open_plain(path: Path) -> int:
+    """A descriptor to read a regular file; links, pipes and devices are refused unopened or unread."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if path.is_symlink():
+            raise CorruptData(f"{path} is a symbolic link; a run directory holds plain files only") from None
+        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise CorruptData(f"{path} is not a regular file")
+    return handle
+
+
+def encode_row(row: Mapping[str, Any], what: str) -> bytes:
+    """A row as one line of JSON that remembers which of its floats were not finite."""
+    if NOT_FINITE in row:
+        raise UsageError(f"{what}: the name {NOT_FINITE} is taken")
+    lost = {name: str(float(v)) for name, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
+    plain = {name: None if name in lost else value for name, value in row.items()}
+    return encode(plain | {NOT_FINITE: lost} if lost else plain, what)
+
+
+def decode_row(data: bytes, what: str) -> dict[str, Any]:
+    """The row that `encode_row` wrote, or a stranger's row of the same kind."""
+    row = decode(data, what)
+    if not isinstance(row, dict):
+        raise CorruptData(f"{what} is not a JSON object")
+    lost = row.pop(NOT_FINITE, {})
+    if not isinstance(lost, dict):
+        raise CorruptData(f"{what}: {NOT_FINITE} is not a JSON object")
+    for name, value in lost.items():
+        if row.get(name, 0) is not None or not isinstance(value, str) or value not in _LOST:
+            raise CorruptData(f"{what}: {NOT_FINITE} does not fit its row")
+        row[name] = _LOST[value]
+    return row
+
+
+def _problem(value: Any) -> str | None:
+    """Why `value` is not one that JSON carries there and back; None when it is. Not recursive on purpose."""
+    waiting = [(value, 1)]
+    while waiting:
+        item, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            return f"nested deeper than {MAX_DEPTH} levels"
+        if isinstance(item, dict):
+            if not all(isinstance(key, str) for key in item):
+                return "a key that is not a text"
+            waiting += [(part, depth) for part in item] + [(part, depth + 1) for part in item.values()]
+        elif isinstance(item, (list, tuple)):
+            waiting += [(part, depth + 1) for part in item]
+        elif isinstance(item, str):
+            if not _encodable(item):
+                return "a text with half a surrogate pair"
+        elif isinstance(item, float):
+            if not math.isfinite(item):
+                return f"{item} is not finite"
+        elif not (item is None or isinstance(item, int)):
+            return f"a value of type {type(item).__name__}"
+    return None
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is too large")
+    return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a key appears twice")
+    return made

@@ -1,0 +1,151 @@
+"""Dictionaries of tensors as safetensors bytes, and back. No pickle, ever.
+
+A file is its header's length (8 bytes), the header (JSON: name -> dtype, shape, offsets), then the tensors' bytes.
+`read_header` checks all of that against the size of the file before anything is allocated from it: a header that
+lies about its length, ranges that overlap, leave gaps or point outside, shapes that do not fit their range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from semfocus.errors import CorruptData, UsageError
+from semfocus.store import strict
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_HEADER_BYTES = 4 * 2**20
+MAX_DIMENSIONS = 16
+_PREFIX = 8
+_TYPES = {  # safetensors' name -> torch's name, bytes each
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "U16": ("uint16", 2),
+    "I16": ("int16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "U32": ("uint32", 4),
+    "I32": ("int32", 4),
+    "F32": ("float32", 4),
+    "U64": ("uint64", 8),
+    "I64": ("int64", 8),
+    "F64": ("float64", 8),
+    "C64": ("complex64", 8),
+}
+_NAMES = {torch_name: name for name, (torch_name, _) in _TYPES.items()}
+
+
+class Mismatch(CorruptData):
+    """Intact tensors, but not the ones that were expected."""
+
+
+class Layout(NamedTuple):
+    """What one tensor looks like: `F32 (3, 4)`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
+
+def encode(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The tensors, from any device, as safetensors bytes; the same values give the same bytes."""
+    import torch
+    from safetensors.torch import save
+
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise UsageError(f"a checkpoint holds tensors by name, not {name!r}: {type(tensor).__name__}")
+        if layout_of(tensor).dtype not in _TYPES:
+            raise UsageError(f"the tensor {name!r} has dtype {tensor.dtype}; a checkpoint holds {', '.join(_NAMES)}")
+    # Copies, since the format refuses views of one storage and members are slices of stacked parameters.
+    data = save({n: t.detach().to("cpu").clone(memory_format=torch.contiguous_format) for n, t in tensors.items()})
+    if int.from_bytes(data[:_PREFIX], "little") > MAX_HEADER_BYTES:
+        raise UsageError(
+            f"{len(tensors)} tensors need a header of more than {MAX_HEADER_BYTES} bytes, too many to load"
+        )
+    return data
+
+
+def decode(file: BinaryIO, size: int, what: str, expect: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
+    """The tensors of an open file of `size` bytes, refused by its header where they are not those of `expect`."""
+    layouts = read_header(file, size, what)
+    if expect is not None:
+        _compare(layouts, expect, what)
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    file.seek(0)
+    try:
+        return load(file.read(size))
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise CorruptData(f"{what} cannot be read as safetensors: {error}") from None
+
+
+def read_header(file: BinaryIO, size: int, what: str) -> dict[str, Layout]:
+    """What the file holds, by name, after checking that it holds exactly that."""
+    length = int.from_bytes(file.read(_PREFIX), "little")
+    if size < _PREFIX or length > min(MAX_HEADER_BYTES, size - _PREFIX):
+        raise CorruptData(f"{what} is not a safetensors file: its header cannot be {length} bytes long")
+    header = strict.decode(file.read(length), f"the header of {what}")
+    if not isinstance(header, dict):
+        raise CorruptData(f"the header of {what} is not a JSON object")
+    header.pop("__metadata__", None)
+    ranges: list[tuple[int, int]] = []
+    layouts: dict[str, Layout] = {}
+    for name, entry in header.items():
+        layouts[name], place = _entry(entry, f"tensor {name!r} of {what}")
+        ranges.append(place)
+    end = 0
+    for start, stop in sorted(ranges):
+        if start != end:
+            raise CorruptData(f"{what} has tensors that overlap or leave a gap at byte {min(start, end)}")
+        end = stop
+    if end != size - _PREFIX - length:
+        raise CorruptData(f"{what} holds {size - _PREFIX - length} bytes of tensors where its header says {end}")
+    return layouts
+
+
+def _entry(entry: Any, what: str) -> tuple[Layout, tuple[int, int]]:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise CorruptData(f"{what} is not described by dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _TYPES:
+        raise CorruptData(f"{what} has the unknown dtype {str(dtype)[:40]!r}")
+    if not _is_counts(shape) or len(shape) > MAX_DIMENSIONS:
+        raise CorruptData(f"{what} has a shape that is not a short list of sizes")
+    if not _is_counts(offsets) or len(offsets) != 2:
+        raise CorruptData(f"{what} has offsets that are not two byte positions")
+    if offsets[0] + math.prod(shape) * _TYPES[dtype][1] != offsets[1]:
+        raise CorruptData(f"{what} has shape {shape}, which does not fill bytes {offsets[0]} to {offsets[1]}")
+    return Layout(dtype, tuple(shape)), (offsets[0], offsets[1])
+
+
+def _is_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
+
+
+def _compare(found: Mapping[str, Layout], expect: Mapping[str, torch.Tensor], what: str) -> None:
+    wanted = {name: layout_of(tensor) for name, tensor in expect.items()}
+    differences = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())]
+    differences += [f"{name} is not expected" for name in sorted(found.keys() - wanted.keys())]
+    differences += [
+        f"{name} is {found[name]}, not {wanted[name]}"
+        for name in sorted(wanted.keys() & found.keys())
+        if found[name] != wanted[name]
+    ]
+    if differences:
+        raise Mismatch(f"{what} holds other tensors than this model: {'; '.join(differences)}")
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """The layout that `tensor` would have in a file."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    return Layout(_NAMES.get(name, name), tuple(tensor.shape))

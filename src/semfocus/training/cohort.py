@@ -1,0 +1,129 @@
+"""Runs that train in lockstep: one matrix of parameters, a row a member.
+
+The random streams of a member (data, initialisation, order, dropout) depend on its own seed alone; which cohort it
+trains in changes what it learns by no more than rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from semfocus.config import RunConfig
+from semfocus.model import Encoder, Spec, initial
+from semfocus.randomness import stream
+from semfocus.tasks import Task
+from semfocus.training import data
+from semfocus.training.data import Rows
+
+MOMENTS = {"sgd": (), "adam": ("first_moment", "second_moment"), "adamw": ("first_moment", "second_moment")}
+
+
+def spec_of(config: RunConfig, task: Task) -> Spec:
+    """What shapes the model of this run."""
+    return Spec(config.model, config.attention, task.num_symbols, task.num_classes, task.width)
+
+
+def dropout_seed(seed: int) -> int:
+    """The 64-bit seed of a member's dropout stream."""
+    digest = hashlib.sha256(f"{seed}/dropout".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+@dataclass
+class Cohort:
+    """E members: what they learn from and what they have learned so far."""
+
+    configs: list[RunConfig]
+    spec: Spec
+    train: Rows
+    heldout: Rows
+    parameters: Tensor  # (E, P)
+    moments: dict[str, Tensor]  # (E, P) each
+    alive: Tensor  # (E,) bool: False once loss or gradient was not finite
+    died_at: Tensor  # (E,) int64: the step at which it was not, else -1
+    seeds: Tensor  # (E,) int64, of dropout
+    step: int = 0
+
+    @staticmethod
+    def begin(configs: list[RunConfig], tasks: list[Task], device: torch.device) -> Cohort:
+        """Draw data and initial parameters."""
+        spec = spec_of(configs[0], tasks[0])
+        loaded = [data.load(config, task) for config, task in zip(configs, tasks, strict=True)]
+        parameters = torch.stack([initial(spec, config.seed) for config in configs]).to(device)
+        members = len(configs)
+        return Cohort(
+            configs,
+            spec,
+            data.stack([train for train, _ in loaded], spec, device),
+            data.stack([heldout for _, heldout in loaded], spec, device),
+            parameters,
+            {name: torch.zeros_like(parameters) for name in MOMENTS[configs[0].training.optimizer]},
+            torch.ones(members, dtype=torch.bool, device=device),
+            torch.full((members,), -1, dtype=torch.int64, device=device),
+            torch.tensor([dropout_seed(config.seed) for config in configs], device=device),
+        )
+
+    @property
+    def members(self) -> int:
+        return len(self.configs)
+
+    @property
+    def device(self) -> torch.device:
+        return self.parameters.device
+
+    @property
+    def steps_per_epoch(self) -> int:
+        training = self.configs[0].training
+        rows = self.train.count - training.drop_one_row
+        return -(-rows // training.batch_size)
+
+    def rates(self, epoch: int) -> Tensor:
+        """(E,) the learning rates of an epoch, counted from 0."""
+        values = [config.training.lr * config.training.decay**epoch for config in self.configs]
+        return torch.tensor(values, dtype=torch.float32, device=self.device)
+
+    def order(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """Rows (steps, E, B) of each step of an epoch, and their weights (steps, B): the last batch may be short."""
+        training = self.configs[0].training
+        rows = self.train.count - training.drop_one_row
+        padded = self.steps_per_epoch * training.batch_size
+        shuffled = np.zeros((self.members, padded), dtype=np.int64)
+        for i, config in enumerate(self.configs):
+            shuffled[i, :rows] = stream(config.seed, f"order/{epoch}").permutation(self.train.count)[:rows]
+        batches = shuffled.reshape(self.members, -1, training.batch_size).swapaxes(0, 1)
+        weights = (np.arange(padded) < rows).astype(np.float32).reshape(-1, training.batch_size)
+        rows_of_steps = torch.from_numpy(np.ascontiguousarray(batches))
+        return rows_of_steps.to(self.device), torch.from_numpy(weights).to(self.device)
+
+    def member(self, index: int) -> Encoder:
+        """One member as an ordinary module, on the CPU."""
+        return Encoder(self.spec, self.parameters[index].detach().cpu())
+
+    def tensors(self, index: int) -> dict[str, Tensor]:
+        """What a checkpoint of this member holds."""
+        return {"parameters": self.parameters[index], **{name: rows[index] for name, rows in self.moments.items()}}
+
+    def restore(self, index: int, tensors: dict[str, Tensor]) -> None:
+        """Put back what `tensors` gave."""
+        self.parameters[index] = tensors["parameters"].to(self.device)
+        for name, rows in self.moments.items():
+            rows[index] = tensors[name].to(self.device)
+
+    def only(self, members: list[int]) -> Cohort:
+        """The same cohort without the members that are done."""
+        return replace(
+            self,
+            configs=[self.configs[i] for i in members],
+            train=self.train.only(members),
+            heldout=self.heldout.only(members),
+            parameters=self.parameters[members],
+            moments={name: rows[members] for name, rows in self.moments.items()},
+            alive=self.alive[members],
+            died_at=self.died_at[members],
+            seeds=self.seeds[members],
+        )

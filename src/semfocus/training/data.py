@@ -1,0 +1,58 @@
+"""The rows of a cohort, one set for each member, on the device where they are learned from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semfocus.config import RunConfig
+from semfocus.model import Spec, assemble
+from semfocus.tasks import Batch, Task
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Labelled rows of E members: tokens (E, N, L), filled (E, N, L) or None when no row has padding, labels (E, N)."""
+
+    tokens: Tensor
+    filled: Tensor | None
+    labels: Tensor
+
+    @property
+    def count(self) -> int:
+        return self.labels.shape[1]
+
+    def take(self, members: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Tokens (E, B, L) int64, filled and labels (E, B) of the rows (E, B) of each member."""
+        filled = None if self.filled is None else self.filled[members, rows]
+        return self.tokens[members, rows].long(), filled, self.labels[members, rows].long()
+
+    def only(self, members: list[int]) -> Rows:
+        """The same for some of the members."""
+        filled = None if self.filled is None else self.filled[members]
+        return Rows(self.tokens[members], filled, self.labels[members])
+
+
+def load(config: RunConfig, task: Task) -> tuple[Batch, Batch]:
+    """One member's training and held-out rows."""
+    seed = task.data_seed(config.seed)
+    train, heldout = config.rows(task)
+    return task.sample(train, seed=seed, split="train"), task.sample(heldout, seed=seed, split="heldout")
+
+
+def stack(batches: list[Batch], spec: Spec, device: torch.device) -> Rows:
+    """The rows of all members, assembled as the model reads them, in the narrowest type that holds the ids."""
+    narrow = torch.uint8 if spec.num_ids <= 256 else torch.int32
+    tokens, filled = [], []
+    for batch in batches:
+        rows, present = assemble(batch.tokens, batch.lengths, spec)
+        tokens.append(rows.to(narrow))
+        filled.append(present)
+    every = torch.stack(filled)
+    return Rows(
+        torch.stack(tokens).to(device),
+        None if bool(every.all()) else every.to(device),
+        torch.stack([batch.labels for batch in batches]).to(torch.int32).to(device),
+    )

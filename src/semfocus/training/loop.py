@@ -1,0 +1,214 @@
+"""A cohort's way from its first step, or its last checkpoint, to its end: train, evaluate, write down, save."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from semfocus.config import RunConfig
+from semfocus.model import PLAIN
+from semfocus.store import RunWriter, Save, load_common, save_checkpoints, write_statuses
+from semfocus.tasks import Task
+from semfocus.training.cohort import Cohort
+from semfocus.training.evaluation import Evaluator, Scores
+from semfocus.training.runtime import Runtime, facts, numerics
+from semfocus.training.signals import Interruption
+from semfocus.training.step import Stepper
+
+
+@dataclass
+class Member:
+    """One run of a cohort while it trains."""
+
+    config: RunConfig
+    task: Task
+    writer: RunWriter
+    slot: int  # its row in the cohort's matrix
+    best_accuracy: float = 0.0
+    best_step: int = 0
+    last: dict[str, Any] = field(default_factory=dict)  # the newest row of metrics
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher is told after each evaluation, and at least every few seconds in between."""
+
+    members: list[Member]
+    step: int
+    total_steps: int
+    steps_per_epoch: int
+    seconds: float  # spent on training and evaluation in this session
+    session_steps: int  # made in this session
+
+
+Watcher = Callable[[Progress], None]
+
+
+class Loop:
+    """Trains the members of one cohort to their ends."""
+
+    def __init__(self, members: list[Member], runtime: Runtime, watcher: Watcher, interruption: Interruption) -> None:
+        self.members, self.runtime, self.watcher, self.interruption = members, runtime, watcher, interruption
+        self.device, self.threads = runtime.torch_device(), runtime.num_threads()
+        self.ids = [member.writer.id for member in members]
+        training = members[0].config.training
+        with numerics(members[0].config.precision, self.threads):
+            self.cohort = Cohort.begin([m.config for m in members], [m.task for m in members], self.device)
+        self.per_epoch = self.cohort.steps_per_epoch
+        self.total = training.epochs * self.per_epoch
+        self.every = max(1, round(runtime.evaluate_every * self.per_epoch))
+        rows = len(members) * self.total * training.batch_size
+        self.parts = runtime.parts(self.cohort.spec, rows, self.device)
+        self.began = self.saved_at = time.monotonic()
+        self.first_step = 0
+
+    def run(self) -> None:
+        """Train until every member is done, diverged, or the session is interrupted (which it then says)."""
+        with numerics(self.members[0].config.precision, self.threads):
+            self._resume()
+            self._announce()
+            if self.cohort.step == 0 and 0 in self.runtime.keep_epochs:
+                self._save(keep=True)
+            self._prepare()
+            while self.members and self.cohort.step < self.total:
+                self._advance()
+                if self.interruption.signal:
+                    self._stop_here()
+                    return
+
+    def _prepare(self) -> None:
+        self.stepper = Stepper(self.cohort, self.parts)
+        self.evaluator = Evaluator(self.cohort, self.parts)
+        self.loaded_epoch = -1
+
+    def _resume(self) -> None:
+        """Put every member back to the newest step that all have saved; without one, to the start."""
+        found = load_common([member.writer for member in self.members], expect=self.cohort.tensors(0))
+        for i, member in enumerate(self.members):
+            member.writer.rewind(found[i] if found else None)
+            if found:
+                self.cohort.restore(member.slot, found[i].tensors)
+                self.cohort.step = found[i].step
+                member.best_accuracy, member.best_step = found[i].meta["best_accuracy"], found[i].meta["best_step"]
+                member.last = (member.writer.metrics() or [{}])[-1]
+        self.first_step = self.cohort.step
+
+    def _announce(self) -> None:
+        about = {"cohort": self.ids, "steps": self.total, **self._facts()}
+        write_statuses([(member.writer, "running", about | {"step": self.cohort.step}) for member in self.members])
+        self.watcher(self._progress())
+
+    def _facts(self) -> dict[str, Any]:
+        return facts(self.device, self.threads, self.parts is not PLAIN)
+
+    def _advance(self) -> None:
+        """Train up to the next evaluation, the end of the epoch, or a request to stop; evaluate where it is due."""
+        step = self.cohort.step
+        epoch, inside = divmod(step, self.per_epoch)
+        if epoch != self.loaded_epoch:
+            self.stepper.begin_epoch(epoch, inside)
+            self.loaded_epoch = epoch
+        target = min(step + self.every - step % self.every, (epoch + 1) * self.per_epoch, self.total)
+        self._train_until(target)
+        if self.cohort.step == target and (target % self.every == 0 or target == self.total):
+            self._evaluate()
+        if self.members and time.monotonic() - self.saved_at > self.runtime.checkpoint_seconds:
+            self._save()
+
+    def _train_until(self, target: int) -> None:
+        """On a CPU a step is slow enough to look up after each; on a GPU the whole stretch is queued at once."""
+        chunk = target - self.cohort.step if self.device.type == "cuda" else 1
+        told = time.monotonic()
+        while self.cohort.step < target and not self.interruption.signal:
+            self.stepper.run(min(chunk, target - self.cohort.step))
+            if time.monotonic() - told > 1:
+                self.watcher(self._progress())
+                told = time.monotonic()
+
+    def _evaluate(self) -> None:
+        started = time.monotonic()
+        scores = self.evaluator.scores()
+        step, epoch = self.cohort.step, self.cohort.step / self.per_epoch
+        rates = self.cohort.rates(max(0, (step - 1) // self.per_epoch)).tolist()
+        now = time.monotonic()
+        ended: list[tuple[Member, str, dict[str, Any]]] = []
+        died = self.cohort.died_at.tolist()
+        for member in self.members:
+            if died[member.slot] >= 0:
+                facts = {"step": died[member.slot], "reason": "loss or gradient was not finite"}
+                ended.append((member, "diverged", facts))
+                continue
+            self._record(member, scores, step, epoch, rates[member.slot], seconds=(now - self.began, now - started))
+            reason = self._ending(member, step)
+            if reason:
+                ended.append((member, "done", {"step": step, "reason": reason}))
+        keep = step % self.per_epoch == 0 and step // self.per_epoch in self.runtime.keep_epochs
+        if keep or ended:
+            self._save(keep=keep)
+        self.watcher(self._progress())
+        if ended:
+            self._finish(ended)
+
+    def _record(
+        self, member: Member, scores: Scores, step: int, epoch: float, rate: float, seconds: tuple[float, float]
+    ) -> None:
+        values = {name: getattr(scores, name)[member.slot] for name in Scores._fields}
+        member.last = {"epoch": int(epoch) if epoch == int(epoch) else epoch, "step": step, "lr": rate, **values}
+        member.writer.append_metrics(member.last)
+        member.writer.append_timing({"step": step, "seconds": seconds[0], "evaluation_seconds": seconds[1]})
+        if values["train_accuracy"] > member.best_accuracy:
+            member.best_accuracy, member.best_step = values["train_accuracy"], step
+
+    def _ending(self, member: Member, step: int) -> str | None:
+        training = member.config.training
+        if training.until is not None and member.last["train_accuracy"] >= training.until:
+            return f"training accuracy reached {training.until}"
+        if training.patience is not None and step - member.best_step >= training.patience * self.per_epoch:
+            return f"no gain in training accuracy for {training.patience} epochs"
+        return "all epochs made" if step == self.total else None
+
+    def _finish(self, ended: list[tuple[Member, str, dict[str, Any]]]) -> None:
+        """Write how members ended and go on with the rest.
+
+        On a CPU the rest becomes a smaller cohort. A GPU would compile anew for that: there the rows of those that
+        are done go on idly.
+        """
+        about = {"cohort": self.ids, "steps": self.total, **self._facts()}
+        write_statuses([(member.writer, state, about | more) for member, state, more in ended])
+        gone = [member for member, _, _ in ended]
+        self.members = [member for member in self.members if member not in gone]
+        if self.members and self.device.type == "cpu":
+            self.cohort = self.cohort.only([member.slot for member in self.members])
+            for slot, member in enumerate(self.members):
+                member.slot = slot
+            self._prepare()
+
+    def _stop_here(self) -> None:
+        if not self.members:
+            return
+        self._save()
+        about = {"cohort": self.ids, "steps": self.total, "step": self.cohort.step, **self._facts()}
+        write_statuses([(member.writer, "interrupted", about) for member in self.members])
+
+    def _save(self, keep: bool = False) -> None:
+        saves = []
+        for member in self.members:
+            meta = {"best_accuracy": member.best_accuracy, "best_step": member.best_step}
+            tensors = {name: tensor.detach().cpu() for name, tensor in self.cohort.tensors(member.slot).items()}
+            saves.append(Save(member.writer, self.cohort.step, tensors, meta, keep))
+        save_checkpoints(saves)
+        self.saved_at = time.monotonic()
+
+    def _progress(self) -> Progress:
+        seconds = time.monotonic() - self.began
+        made = self.cohort.step - self.first_step
+        return Progress(list(self.members), self.cohort.step, self.total, self.per_epoch, seconds, made)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a device, or the host, had no room for what was asked."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

@@ -1,0 +1,105 @@
+"""Where and how to run: everything that does not change what is learned (beyond rounding), and is recorded."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from semfocus.errors import UsageError, whole_number
+from semfocus.model import PLAIN, Parts, Spec
+
+# Compiling a block takes some ten seconds on a CPU; below this much arithmetic (FLOP) it does not pay.
+WORTH_COMPILING = 2e13
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Device, threads and cadences of a training session."""
+
+    device: str = "auto"
+    threads: int | None = None
+    compile: Literal["auto", "on", "off"] = "auto"
+    evaluate_every: float = 1.0  # epochs
+    checkpoint_seconds: float = 30.0
+    keep_epochs: tuple[int, ...] = ()  # checkpoints that stay, for measurements along training; 0 = initialisation
+    cohort_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None:
+            whole_number("threads", self.threads, at_least=1)
+        if self.cohort_size is not None:
+            whole_number("cohort_size", self.cohort_size, at_least=1)
+        if not 0 < self.evaluate_every < float("inf"):
+            raise UsageError(f"evaluate_every = {self.evaluate_every!r} must be a positive number of epochs")
+        if self.compile not in ("auto", "on", "off"):
+            raise UsageError(f"compile = {self.compile!r} is not one of auto, on, off")
+        for epoch in self.keep_epochs:
+            whole_number("keep_epochs", epoch, at_least=0)
+
+    def torch_device(self) -> torch.device:
+        """The device meant, or an error if this machine does not have it."""
+        available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        if self.device == "auto":
+            return torch.device("cuda" if available["cuda"] else "cpu")
+        kind = self.device.split(":")[0]
+        if kind not in available:
+            raise UsageError(f"device = {self.device!r} is not one of auto, cpu, cuda, mps")
+        if not available[kind]:
+            there = ", ".join(name for name, present in available.items() if present)
+            raise UsageError(f"device = {self.device!r} is not there on this machine; there is: {there}")
+        return torch.device(self.device)
+
+    def num_threads(self) -> int:
+        return self.threads or min(os.cpu_count() or 1, 4)
+
+    def parts(self, spec: Spec, rows: int, device: torch.device) -> Parts:
+        """The model's functions as they are, or compiled where a compiler is there and `rows` are worth it."""
+        worth = _worth_compiling(spec, rows, device)
+        return Parts.compiled() if self.compile == "on" or (self.compile == "auto" and worth) else PLAIN
+
+
+def _worth_compiling(spec: Spec, rows: int, device: torch.device) -> bool:
+    if device.type == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
+        return False
+    return device.type == "cuda" or (device.type == "cpu" and rows * flop_per_row(spec) > WORTH_COMPILING)
+
+
+def flop_per_row(spec: Spec) -> float:
+    """Arithmetic of training on one row, forward and backward: matrix products alone."""
+    model, length = spec.model, spec.length
+    inner = model.heads * model.head_dim
+    products = length * (4 * model.d_model * inner + 2 * model.d_model * model.d_mlp)
+    scores = 2 * length * length * inner
+    return 3 * 2 * model.blocks * (products + scores)
+
+
+def facts(device: torch.device, threads: int, compiled: bool) -> dict[str, Any]:
+    """What must be the same for a result to be identical to the bit."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "device": device.type,
+        "device_name": name,
+        "threads": threads,
+        "compiled": compiled,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+@contextmanager
+def numerics(precision: str, threads: int):
+    """Threads and TF32 as this run wants them, and as they were afterwards."""
+    before = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.set_num_threads(threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before[1:]

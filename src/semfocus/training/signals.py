@@ -1,0 +1,47 @@
+"""Ctrl-C and SIGTERM as requests: the loop finishes its step, saves, and then stops."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from semfocus.errors import SemfocusError
+
+
+@dataclass
+class Interruption:
+    """Which signal came, if any."""
+
+    signal: int = 0
+
+
+class Interrupted(SemfocusError):
+    """Training was asked to stop; everything up to the last step is saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(number).name}; saved: the same command goes on from here")
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def listening() -> Iterator[Interruption]:
+    """Note signals instead of dying from them. A second Ctrl-C is obeyed at once. Only the main thread can listen."""
+    request = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+
+    def note(number: int, frame: object) -> None:
+        if request.signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        request.signal = number
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

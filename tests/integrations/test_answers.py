@@ -1,0 +1,254 @@
+"""A focused model computes what it should: eager attention where every key fits, never the future, never padding."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from semfocus.attention import mechanism_names
+from semfocus.integrations.transformers import focus
+from tests.integrations.tiny import (
+    DECODERS,
+    FAMILIES,
+    bert,
+    gpt2,
+    leaks,
+    llama,
+    logits,
+    mistral,
+    padded,
+    tokens,
+    unpadded,
+)
+
+CAUSAL = ["topk:3", "bottomk:3", "randomk:3", "banded:4", "block_local:4", "topk:2+1s+2w", "full"]
+ROWS = [tokens(1, length, seed=10 + i)[0] for i, length in enumerate((9, 4, 1, 4, 6))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mechanism", ["full", "topk:64", "bottomk:64", "randomk:64", "topk:60+2s+2w"])
+def test_a_mechanism_that_keeps_every_key_is_no_further_from_float64_than_twice_eager(family, mechanism):
+    model = FAMILIES[family]()
+    model.set_attn_implementation("eager")
+    ids = tokens(2, 19)
+    exact = logits(copy.deepcopy(model).double(), ids)
+    eager = logits(model, ids)
+    focus(model, mechanism)
+    ours = logits(model, ids)
+    unit = torch.finfo(torch.float32).eps * exact.abs().max()
+    assert (ours - exact).abs().max() <= 2 * (eager - exact).abs().max() + unit
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_mechanism_that_drops_keys_changes_the_logits(family):
+    model, ids = FAMILIES[family](), tokens(2, 19)
+    before = logits(model, ids)
+    focus(model, "topk:2")
+    assert (logits(model, ids) - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("mechanism", CAUSAL)
+def test_a_future_token_never_changes_a_past_output(family, mechanism):
+    model = FAMILIES[family]()
+    focus(model, mechanism)
+    assert leaks(model) == []
+
+
+@pytest.mark.parametrize("mechanism", [each for each in CAUSAL if not each.startswith("randomk")])
+def test_cached_generation_agrees_with_a_full_forward_over_the_same_prefix(mechanism):
+    for model in (llama(), gpt2()):
+        focus(model, mechanism)
+        ids = tokens(2, 6)
+        made = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False, eos_token_id=None
+        )
+        full = logits(model, made[:, :-1]).argmax(-1)
+        assert torch.equal(made[:, 6:], full[:, 5:])
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_greedy_generation_equals_eager_where_every_key_is_kept(family):
+    model, ids = FAMILIES[family](), tokens(2, 6)
+    model.set_attn_implementation("eager")
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    before = model.generate(ids, **options)
+    focus(model, "topk:64")
+    assert torch.equal(model.generate(ids, **options), before)
+
+
+@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("mechanism", ["topk:3", "banded:4", "block_local:3", "topk:2+2s+2w"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_of_a_decoder_gives_what_its_rows_give_alone(family, mechanism, side):
+    model = FAMILIES[family]()
+    focus(model, mechanism)
+    batch = padded(ROWS, side)
+    out = logits(model, batch.pop("ids"), **batch)
+    assert out.isfinite().all()
+    for row, got in zip(ROWS, unpadded(out, ROWS, side), strict=True):
+        torch.testing.assert_close(got, logits(model, row[None])[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "mechanism", ["topk:3", "bottomk:3", "banded:4", "block_local:3", "banded:3+1g", "topk:2+1s+2w"]
+)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_of_an_encoder_gives_what_its_rows_give_alone(mechanism, side):
+    model = bert()
+    focus(model, mechanism)
+    batch = padded(ROWS, side)
+    out = logits(model, batch.pop("ids"), **batch)
+    for row, got in zip(ROWS, unpadded(out, ROWS, side), strict=True):
+        torch.testing.assert_close(got, logits(model, row[None])[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mechanism", ["topk:3", "banded:4", "block_local:3", "topk:2+2s+2w"])
+def test_a_left_padded_batch_generates_what_its_rows_generate_alone(mechanism):
+    model = llama()
+    focus(model, mechanism)
+    batch = padded(ROWS, "left")
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    made = model.generate(batch["ids"], attention_mask=batch["attention_mask"], **options)
+    for row, got in zip(ROWS, made, strict=True):
+        alone = model.generate(row[None], attention_mask=torch.ones(1, len(row), dtype=torch.long), **options)
+        assert torch.equal(got[-5:], alone[0, -5:])
+
+
+@pytest.mark.parametrize("mechanism", ["topk:3", "banded:4"])
+def test_sequences_packed_by_position_ids_do_not_see_each_other(mechanism):
+    model = llama()
+    focus(model, mechanism)
+    first, second = tokens(1, 7, seed=2), tokens(1, 5, seed=3)
+    positions = torch.cat([torch.arange(7), torch.arange(5)])[None]
+    packed = logits(model, torch.cat([first, second], dim=1), position_ids=positions, use_cache=False)
+    apart = torch.cat([logits(model, first), logits(model, second)], dim=1)
+    torch.testing.assert_close(packed, apart, rtol=1e-5, atol=1e-5)
+
+
+def test_a_long_padded_text_is_neither_leaked_nor_changed_by_the_backend_for_many_keys():
+    model = llama()
+    model.set_attn_implementation("eager")
+    batch = padded([tokens(1, length, seed=length)[0] for length in (560, 90)], "left")
+    ids, inputs, real = batch.pop("ids"), batch, batch["attention_mask"].bool()
+    eager = logits(model, ids, **inputs)
+    focus(model, "topk:600")
+    torch.testing.assert_close(logits(model, ids, **inputs)[real], eager[real], rtol=1e-5, atol=1e-5)
+    focus(model, "topk:3")
+    past, ids[:, 500:] = logits(model, ids, **inputs)[:, :500], 7
+    assert torch.equal(logits(model, ids, **inputs)[:, :500], past)
+
+
+def test_a_sliding_window_of_the_model_stays_in_force():
+    model, ids = mistral(window=4), tokens(2, 11)
+    model.set_attn_implementation("eager")
+    before = logits(model, ids)
+    focus(model, "topk:64")
+    torch.testing.assert_close(logits(model, ids), before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mechanism", ["topk:2", "banded:3", "topk:1+2w"])
+def test_generation_behind_a_sliding_window_agrees_with_a_full_forward(mechanism):
+    model, ids = mistral(window=4), tokens(2, 6)
+    focus(model, mechanism)
+    made = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False, eos_token_id=None
+    )
+    assert torch.equal(made[:, 6:], logits(model, made[:, :-1]).argmax(-1)[:, 5:])
+
+
+def test_generation_with_a_static_cache_agrees_with_the_growing_one():
+    model, ids = llama(), tokens(2, 6)
+    focus(model, "topk:3")
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    growing = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, cache_implementation="static", disable_compile=True, **options), growing)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_weights_are_those_of_the_kept_keys(family):
+    model, ids = FAMILIES[family](), tokens(2, 9)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        eager = model(ids, output_attentions=True).attentions
+        focus(model, "topk:64")
+        whole = model(ids, output_attentions=True).attentions
+        focus(model, "topk:2")
+        few = model(ids, output_attentions=True).attentions
+    assert len(eager) == len(whole) == len(few) == 3
+    for theirs, ours, sparse in zip(eager, whole, few, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(sparse.sum(-1), torch.ones_like(sparse.sum(-1)))
+        assert (sparse > 0).sum(-1).max() == 2
+
+
+def test_weights_of_a_padded_batch_stand_at_the_keys_of_each_row():
+    model = llama()
+    focus(model, "topk:1+1s+1w")
+    rows = [tokens(1, length, seed=length)[0] for length in (5, 3)]
+    batch = padded(rows, "left")
+    with torch.no_grad():
+        both = model(batch.pop("ids"), **batch, output_attentions=True).attentions
+        alone = model(rows[1][None], output_attentions=True).attentions
+    for together, apart in zip(both, alone, strict=True):
+        torch.testing.assert_close(together[1, :, 2:, 2:], apart[0], rtol=1e-5, atol=1e-6)
+        assert not together[1, :, :, :2].any()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("mechanism", ["topk:3", "randomk:3", "topk:2+1s+1w"])
+def test_gradient_checkpointing_does_not_change_gradients(mechanism, dropout):
+    model, ids = llama(attention_dropout=dropout).train(), tokens(2, 9)
+    focus(model, mechanism)
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            model(ids, labels=ids, use_cache=False).loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    plain = gradients()
+    model.gradient_checkpointing_enable()
+    for ours, theirs in zip(gradients(), plain, strict=True):
+        assert ours.isfinite().all()
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_dropout_acts_in_training_and_rests_in_evaluation():
+    model, ids = llama(attention_dropout=0.5), tokens(2, 9)
+    focus(model, "topk:3")
+    assert torch.equal(logits(model, ids), logits(model, ids))
+    model.train()
+    with torch.random.fork_rng(devices=[]):
+        assert not torch.equal(logits(model, ids), logits(model, ids))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mechanism", [f"{name}:3" if name != "full" else name for name in mechanism_names()])
+def test_training_learns_a_batch_by_heart_with_finite_gradients(family, mechanism):
+    model = FAMILIES[family]().train()
+    focus(model, mechanism)
+    batch = padded([tokens(1, length, seed=length)[0] for length in (8, 5)], "left")
+    ids, mask = batch["ids"], batch["attention_mask"]
+    labels = ids.masked_fill(mask == 0, -100)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(4):
+        optimiser.zero_grad()
+        loss = model(ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_compiling_a_focused_model_leaves_one_graph_and_the_same_answer():
+    model, ids = llama(num_hidden_layers=2), tokens(2, 9)
+    focus(model, ["topk:3", "full"])
+    expected = logits(model, ids)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(logits(compiled, ids, use_cache=False), expected)

@@ -1,0 +1,333 @@
+"""What a focused model must not do in silence: lose its mask, ignore an argument, or misplace a position."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AttentionMaskInterface,
+    BartConfig,
+    BartForConditionalGeneration,
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GitConfig,
+    GitForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from semfocus.errors import UsageError
+from semfocus.integrations.transformers import focus, register
+from semfocus.integrations.transformers.attention import focused_attention, focused_mask
+from tests.integrations.tiny import SHAPE, VOCABULARY, bert, build, gpt2, leaks, llama, logits, mistral, padded, tokens
+
+LENGTH = 7
+KEEP = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()[None, None]
+
+
+def attention(model, **options) -> tuple[Tensor, Tensor | None]:
+    """The registered function, called as the first layer of a Llama calls it."""
+    generator = torch.Generator().manual_seed(5)
+    query, key, value = (torch.randn(2, heads, LENGTH, 8, generator=generator) for heads in (4, 2, 2))
+    arguments = {"attention_mask": KEEP, "scaling": 0.3} | options
+    return focused_attention(model.model.layers[0].self_attn, query, key, value, **arguments)
+
+
+def test_the_leak_test_catches_a_mask_that_shows_the_future(monkeypatch):
+    model = llama()
+    focus(model, "topk:3")
+    assert leaks(model) == []
+
+    def everything(*args, **kwargs) -> Tensor:
+        return torch.ones_like(focused_mask(*args, **kwargs))
+
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "semfocus_topk", everything)
+    assert leaks(model) == list(range(1, 9))
+
+
+def test_a_mask_that_went_missing_does_not_show_the_future(monkeypatch):
+    for model in (llama(), gpt2()):
+        focus(model, "topk:3")
+        monkeypatch.setitem(AttentionMaskInterface._global_mapping, "semfocus_topk", lambda *args, **kwargs: None)
+        assert leaks(model) == []
+
+
+def test_the_mask_function_spells_out_what_transformers_would_leave_out(monkeypatch):
+    masks = [focused_mask(batch_size=2, q_length=5, kv_length=5, allow_is_causal_skip=True)]
+    masks += [focused_mask(batch_size=2, q_length=5, kv_length=5, allow_is_bidirectional_skip=True)]
+    for mask in masks:
+        assert mask.dtype == torch.bool
+        assert torch.equal(mask, torch.ones(5, 5, dtype=torch.bool).tril().expand(2, 1, 5, 5))
+    monkeypatch.setattr("semfocus.integrations.transformers.attention.sdpa_mask", lambda *args, **kwargs: None)
+    with pytest.raises(UsageError, match="made no attention mask"):
+        focused_mask(batch_size=2, q_length=5, kv_length=5)
+
+
+@pytest.mark.parametrize("hidden", [-1e4, -1e9, torch.finfo(torch.float32).min, float("-inf")])
+@pytest.mark.parametrize("mechanism", ["topk:3", "bottomk:2", "randomk:2", "banded:3", "topk:1+1s+2w"])
+def test_a_float_mask_hides_what_the_same_bool_mask_hides(mechanism, hidden):
+    model, ids = llama(), tokens(2, LENGTH)
+    focus(model, mechanism)
+    keep = KEEP.expand(2, 1, LENGTH, LENGTH).clone()
+    keep[1, :, :, :3] = False
+    keep[1, :, :3] = False  # rows without keys, as left padding leaves them
+    by_bool = logits(model, ids, attention_mask=keep)
+    by_float = logits(model, ids, attention_mask=torch.where(keep, 0.0, hidden))
+    assert by_bool.isfinite().all()
+    assert torch.equal(by_float, by_bool)
+
+
+def test_a_float_mask_takes_part_in_the_choice_of_keys():
+    model = llama()
+    focus(model, "topk:1")
+    bias = torch.where(KEEP, 0.0, float("-inf")).clone()
+    bias[..., 2] += 50.0
+    _, weights = attention(model, attention_mask=bias, output_attentions=True)
+    assert weights[:, :, 2:, 2].eq(1).all()
+
+
+def test_heads_may_have_masks_of_their_own():
+    model = llama()
+    focus(model, "topk:2")
+    keep = KEEP.expand(2, 4, LENGTH, LENGTH).clone()
+    keep[:, 3, :, 1:] = False
+    _, weights = attention(model, attention_mask=keep, output_attentions=True)
+    assert weights[:, 3, :, 0].eq(1).all()
+    assert not weights[:, :3, -1, 0].eq(1).all()
+
+
+def test_the_output_is_contiguous_with_heads_beside_their_width():
+    model = llama()
+    focus(model, "topk:2")
+    out, weights = attention(model)
+    assert out.shape == (2, LENGTH, 4, 8)
+    assert out.is_contiguous()
+    assert weights is None
+
+
+def test_the_scaling_of_the_layer_is_used():
+    model = llama()
+    focus(model, "topk:4")
+    assert not torch.allclose(attention(model, scaling=0.3)[0], attention(model, scaling=0.1)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("softcap", 30.0),
+        ("s_aux", torch.zeros(4)),
+        ("position_bias", torch.zeros(1, 4, LENGTH, LENGTH)),
+        ("indices", torch.zeros(2, LENGTH, 2, dtype=torch.long)),
+        ("block_indices", torch.zeros(2, 1, dtype=torch.long)),
+        ("cu_seq_lens_q", torch.tensor([0, 3, LENGTH])),
+        ("cu_seq_lens_k", torch.tensor([0, 3, LENGTH])),
+        ("max_length_q", 4),
+        ("max_length_k", 4),
+        ("seq_idx", torch.zeros(2, LENGTH)),
+        ("cache", object()),
+        ("mystery", False),
+    ],
+)
+def test_an_argument_that_would_change_the_answer_is_refused_by_name(name, value):
+    model = llama()
+    focus(model, "topk:2")
+    with pytest.raises(UsageError, match=f"LlamaAttention passes {name}"):
+        attention(model, **{name: value})
+    attention(model, **{name: None})
+
+
+def test_an_unknown_argument_of_the_model_reaches_the_refusal():
+    model = llama()
+    focus(model, "topk:2")
+    with pytest.raises(UsageError, match="passes mystery"):
+        logits(model, tokens(1, 4), mystery=torch.ones(1))
+
+
+def test_arguments_without_effect_are_accepted_and_have_none():
+    model, ids = llama(), tokens(2, LENGTH)
+    focus(model, "topk:2")
+    plain = logits(model, ids)
+    harmless = {"num_items_in_batch": torch.tensor(9), "output_hidden_states": True, "use_cache": True}
+    assert torch.equal(logits(model, ids, cache_position=torch.arange(LENGTH), **harmless), plain)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (
+            lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, num_key_value_heads=2, head_dim=8, intermediate_size=32)),
+            "softcap",
+        ),
+        (
+            lambda: GptOssForCausalLM(
+                GptOssConfig(
+                    **SHAPE,
+                    num_key_value_heads=2,
+                    head_dim=8,
+                    intermediate_size=32,
+                    num_local_experts=2,
+                    pad_token_id=0,
+                )
+            ),
+            "s_aux",
+        ),
+        (
+            lambda: T5ForConditionalGeneration(
+                T5Config(d_model=32, num_layers=1, num_heads=4, d_kv=8, d_ff=32, vocab_size=VOCABULARY)
+            ),
+            "position_bias",
+        ),
+    ],
+    ids=["gemma2", "gpt_oss", "t5"],
+)
+def test_a_model_that_needs_what_is_not_computed_says_so_at_its_first_call(make, named):
+    model, ids = build(make), tokens(1, 5)
+    focus(model, "topk:2")
+    with pytest.raises(UsageError, match=f"passes {named}"):
+        logits(model, ids, **({"decoder_input_ids": ids} if named == "position_bias" else {}))
+
+
+def test_a_model_outside_the_registry_is_refused():
+    model = build(lambda: BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=VOCABULARY)))
+    with pytest.raises(
+        UsageError, match="BloomForCausalLM does not take its attention from transformers' AttentionInterface"
+    ):
+        focus(model, "topk:2")
+
+
+def test_a_model_half_in_the_registry_is_refused_and_its_better_half_is_not():
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    ends = {"bos_token_id": 1, "eos_token_id": 2}
+    config = GitConfig(vision_config=small | {"image_size": 8, "patch_size": 4}, **small, **ends, vocab_size=VOCABULARY)
+    model = build(lambda: GitForCausalLM(config))
+    with pytest.raises(UsageError, match=r"only part of its attention.*: GitSelfAttention would stay"):
+        focus(model, "topk:2")
+    focus(model.git.image_encoder, "topk:2")
+
+
+def test_a_mask_that_is_not_four_dimensional_is_refused():
+    model = llama()
+    focus(model, "topk:2")
+    with pytest.raises(UsageError, match=r"a mask of shape \(2, 7\)"):
+        attention(model, attention_mask=torch.ones(2, LENGTH, dtype=torch.bool))
+    with pytest.raises(UsageError, match="a mask of list"):
+        attention(model, attention_mask=[True])
+    with pytest.raises(TypeError, match="int64"):
+        attention(model, attention_mask=KEEP.long())
+
+
+def test_a_call_without_a_mask_is_refused_where_it_could_show_too_much():
+    model = llama()
+    focus(model, "topk:2")
+    layer = model.model.layers[0].self_attn
+    masked, unmasked = attention(model)[0], attention(model, attention_mask=None)[0]
+    torch.testing.assert_close(unmasked, masked)
+    assert not torch.allclose(attention(model, attention_mask=None, is_causal=False)[0], masked)
+    with pytest.raises(UsageError, match="sliding_window = 3 without a mask"):
+        attention(model, attention_mask=None, sliding_window=3)
+    query, longer = torch.zeros(1, 4, 3, 8), torch.zeros(1, 2, 5, 8)
+    with pytest.raises(UsageError, match="no mask for 3 queries and 5 keys"):
+        focused_attention(layer, query, longer, longer, None)
+    del layer.is_causal
+    with pytest.raises(UsageError, match="does not say whether it is causal"):
+        attention(model, attention_mask=None)
+
+
+@pytest.mark.parametrize("mechanism", ["banded:3", "block_local:3", "topk:2+1s", "topk:2+2w"])
+def test_a_static_cache_is_refused_where_positions_count(mechanism):
+    model, ids = llama(), tokens(2, 6)
+    focus(model, mechanism)
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "do_sample": False, "disable_compile": True}
+    with pytest.raises(UsageError, match=r"counts positions back from the last key.*static cache"):
+        model.generate(ids, cache_implementation="static", **options)
+
+
+@pytest.mark.parametrize("mechanism", ["block_local:3", "topk:2+1s"])
+def test_counting_from_the_first_key_is_refused_where_the_mask_forgets_it(mechanism):
+    windowed = mistral(window=4)
+    focus(windowed, mechanism)
+    with pytest.raises(UsageError, match=r"counts from the first key.*sliding"):
+        logits(windowed, tokens(1, 3))
+    packed = llama()
+    focus(packed, mechanism)
+    positions = torch.cat([torch.arange(4), torch.arange(3)])[None]
+    with pytest.raises(UsageError, match=r"counts from the first key.*packed"):
+        logits(packed, tokens(1, 7), position_ids=positions, use_cache=False)
+
+
+def test_positions_are_refused_where_a_causal_layer_is_shown_later_keys():
+    model, ids = llama(), tokens(1, LENGTH)
+    model.set_attn_implementation("eager")
+    keep = KEEP.clone()
+    keep[..., :3, :3] = True  # a prefix that sees itself whole
+    prefix = logits(model, ids, attention_mask=torch.where(keep, 0.0, float("-inf")))
+    focus(model, "topk:64")
+    torch.testing.assert_close(logits(model, ids, attention_mask=keep), prefix, rtol=1e-5, atol=1e-5)
+    focus(model, "banded:64")
+    with pytest.raises(UsageError, match="lets queries see later keys"):
+        logits(model, ids, attention_mask=keep)
+
+
+def test_a_decoder_told_to_look_both_ways_uses_a_centred_window():
+    model, ids = llama(is_causal=False), tokens(1, LENGTH)
+    focus(model, "banded:3")
+    with torch.no_grad():
+        weights = model(ids, output_attentions=True, use_cache=False).attentions[0]
+    assert (weights[0, 0, 3] > 0).tolist() == [False, False, True, True, True, False, False]
+
+
+def test_positions_are_refused_between_two_texts():
+    size = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 32}
+    ends = {
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+        "forced_eos_token_id": None,
+    }
+    model = build(lambda: BartForConditionalGeneration(BartConfig(**size, **heads, **ends, vocab_size=VOCABULARY)))
+    model.set_attn_implementation("eager")
+    ids, target = tokens(2, 9), tokens(2, 5)
+    before = logits(model, ids, decoder_input_ids=target)
+    for mechanism in ("banded:3", "block_local:3", "topk:2+1s", "topk:2+2w"):
+        with pytest.raises(UsageError, match="attends from one text to another"):
+            focus(model, mechanism)
+    with pytest.raises(UsageError, match="several stacks"):
+        focus(model, ["topk:2"])
+    focus(model, "topk:64")
+    torch.testing.assert_close(logits(model, ids, decoder_input_ids=target), before, rtol=1e-5, atol=1e-5)
+
+
+def test_positions_are_refused_over_other_keys_and_where_causality_is_unknown():
+    model = bert()
+    focus(model, "banded:3")
+    layer = model.bert.encoder.layer[0].attention.self
+    query, key = torch.zeros(1, 4, 3, 8), torch.zeros(1, 4, 5, 8)
+    with pytest.raises(UsageError, match="3 queries over 5 other keys"):
+        focused_attention(layer, query, key, key, None)
+    del layer.is_causal
+    with pytest.raises(UsageError, match="does not say whether it is causal"):
+        focused_attention(layer, key, key, key, torch.ones(1, 1, 5, 5, dtype=torch.bool))
+
+
+def test_global_tokens_are_refused_in_a_decoder():
+    model = llama()
+    focus(model, "banded:3+1g")
+    with pytest.raises(UsageError, match="causal"):
+        logits(model, tokens(1, 5))
+
+
+def test_a_row_without_any_key_gives_no_nan():
+    model = llama()
+    register()
+    for mechanism in ("topk:2", "block_local:3", "topk:1+1s+1w"):
+        focus(model, mechanism)
+        batch = padded([tokens(1, 4)[0]], "left")
+        batch["attention_mask"] = torch.zeros_like(batch["attention_mask"])
+        assert logits(model, batch["ids"], attention_mask=batch["attention_mask"]).isfinite().all()

@@ -1,0 +1,77 @@
+"""Tensors come back to the bit, whatever their dtype, layout or storage."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+from semfocus.errors import UsageError
+from semfocus.store import tensors
+
+NAMES = [name for name, _ in tensors._TYPES.values()]
+
+
+def _back(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    data = tensors.encode(values)
+    return tensors.decode(io.BytesIO(data), len(data), "the file", expect=values)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_dtype_comes_back_to_the_bit(name: str) -> None:
+    dtype = getattr(torch, name)
+    raw = torch.arange(0, 64, dtype=torch.uint8)
+    value = (raw % 2 == 1) if dtype is torch.bool else raw.view(dtype)
+    back = _back({"x": value})["x"]
+    assert back.dtype == dtype
+    assert torch.equal(back.view(torch.uint8), value.view(torch.uint8))
+
+
+def test_slices_views_shared_storage_and_empty_tensors_are_saved_as_their_own_values() -> None:
+    stacked = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0))
+    values = {
+        "member": stacked[2],
+        "transposed": stacked[1].t(),
+        "expanded": torch.ones(1).expand(3, 2),
+        "alias": stacked[2],
+        "overlapping": stacked.flatten()[5:40],
+        "scalar": torch.tensor(3),
+        "empty": torch.zeros(0, 7),
+        "needs gradient": torch.ones(2, requires_grad=True),
+    }
+    back = _back(values)
+    assert set(back) == set(values)
+    for name, value in values.items():
+        assert torch.equal(back[name], value), name
+        assert back[name].shape == value.shape
+    back["member"] += 1  # what was loaded can be written to
+    assert not torch.equal(back["member"], back["alias"])
+
+
+def test_the_same_values_give_the_same_bytes() -> None:
+    first, second = torch.arange(5.0), torch.arange(3)
+    assert tensors.encode({"a": first, "b": second}) == tensors.encode({"b": second.clone(), "a": first.clone()})
+
+
+def test_no_tensors_at_all_can_be_saved() -> None:
+    assert _back({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"a": [1, 2]}, "not 'a': list"),
+        ({1: torch.ones(1)}, "not 1: Tensor"),
+        ({"a": torch.ones(1, dtype=torch.complex128)}, "dtype torch.complex128"),
+    ],
+)
+def test_what_cannot_be_saved_is_named(values: dict, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        tensors.encode(values)
+
+
+def test_too_many_tensors_to_be_read_back_are_refused_when_they_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "MAX_HEADER_BYTES", 100)
+    with pytest.raises(UsageError, match="too many to load"):
+        tensors.encode({str(i): torch.ones(1) for i in range(10)})
