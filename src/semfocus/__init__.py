@@ -21,7 +21,10 @@ if TYPE_CHECKING:
         parse_mechanism,
         register_mechanism,
     )
+    from semfocus.comparing import compare
+    from semfocus.config import RunConfig
     from semfocus.tasks import Batch, Task, get_task, register_task, task_names
+    from semfocus.training import Runtime, load, train
 
 __version__ = "0.1.0"
 
@@ -33,19 +36,28 @@ __all__ = [
     "BottomK",
     "Full",
     "RandomK",
+    "RunConfig",
+    "Runtime",
     "Sigmoid",
     "Softmax",
     "Task",
     "TopK",
     "attend",
+    "compare",
     "get_task",
+    "load",
     "parse_mechanism",
     "register_mechanism",
     "register_task",
     "task_names",
+    "train",
 ]
 
-_TASKS = ("Batch", "Task", "get_task", "register_task", "task_names")
-__getattr__, __dir__ = attach(
-    __name__, {name: "semfocus.tasks" if name in _TASKS else "semfocus.attention" for name in __all__}
-)
+_HOMES = {
+    "semfocus.tasks": ("Batch", "Task", "get_task", "register_task", "task_names"),
+    "semfocus.training": ("Runtime", "load", "train"),
+    "semfocus.config": ("RunConfig",),
+    "semfocus.comparing": ("compare",),
+}
+_ELSEWHERE = {name: home for home, names in _HOMES.items() for name in names}
+__getattr__, __dir__ = attach(__name__, {name: _ELSEWHERE.get(name, "semfocus.attention") for name in __all__})

@@ -98,7 +98,9 @@ def test_counter_based_bits_equal_unsigned_arithmetic_and_are_fair() -> None:
     with np.errstate(over="ignore"):
         r, c = np.arange(1000, dtype=np.uint32)[:, None], np.arange(100, dtype=np.uint32)
         inner = _uint32_mix(r ^ np.uint32(0x12345678)) + np.uint32(0x9ABCDEF0)
-        theirs = _uint32_mix(_uint32_mix(inner) + c * np.uint32(0x9E3779B9))
+        last = _uint32_mix(inner) + c * np.uint32(0x9E3779B9)
+        last = (last ^ (last >> np.uint32(16))) * np.uint32(0x7FEB352D)
+        theirs = (last ^ (last >> np.uint32(15))) * np.uint32(0x846CA68B)
     assert (ours == theirs).all()
     for drop in (0.01, 0.5, 0.9):
         share = 1 - bernoulli_keep(torch.tensor(seed), rows, columns, drop).float().mean().item()

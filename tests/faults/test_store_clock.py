@@ -1,4 +1,4 @@
-"""Row 58: the wall clock decides nothing; order is by step."""
+"""The wall clock decides nothing; order is by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows 13 to 17: damaged, missing and outdated things are noticed, set aside or refused, never used."""
+"""Damaged, missing and outdated things are noticed, set aside or refused, never used."""
 
 from __future__ import annotations
 
@@ -215,6 +215,7 @@ def test_a_checkpoint_of_a_newer_format_is_refused_and_not_set_aside(
 def test_a_changed_configuration_is_refused_with_the_fields_that_differ(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.check_config(CONFIG)
+    run.check_config({**CONFIG, "task": {"length": 8, "name": "parity"}})
     changed = {**CONFIG, "task": {"name": "parity", "length": 9}, "training": {"lr": 0.3}, "label": "x"}
     with pytest.raises(UsageError) as caught:
         RunStore(tmp_path).create_or_open(RUN, changed)

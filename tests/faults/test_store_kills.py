@@ -1,4 +1,4 @@
-"""Rows 2 and 3: a process killed at any moment leaves the previous checkpoint or the new one, and whole metrics."""
+"""A process killed at any moment leaves the previous checkpoint or the new one, and whole metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows 10 to 12: one writer a run; a dead one's lock is free; a run that vanishes is noticed."""
+"""One writer a run; a dead one's lock is free; a run that vanishes is noticed."""
 
 from __future__ import annotations
 

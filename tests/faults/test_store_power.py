@@ -1,4 +1,4 @@
-"""Row 7: what was reported as saved survives a power cut, because syncs and renames come in the right order."""
+"""What was reported as saved survives a power cut, because syncs and renames come in the right order."""
 
 from __future__ import annotations
 

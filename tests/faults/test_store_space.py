@@ -1,4 +1,4 @@
-"""Rows 8 and 9: a full disk and a read-only directory are named, and what was saved before stays usable."""
+"""A full disk and a read-only directory are named, and what was saved before stays usable."""
 
 from __future__ import annotations
 

@@ -30,6 +30,13 @@ def test_creating_twice_opens_the_same_run_and_keeps_what_it_has(tmp_path: Path)
     assert new_run(tmp_path).config() == CONFIG
 
 
+def test_a_configuration_with_tuples_is_the_same_when_it_comes_back(tmp_path: Path) -> None:
+    config = {"task": {"lengths": (1, 40), "options": [{"sizes": (2, 3)}]}}
+    for _ in range(2):
+        run = RunStore(tmp_path).create_or_open(RUN, config)
+    assert run.config() == {"task": {"lengths": [1, 40], "options": [{"sizes": [2, 3]}]}}
+
+
 def test_an_empty_directory_of_that_name_is_taken_and_a_full_one_is_not(tmp_path: Path) -> None:
     (tmp_path / RUN).mkdir()
     assert new_run(tmp_path).config() == CONFIG

@@ -50,10 +50,12 @@ def test_saving_other_tensors_for_a_step_or_an_earlier_step_is_refused(tmp_path:
 def test_going_back_forgets_newer_checkpoints_even_those_meant_to_stay(tmp_path: Path) -> None:
     run = filled(tmp_path, last=8, keep=(2, 6))
     with run.lock() as writer:
+        advance(writer, 9, 12)
         writer.rewind(writer.load_checkpoint(step=2))
         assert run.checkpoint_steps() == [2]
         assert run.metrics() == [row(1), row(2)]
-        advance(writer, 3, 4)
+        advance(writer, 3, 12)
+        assert run.checkpoint_steps() == [12, 10, 2], "step 6 was saved anew, and not to stay"
         writer.rewind(None)
     assert run.checkpoint_steps() == []
     assert run.metrics() == run.timing() == []
@@ -116,6 +118,11 @@ def test_a_log_that_would_become_too_large_to_read_is_not_written(
 def test_an_unknown_state_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with new_run(tmp_path).lock() as writer, pytest.raises(UsageError, match="did you mean 'done'"):
         writer.write_status("doen")
+
+
+def test_a_fact_cannot_pretend_to_be_the_format(tmp_path: Path) -> None:
+    with new_run(tmp_path).lock() as writer, pytest.raises(UsageError, match="not facts"):
+        writer.write_status("done", format=7)
 
 
 def test_meta_that_json_cannot_carry_is_refused_and_nothing_is_saved(tmp_path: Path) -> None:

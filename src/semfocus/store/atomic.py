@@ -150,6 +150,8 @@ def ensure_writable(directory: Path) -> None:
     """Fail now, and not after an hour of work, where nothing can be written."""
     probe = directory / _draft_name()
     with refusals(directory):
+        if directory.is_symlink():
+            raise StorageError(f"{directory} is a symbolic link; nothing is written through it")
         try:
             _write_new(probe, b"\n")
         finally:

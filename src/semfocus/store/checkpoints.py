@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semfocus.errors import CorruptData, OtherFormat
+from semfocus.errors import CorruptData, OtherFormat, StorageError
 from semfocus.store import formats, strict, tensors
 from semfocus.store.tensors import Mismatch
 
@@ -184,7 +184,10 @@ def _names(folder: Path) -> list[str]:
         return []
     if not _is_plain_directory(folder):
         raise CorruptData(f"{folder} is not a directory of its own; links are not followed")
-    return os.listdir(folder)
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        raise StorageError(f"cannot read {folder}: {error.strerror}") from error
 
 
 def _is_plain_directory(path: Path) -> bool:

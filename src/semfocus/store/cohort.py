@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from semfocus.errors import CorruptData, unknown, whole_number
+from semfocus.errors import CorruptData, UsageError, unknown, whole_number
 from semfocus.store import atomic, checkpoints, formats, strict
 from semfocus.store.checkpoints import Checkpoint
 from semfocus.store.directory import STATES, STATUS
@@ -76,11 +76,13 @@ def load_common(
 
 
 def write_statuses(entries: Sequence[tuple[RunWriter, str, Mapping[str, Any]]]) -> None:
-    """Replace the status of each run by (state, facts); unless all go on running, their logs are synced first."""
+    """Replace the status of each run by (state, facts); the logs of those that stop running are synced first."""
     contents: dict[Path, bytes] = {}
     for writer, state, facts in entries:
         if state not in STATES:
             raise unknown("state", state, STATES)
+        if facts.keys() & {"format", "state"}:
+            raise UsageError("format and state are not facts that a status can be given")
         writer.ensure_held()
         document = formats.stamp({"state": state, **facts})
         contents[writer.path / STATUS] = strict.encode_row(document, f"the status of run {writer.id}") + b"\n"

@@ -68,9 +68,10 @@ class RunDirectory:
 
     def check_config(self, config: Mapping[str, Any], free: tuple[str, ...] = ()) -> None:
         """Refuse a configuration that differs from the run's own, naming the fields; those in `free` may differ."""
+        given = strict.decode(strict.encode(dict(config), "the configuration"), "the configuration")
         lines = [
             f"{name} was {_shown(old)}, is {_shown(new)}"
-            for name, old, new in _differences(self.config(), config)
+            for name, old, new in _differences(self.config(), given)
             if not any(name == field or name.startswith(f"{field}.") for field in free)
         ]
         if lines:
@@ -147,12 +148,8 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any,
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in dict.fromkeys([*old, *new]):
             yield from _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{name}.{key}" if name else key)
-    elif _plain(old) != _plain(new) or isinstance(old, bool) != isinstance(new, bool):
+    elif old != new or isinstance(old, bool) != isinstance(new, bool):
         yield name, old, new
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _shown(value: Any) -> str:

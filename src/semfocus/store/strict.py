@@ -41,9 +41,7 @@ def encode(value: Any, what: str, indent: int | None = None) -> bytes:
 def decode(data: bytes, what: str) -> Any:
     """The value that `data` holds; `what` names it in errors."""
     try:
-        value = json.loads(
-            data.decode(), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_distinct
-        )
+        value = json.loads(data.decode(), object_pairs_hook=_distinct)
     except RecursionError:
         raise CorruptData(f"{what} is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
@@ -138,17 +136,6 @@ def _encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is too large")
-    return value
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -87,6 +87,7 @@ class RunWriter(RunDirectory):
         newer = [other for other in checkpoints.all_steps(self.folder) if other > step]
         for other in newer:
             atomic.discard(self.folder / str(other))
+        self._pinned.clear()
         if newer:
             atomic.sync_all([self.folder])  # a checkpoint that came back after a power cut would miss its rows
         for log in self.logs:

@@ -1,31 +1,16 @@
-"""The command line: parse, call, print. No logic lives here, and nothing heavy is imported before it is needed."""
+"""`semfocus tasks`: list, look at and export what models learn."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from semfocus.errors import SemfocusError, UsageError
+from semfocus.cli.shared import assignments, console, progress_bar
+from semfocus.errors import UsageError
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-app = typer.Typer(
-    name="semfocus",
-    help="Does focusing attention on the top-k keys make transformers learn faster? Find out, use it, understand it.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-tasks_app = typer.Typer(help="The tasks that models learn: list, look at and export them.", rich_markup_mode=None)
-app.add_typer(tasks_app, name="tasks")
+app = typer.Typer(help="The tasks that models learn: list, look at and export them.", rich_markup_mode=None)
 
 TaskName = Annotated[
     str, typer.Argument(help="A task's name (see `semfocus tasks`) or a .csv, .tsv, .jsonl, .parquet file.")
@@ -40,17 +25,6 @@ Options = Annotated[
 
 
 @app.callback(invoke_without_command=True)
-def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    if version:
-        from semfocus import __version__
-
-        typer.echo(f"semfocus {__version__}")
-        raise typer.Exit
-
-
-@tasks_app.callback(invoke_without_command=True)
 def list_tasks(context: typer.Context) -> None:
     """List the tasks, a line each."""
     if context.invoked_subcommand is not None:
@@ -69,11 +43,11 @@ def list_tasks(context: typer.Context) -> None:
     for name in task_names():
         task = get_task(name)
         table.add_row(name, str(task.width), str(task.num_symbols), str(task.num_classes), task.summary)
-    _console().print(table)
+    console().print(table)
     typer.echo("\nLook at one: semfocus tasks show listops --n 3 --seed 0")
 
 
-@tasks_app.command("show")
+@app.command("show")
 def show_task(
     name: TaskName,
     n: Annotated[int, typer.Option(help="How many rows.")] = 5,
@@ -84,7 +58,7 @@ def show_task(
     """Print a few rows as people write them, with their classes and the accuracies that need no learning."""
     from semfocus.tasks import get_task
 
-    task = get_task(name, **_assignments(options))
+    task = get_task(name, **assignments(options))
     batch = task.sample(n, seed=seed, split=split)
     typer.echo(f"{task.name}: {task.summary}")
     typer.echo(f"width {task.width}, {task.num_symbols} symbols, {task.num_classes} classes\n")
@@ -94,7 +68,7 @@ def show_task(
     typer.echo(f"\naccuracy without learning: {known}")
 
 
-@tasks_app.command("export")
+@app.command("export")
 def export_task(
     out: Annotated[Path, typer.Option(help="Where to write; the suffix is the format: .jsonl, .tsv or .parquet.")],
     name: Annotated[str | None, typer.Argument(help="A task's name or a data file.")] = None,
@@ -109,54 +83,10 @@ def export_task(
 
     if (name is None) == (manifest is None):
         raise UsageError("give either a task's name or --manifest FILE")
-    with _progress("drawing rows") as progress:
+    with progress_bar("drawing rows") as progress:
         if manifest is not None:
             written = export_again(manifest, out, progress)
         else:
-            recipe = Recipe(task=str(name), options=_assignments(options), n=n, seed=seed, split=split)
+            recipe = Recipe(task=str(name), options=assignments(options), n=n, seed=seed, split=split)
             written = export(recipe, out, progress)
     typer.echo(f"wrote {out} and {written}")
-
-
-def main() -> None:
-    """Run the command line; errors made on purpose become one line and their own exit code."""
-    try:
-        app(standalone_mode=True)
-    except SemfocusError as error:
-        typer.echo(f"semfocus: {error}", err=True)
-        sys.exit(error.exit_code)
-
-
-def _assignments(texts: list[str] | None) -> dict[str, Any]:
-    """`["length=60", "tokenizer=char"]` as a dictionary; numbers and true/false are read as such."""
-    values: dict[str, Any] = {}
-    for text in texts or []:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--set {text!r} must look like name=value")
-        try:
-            values[name] = json.loads(value)
-        except ValueError:
-            values[name] = value
-    return values
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console()
-
-
-@contextmanager
-def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time left, on a terminal; nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
-        bar = bars.add_task(title, total=None)
-        yield lambda done, wanted: bars.update(bar, completed=done, total=wanted)
-
-
-if __name__ == "__main__":
-    main()

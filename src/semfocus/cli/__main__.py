@@ -1,0 +1,3 @@
+from semfocus.cli import main
+
+main()

@@ -1,0 +1,129 @@
+"""`semfocus compare` and `semfocus train`: the main job, and single runs from a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from semfocus.cli.shared import assignments, console
+from semfocus.errors import Diverged, Locked, UsageError
+
+if TYPE_CHECKING:
+    from semfocus.comparing import Outcome
+
+Out = Annotated[Path | None, typer.Option(help="Where runs live. Default: SEMFOCUS_RUNS, else ./runs.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; with the same number results repeat to the bit.")]
+Compile = Annotated[Literal["auto", "on", "off"], typer.Option(help="Compile the model: auto does so for long jobs.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Change any field of the configuration, e.g. training.lr=0.3.")
+]
+
+
+def compare_command(
+    task: Annotated[str, typer.Argument(help="A task (see `semfocus tasks`) or a .csv, .tsv, .jsonl, .parquet file.")],
+    attention: Annotated[
+        str | None,
+        typer.Option(help="Mechanisms, separated by commas: full,topk:5,banded:9+1g. Default: the paper's six."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each mechanism. The paper's ten come first.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller numbers: a few minutes on a laptop.")] = False,
+    recipe: Annotated[
+        Literal["clean", "paper"], typer.Option(help="paper: padding is visible, as in the paper's own code.")
+    ] = "clean",
+    epochs: Annotated[int | None, typer.Option(help="Instead of the paper's number for the task.")] = None,
+    until: Annotated[float | None, typer.Option(help="Stop a run at this training accuracy, e.g. 0.95.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="An option of the task, e.g. length=60. Repeatable.")] = None,
+    sets: Sets = None,
+    out: Out = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    compile: Compile = "auto",
+    evaluate_every: Annotated[float, typer.Option(help="Epochs between evaluations; may be a fraction.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train mechanisms side by side on TASK and show what learns faster.
+
+    Interrupt it whenever you like: the same command goes on where it was. Finished runs are not trained again.
+
+    semfocus compare even_pairs --quick
+    semfocus compare listops --attention full,topk:5 --seeds 10 --device cuda
+    semfocus compare reviews.csv --attention full,topk:8 --epochs 20
+    """
+    from semfocus.comparing import carry_out, plan
+    from semfocus.report.live import Board
+    from semfocus.training import Runtime
+
+    mechanisms = [text for text in attention.split(",") if text] if attention is not None else None
+    if mechanisms == []:
+        raise UsageError("--attention names no mechanism; write for example full,topk:5")
+    job = plan(
+        task,
+        attention=mechanisms,
+        seeds=seeds,
+        quick=quick,
+        recipe=recipe,
+        epochs=epochs,
+        until=until,
+        options=assignments(option),
+        overrides=sets or (),
+        out=out,
+    )
+    runtime = Runtime(device=device, threads=threads, compile=compile, evaluate_every=evaluate_every)
+    with Board(dict.fromkeys(job.mechanisms, seeds)) as board:
+        outcome = carry_out(job, runtime, board)
+    if as_json:
+        typer.echo(json.dumps(outcome.comparison.to_dict(), indent=2))
+    else:
+        _print(outcome)
+    _fail_if_needed(outcome)
+
+
+def train_command(
+    config: Annotated[Path, typer.Argument(help="A .toml or .yaml file with one run's configuration.")],
+    sets: Sets = None,
+    out: Out = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    compile: Compile = "auto",
+) -> None:
+    """Train the run that a configuration file describes."""
+    from semfocus.config_files import apply_overrides, parse_config, read_config
+    from semfocus.report.live import Board
+    from semfocus.training import Runtime, train
+
+    run = parse_config(apply_overrides(read_config(config), sets or []))
+    with Board({run.attention.mechanism: 1}) as board:
+        (outcome,) = train([run], out, Runtime(device=device, threads=threads, compile=compile), board)
+    rows = outcome.run.metrics()
+    typer.echo(f"{outcome.run.path}: {outcome.state}" + (f", {json.dumps(rows[-1])}" if rows else ""))
+    if outcome.state == "diverged":
+        raise Diverged(f"run {outcome.run.id} diverged: its loss or gradient was not finite; try a smaller training.lr")
+    if outcome.state == "held":
+        raise Locked(f"run {outcome.run.id} is held by {outcome.run.holder()}")
+
+
+def _print(outcome: Outcome) -> None:
+    from semfocus.report.tables import baseline_text, comparison_table
+
+    found = outcome.comparison
+    typer.echo(f"{found.task}: {found.seeds} seeds, at most {found.horizon:g} epochs\n")
+    console().print(comparison_table(found))
+    typer.echo(f"\naccuracy without learning: {baseline_text(found)}\n")
+    for line in found.sentences():
+        typer.echo(line)
+    if outcome.figures:
+        typer.echo(f"\ncurves: {', '.join(str(path) for path in outcome.figures)}")
+
+
+def _fail_if_needed(outcome: Outcome) -> None:
+    sys.stdout.flush()
+    if outcome.held:
+        holders = "; ".join(f"{run.id} by {run.holder() or 'another process'}" for run in outcome.held)
+        raise Locked(f"{len(outcome.held)} runs are held elsewhere and left out: {holders}")
+    if outcome.diverged:
+        raise Diverged(f"{outcome.diverged} runs diverged (loss or gradient not finite); they count as never there")

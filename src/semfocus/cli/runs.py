@@ -1,0 +1,101 @@
+"""`semfocus runs`, `show` and `clean`: what is in the store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from semfocus.cli.shared import console
+from semfocus.errors import Locked, SemfocusError
+
+Place = Annotated[Path | None, typer.Argument(help="The directory of runs. Default: SEMFOCUS_RUNS, else ./runs.")]
+
+
+def list_runs(
+    directory: Place = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """List the runs: state, epochs, accuracies, epoch of convergence, time. Nothing is left out silently."""
+    from rich.table import Table
+
+    from semfocus.analysis.overview import overview
+    from semfocus.store import RunStore
+
+    rows = overview(RunStore(directory))
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    if not rows:
+        typer.echo(f"no runs in {RunStore(directory).root}; make some: semfocus compare even_pairs --quick")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("run", "task", "mechanism", "seed", "state", "epochs", "train", "held out", "95 % at", "time"):
+        table.add_column(title, no_wrap=title in ("run", "mechanism"))
+    for row in rows:
+        if "task" not in row:
+            table.add_row(row["id"], "", "", "", row["state"], row["why"])
+            continue
+        shares = [
+            f"{row[name]:.1%}" if row[name] is not None else "" for name in ("train_accuracy", "heldout_accuracy")
+        ]
+        there = "" if row["converged_at"] is None else f"{row['converged_at']:g}"
+        table.add_row(
+            row["id"], row["task"], row["mechanism"], str(row["seed"]), row["state"],
+            f"{row['epoch']:g} / {row['epochs']}", *shares, there, f"{row['seconds']:.0f} s",
+        )  # fmt: skip
+    console().print(table)
+
+
+def show_run(
+    run: Annotated[str, typer.Argument(help="A run's directory, or the beginning of its id.")],
+    directory: Annotated[Path | None, typer.Option("--out", help="Where runs live.")] = None,
+) -> None:
+    """Show one run: its configuration, how it stands, its last measurements and its checkpoints."""
+    from semfocus.store import RunStore
+
+    found = RunStore(directory).find(run)
+    status = found.status()
+    typer.echo(f"{found.path}\n")
+    typer.echo(json.dumps(found.config(), indent=2))
+    typer.echo(f"\nstatus: {json.dumps(status)}")
+    for row in found.metrics()[-5:]:
+        typer.echo(json.dumps(row))
+    typer.echo(f"checkpoints at steps: {', '.join(map(str, found.checkpoint_steps())) or 'none'}")
+
+
+def clean_runs(
+    directory: Place = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also finished runs, not just leftovers and failures.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, only say what would go.")] = False,
+) -> None:
+    """Remove failed, diverged and torn runs (with --all every run). Never one that a process is working on."""
+    from semfocus.store import RunStore
+
+    store = RunStore(directory)
+    doomed = [
+        entry for entry in store.entries()
+        if entry.state in ("torn", "failed", "diverged") or (everything and entry.state in ("done", "interrupted", "empty"))
+    ]  # fmt: skip
+    kept = 0
+    for entry in doomed:
+        if entry.holder is not None:
+            kept += 1
+            typer.echo(f"kept {entry.name}: {entry.holder} is working on it")
+            continue
+        if yes:
+            try:
+                store.remove(entry.name)
+            except (Locked, SemfocusError) as error:
+                kept += 1
+                typer.echo(f"kept {entry.name}: {error}")
+                continue
+        typer.echo(f"{'removed' if yes else 'would remove'} {entry.name} ({entry.state})")
+    if not doomed:
+        typer.echo("nothing to remove")
+    elif not yes:
+        typer.echo("give --yes to remove them")

@@ -1,0 +1,46 @@
+"""What several commands share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from semfocus.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def assignments(texts: list[str] | None) -> dict[str, Any]:
+    """`["length=60", "tokenizer=char"]` as a dictionary; numbers and true/false are read as such."""
+    values: dict[str, Any] = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{text!r} must look like name=value")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values
+
+
+def console() -> Console:
+    """Where tables go; wide enough for them when nobody says how wide."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 110)
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar with the time left, on a terminal; nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
+        bar = bars.add_task(title, total=None)
+        yield lambda done, wanted: bars.update(bar, completed=done, total=wanted)

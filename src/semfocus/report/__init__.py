@@ -1,0 +1,1 @@
+"""HOW it is shown: tables in, figures out."""

@@ -1,0 +1,149 @@
+"""What a person sees while runs train: a line for each mechanism, and the time left."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+PLAIN_EVERY = 10.0  # seconds between plain lines
+
+
+class Watched(Protocol):
+    """The part of a run's progress that is shown."""
+
+    config: Any
+    last: dict[str, Any]
+
+
+class Progress(Protocol):
+    """As `semfocus.training.Progress`."""
+
+    members: Sequence[Any]
+    step: int
+    total_steps: int
+    steps_per_epoch: int
+    seconds: float
+    session_steps: int
+
+
+@dataclass
+class Line:
+    """One mechanism."""
+
+    mechanism: str
+    runs: int
+    state: str = "waiting"
+    epoch: str = ""
+    loss: str = ""
+    train: str = ""
+    heldout: str = ""
+    speed: str = ""
+
+
+class Board:
+    """Shows progress: a table that is redrawn on a terminal, plain lines elsewhere. Use it as a context."""
+
+    def __init__(self, runs: dict[str, int]) -> None:
+        self.lines = {name: Line(name, count) for name, count in runs.items()}
+        self.active: str | None = None
+        self.left = ""
+        self.cost: dict[str, tuple[float, float]] = {}  # mechanism -> member-steps to go, seconds a member-step
+        self.told = 0.0
+        self.began = time.monotonic()
+        self.live: Any = None
+
+    def __enter__(self) -> Board:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self.live = Live(console=Console(stderr=True), refresh_per_second=4, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        """Take note of a cohort's progress and show it."""
+        mechanism = progress.members[0].config.attention.mechanism if progress.members else self.active
+        if mechanism is None or mechanism not in self.lines:
+            return
+        if self.active is not None and mechanism != self.active:
+            self.lines[self.active].state = "done"
+            self.cost[self.active] = (0.0, self.cost.get(self.active, (0.0, 0.0))[1])
+        self.active = mechanism
+        self._note(self.lines[mechanism], progress)
+        self._show(progress)
+
+    def _note(self, line: Line, progress: Progress) -> None:
+        line.state = "training"
+        total = progress.total_steps // progress.steps_per_epoch
+        line.epoch = f"{progress.step / progress.steps_per_epoch:.1f} / {total}"
+        rows = [member.last for member in progress.members if member.last]
+        if rows:
+            line.loss = f"{statistics.median(row['train_loss'] for row in rows):.3f}"
+            line.train = f"{statistics.median(row['train_accuracy'] for row in rows):.1%}"
+            line.heldout = f"{statistics.median(row['heldout_accuracy'] for row in rows):.1%}"
+        if progress.session_steps:
+            per_member = progress.seconds / progress.session_steps / line.runs
+            line.speed = f"{per_member * 1e3:.2f} ms"
+            self.cost[line.mechanism] = ((progress.total_steps - progress.step) * line.runs, per_member)
+            self.left = self._time_left(progress.total_steps, per_member)
+
+    def _time_left(self, steps: int, per_member: float) -> str:
+        """At most: runs that stop early are not foreseen."""
+        waiting = sum(line.runs for line in self.lines.values() if line.state == "waiting")
+        seconds = sum(to_go * cost for to_go, cost in self.cost.values()) + waiting * steps * per_member
+        return f"at most {_duration(seconds)} left"
+
+    def _show(self, progress: Progress) -> None:
+        if self.live is not None:
+            self.live.update(self._table())
+            return
+        now = time.monotonic()
+        finished = progress.step == progress.total_steps
+        if now - self.told < PLAIN_EVERY and not finished:
+            return
+        self.told = now
+        line = self.lines[self.active or ""]
+        print(
+            f"{line.mechanism:18} epoch {line.epoch:>12}  loss {line.loss:>6}  train {line.train:>6}"
+            f"  held out {line.heldout:>6}  {self.left}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _table(self) -> Any:
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, header_style="bold", caption=self.left, caption_justify="left")
+        for title in ("mechanism", "runs", "", "epoch", "loss", "train", "held out", "a member-step"):
+            table.add_column(title, justify="left" if title in ("mechanism", "") else "right")
+        for line in self.lines.values():
+            cells = (
+                line.mechanism,
+                str(line.runs),
+                line.state,
+                line.epoch,
+                line.loss,
+                line.train,
+                line.heldout,
+                line.speed,
+            )
+            table.add_row(*cells, style="dim" if line.state == "waiting" else "")
+        return table
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
