@@ -18,7 +18,8 @@ from semfocus.config_files import apply_overrides, parse_config
 from semfocus.errors import UsageError
 from semfocus.store import RunDirectory, RunStore
 from semfocus.studies import recipes
-from semfocus.training import RunOutcome, Runtime, train
+from semfocus.training.runtime import Runtime
+from semfocus.training.session import RunOutcome, train
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def _last_mix(x: Tensor) -> Tensor:
 
 
 def random_bits(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """int32 hashes, best in their high bits, of `rows` and `columns` (int32) under `seed` (int64), broadcast together."""
+    """int32 hashes, best in their high bits, of `rows` and `columns` (int32) under `seed` (int64); all broadcast."""
     low, high = _halves(seed)
     return _last_mix(mix(mix(rows ^ low) + high) + columns * GOLDEN)
 

@@ -142,9 +142,8 @@ def _about(arm: Arm, base: Arm, horizon: float) -> str:
     ratio = arm.speed_up.ratio if arm.speed_up else None
     if ratio is None or ratio.value is None:
         return f"{arm.mechanism} got there ({share}); the speed-up is undefined."
-    got = "all" if base.reached == len(base.times.seeds) else f"{base.reached} of {len(base.times.seeds)}"
-    pace = "faster" if ratio.value > 1 else "slower" if ratio.value < 1 else "as fast"
-    return f"{arm.mechanism} reached {THRESHOLD:.0%} ({share}) {ratio.text} {pace} than full attention ({got} seeds there)."
+    got = f"{base.reached} of {len(base.times.seeds)}"
+    return f"{arm.mechanism} got to {THRESHOLD:.0%} ({share}) {ratio.text} as fast as full attention ({got} seeds)."
 
 
 def _arm_dict(arm: Arm) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from semfocus.cli.shared import console
-from semfocus.errors import Locked, SemfocusError
+from semfocus.errors import SemfocusError
 
 Place = Annotated[Path | None, typer.Argument(help="The directory of runs. Default: SEMFOCUS_RUNS, else ./runs.")]
 
@@ -34,9 +34,9 @@ def list_runs(
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("run", "task", "mechanism", "seed", "state", "epochs", "train", "held out", "95 % at", "time"):
         table.add_column(title, no_wrap=title in ("run", "mechanism"))
+    strange = [row for row in rows if "task" not in row]
     for row in rows:
-        if "task" not in row:
-            table.add_row(row["id"], "", "", "", row["state"], row["why"])
+        if row in strange:
             continue
         shares = [
             f"{row[name]:.1%}" if row[name] is not None else "" for name in ("train_accuracy", "heldout_accuracy")
@@ -47,6 +47,8 @@ def list_runs(
             f"{row['epoch']:g} / {row['epochs']}", *shares, there, f"{row['seconds']:.0f} s",
         )  # fmt: skip
     console().print(table)
+    for row in strange:
+        typer.echo(f"{row['id']}: {row['state']}, {row['why']}")
 
 
 def show_run(
@@ -69,7 +71,7 @@ def show_run(
 def clean_runs(
     directory: Place = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also finished runs, not just leftovers and failures.")
+        bool, typer.Option("--all", help="Also finished and interrupted runs.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, only say what would go.")] = False,
 ) -> None:
@@ -77,22 +79,17 @@ def clean_runs(
     from semfocus.store import RunStore
 
     store = RunStore(directory)
-    doomed = [
-        entry for entry in store.entries()
-        if entry.state in ("torn", "failed", "diverged") or (everything and entry.state in ("done", "interrupted", "empty"))
-    ]  # fmt: skip
-    kept = 0
+    states = ("torn", "failed", "diverged", *(("done", "interrupted", "empty") if everything else ()))
+    doomed = [entry for entry in store.entries() if entry.state in states]
     for entry in doomed:
         if entry.holder is not None:
-            kept += 1
             typer.echo(f"kept {entry.name}: {entry.holder} is working on it")
             continue
         if yes:
             try:
                 store.remove(entry.name)
-            except (Locked, SemfocusError) as error:
-                kept += 1
-                typer.echo(f"kept {entry.name}: {error}")
+            except SemfocusError as error:
+                    typer.echo(f"kept {entry.name}: {error}")
                 continue
         typer.echo(f"{'removed' if yes else 'would remove'} {entry.name} ({entry.state})")
     if not doomed:

@@ -7,28 +7,26 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol
 
 PLAIN_EVERY = 10.0  # seconds between plain lines
 
 
-class Watched(Protocol):
-    """The part of a run's progress that is shown."""
-
-    config: Any
-    last: dict[str, Any]
-
-
 class Progress(Protocol):
-    """As `semfocus.training.Progress`."""
+    """The part of `semfocus.training.Progress` that is shown."""
 
-    members: Sequence[Any]
-    step: int
-    total_steps: int
-    steps_per_epoch: int
-    seconds: float
-    session_steps: int
+    @property
+    def members(self) -> Sequence[Any]: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def total_steps(self) -> int: ...
+    @property
+    def steps_per_epoch(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def session_steps(self) -> int: ...
 
 
 @dataclass
@@ -66,9 +64,7 @@ class Board:
             self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.live is not None:
             self.live.stop()
 

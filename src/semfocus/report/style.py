@@ -1,4 +1,4 @@
-"""One colour and one line a mechanism, everywhere: colour-blind safe (Okabe and Ito), told apart in grey by the dash."""
+"""One colour and one dash a mechanism, everywhere: colour-blind safe (Okabe and Ito), told apart in grey too."""
 
 from __future__ import annotations
 
