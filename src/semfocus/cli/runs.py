@@ -70,9 +70,7 @@ def show_run(
 
 def clean_runs(
     directory: Place = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also finished and interrupted runs.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also finished and interrupted runs.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, only say what would go.")] = False,
 ) -> None:
     """Remove failed, diverged and torn runs (with --all every run). Never one that a process is working on."""
@@ -85,13 +83,12 @@ def clean_runs(
         if entry.holder is not None:
             typer.echo(f"kept {entry.name}: {entry.holder} is working on it")
             continue
-        if yes:
-            try:
+        try:
+            if yes:
                 store.remove(entry.name)
-            except SemfocusError as error:
-                    typer.echo(f"kept {entry.name}: {error}")
-                continue
-        typer.echo(f"{'removed' if yes else 'would remove'} {entry.name} ({entry.state})")
+            typer.echo(f"{'removed' if yes else 'would remove'} {entry.name} ({entry.state})")
+        except SemfocusError as error:
+            typer.echo(f"kept {entry.name}: {error}")
     if not doomed:
         typer.echo("nothing to remove")
     elif not yes:
