@@ -13,9 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/semfocus tasks
-	$(BIN)/semfocus tasks show listops --n 1 --seed 0
-	$(BIN)/semfocus tasks show solve_equation --n 3 --seed 0
+	$(BIN)/semfocus compare even_pairs --quick
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -20,6 +20,7 @@ from semfocus.tasks import Task, get_task
 FORMAT = 1  # of the identity below: raise it when the same config starts to mean another result
 
 Positive = Annotated[int, Field(ge=1)]
+Blocks = Annotated[int, Field(ge=1, le=1024)]  # a stranger's config must not ask for a million of them
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -35,6 +36,13 @@ class TaskConfig(_Part):
     options: dict[str, Any] = {}
     train_rows: Positive | None = 5000
     heldout_rows: Positive | None = 2000
+
+    @field_validator("options")
+    @classmethod
+    def _no_name(cls, options: dict[str, Any]) -> dict[str, Any]:
+        if "name" in options:
+            raise ValueError("task.options cannot hold a name: write it as task.name")
+        return options
 
     def build(self) -> Task:
         """The task itself."""
@@ -72,7 +80,7 @@ class AttentionConfig(_Part):
 class ModelConfig(_Part):
     """The encoder; the quirks of the paper's code are options, all off by default."""
 
-    blocks: Positive = 5
+    blocks: Blocks = 5
     heads: Positive = 1
     d_model: Positive = 64
     d_mlp: Positive = 64
@@ -138,6 +146,8 @@ class RunConfig(_Part):
                 raise UsageError(f"task.{field} must be given: {self.task.name} can draw rows without end")
             if wanted is not None and there is not None and wanted > there:
                 raise UsageError(f"task.{field} = {wanted} exceeds the {there} rows of the {split} split; choose fewer")
+            if self.training.drop_one_row and (wanted or there) == 1:
+                raise UsageError(f"training.drop_one_row leaves nothing of task.{field} = 1; choose two rows or more")
 
     def rows(self, task: Task) -> tuple[int, int]:
         """How many training and held-out rows the run uses."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import yaml
     from pydantic_core import ErrorDetails
 
-MAX_BYTES = 2**16
+MAX_BYTES = 2**14
 MAX_DEPTH = 8
 SUFFIXES = (".toml", ".yaml", ".yml")
 

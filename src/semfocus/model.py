@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semfocus import counters
-from semfocus.attention.mechanisms import Banded, Mechanism
+from semfocus.attention.mechanisms import BlockLocal, BottomK, Full, Mechanism, RandomK, TopK
 from semfocus.attention.normalisers import Normaliser, Sigmoid, Softmax
 from semfocus.attention.operator import attend
 from semfocus.config import AttentionConfig, ModelConfig
@@ -55,9 +55,7 @@ class Spec:
         if self.model.pad_to_multiple and size is not None:
             padded = math.ceil(self.width / size) * size
         extra = self.attention.globals + (self.model.pooling == "cls")
-        # A band counts positions from the end, so that filler would change what it keeps; others do not notice.
-        aligned = padded + extra >= LONG and not isinstance(mechanism, Banded)
-        filler = -(padded + extra) % ALIGNMENT if aligned else 0
+        filler = -(padded + extra) % ALIGNMENT if padded + extra >= LONG and _ignores_filler(mechanism) else 0
         for name, value in {
             "mechanism": mechanism,
             "padded_width": padded,
@@ -76,9 +74,21 @@ class Spec:
         """How many places of a step draw dropout."""
         return 1 + PLACES_PER_BLOCK * self.model.blocks
 
+    @property
+    def draws(self) -> bool:
+        """Whether a training step needs random numbers at all: for dropout, or to choose keys."""
+        return self.model.dropout > 0 or isinstance(self.mechanism, RandomK)
+
     @cached_property
     def layout(self) -> Layout:
         return Layout.of(self)
+
+
+def _ignores_filler(mechanism: Mechanism) -> bool:
+    """Whether masked positions behind the row change nothing. A window counts from the end, and would move."""
+    if isinstance(mechanism, TopK):
+        return not mechanism.window
+    return isinstance(mechanism, (Full, BlockLocal, BottomK, RandomK))
 
 
 @dataclass(frozen=True)
@@ -174,9 +184,13 @@ def assemble(tokens: Tensor, lengths: Tensor, spec: Spec) -> tuple[Tensor, Tenso
 
 
 @lru_cache(maxsize=64)
-def positions(length: int, width: int, device: torch.device) -> Tensor:
-    """(L, d) fixed sine and cosine waves, for any length. Kept: a captured GPU step cannot copy from the host."""
+def positions(length: int, width: int, device: torch.device, filler_end: int = 0, filler: int = 0) -> Tensor:
+    """(L, d) fixed sine and cosine waves, for any length. Kept: a captured GPU step cannot copy from the host.
+
+    What stands behind the filler is counted as if there were none.
+    """
     place = torch.arange(length, dtype=torch.float64).unsqueeze(-1)
+    place = torch.where(place >= filler_end, place - filler, place)
     rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
     waves = torch.stack([(place * rate).sin(), (place * rate).cos()], dim=-1).flatten(-2)
     return waves[:, :width].float().to(device)
@@ -190,11 +204,12 @@ def forward(
     seeds: Tensor | None = None,
     parts: Parts | None = None,
 ) -> Tensor:
-    """Logits (E, B, C) of rows (E, B, L). `filled` None: no row has padding. `seeds` (places, E): dropout is on."""
+    """Logits (E, B, C) of rows (E, B, L). `filled` None: no row has padding. `seeds` (places, E): a training step."""
     parts = parts or PLAIN
-    waves = positions(tokens.shape[-1], spec.model.d_model, tokens.device)
+    behind = spec.padded_width + spec.filler
+    waves = positions(spec.length, spec.model.d_model, tokens.device, behind, spec.filler)
     x = parts.embed(parameters["embedding"], tokens, waves, spec, None if seeds is None else seeds[0])
-    own_seeds = _evaluation_seeds(spec, x) if seeds is None else seeds[1:].unflatten(0, (spec.model.blocks, -1))
+    own_seeds = _evaluation_seeds(spec, tokens) if seeds is None else seeds[1:].unflatten(0, (spec.model.blocks, -1))
     mask = None if filled is None else filled[:, :, None, None, :]
     for i in range(spec.model.blocks):
         weights = [parameters[f"blocks.{i}.{name}"] for name in BLOCK_PARAMETERS]
@@ -212,7 +227,7 @@ def block(
 ) -> Tensor:
     """One block: attention, then an MLP, each with a residual; LayerNorm before (pre) or after (post) each.
 
-    `seeds` (4, E) decide dropout; in evaluation only that of attention weights, if at all.
+    `seeds` (4, E) decide dropout; in evaluation, (4, E, B) that of attention weights, if at all.
     """
     p = spec.model.dropout if train else 0.0
 
@@ -248,7 +263,7 @@ def _attention(
         normaliser=NORMALISERS[spec.attention.normaliser],
         scale=spec.attention.inverse_temperature / math.sqrt(spec.model.head_dim),
         dropout_p=p if seeds is not None else 0.0,
-        seed=None if seeds is None else seeds[0].view(-1, 1, 1),
+        seed=None if seeds is None else seeds[0].view(q.shape[0], -1, 1),
         assume_finite=True,
         backend="dense" if q.is_cuda else None,
     )
@@ -294,13 +309,18 @@ def _heads(x: Tensor, spec: Spec) -> Tensor:
     return x.unflatten(-1, (spec.model.heads, spec.model.head_dim)).transpose(2, 3)
 
 
-def _evaluation_seeds(spec: Spec, x: Tensor) -> Tensor | None:
-    """Fixed seeds (blocks, 4, E) for the one quirk that draws in evaluation."""
-    if not spec.model.dropout_in_evaluation:
+def _evaluation_seeds(spec: Spec, tokens: Tensor) -> Tensor | None:
+    """Seeds (blocks, 4, E, B) for what draws in evaluation: dropout as a quirk, and RandomK.
+
+    They follow from a row's own tokens, so that its scores depend neither on its batch nor on its member's cohort.
+    """
+    if not spec.model.dropout_in_evaluation and not isinstance(spec.mechanism, RandomK):
         return None
-    zero = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-    own = counters.derive(zero, torch.zeros((), dtype=torch.int64, device=x.device), spec.places)
-    return own[1:].unflatten(0, (spec.model.blocks, -1))
+    first = spec.mechanism.seed if isinstance(spec.mechanism, RandomK) else 0
+    zero = torch.zeros((), dtype=torch.int64, device=tokens.device)
+    place = torch.arange(tokens.shape[-1], dtype=torch.int32, device=tokens.device)
+    content = counters.random_bits(zero + first, tokens.to(torch.int32), place).to(torch.int64).sum(dim=-1)
+    return counters.derive(content, zero, spec.places)[1:].unflatten(0, (spec.model.blocks, -1))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from semfocus.analysis.comparison import Comparison
-from semfocus.analysis.records import Record
+from semfocus.analysis.records import THRESHOLD, Record
 from semfocus.report.style import look
 from semfocus.store.atomic import replacing
 
@@ -35,14 +35,11 @@ def draw_curves(comparison: Comparison, records: Sequence[Record], stem: Path) -
         for panel, (name, title) in zip(axes, PANELS, strict=True):
             _draw_panel(panel, comparison, records, name)
             panel.set_ylabel(title)
-        axes[1].axhline(0.95, color="0.6", linewidth=0.8, zorder=0)
-        for kind, level in comparison.baselines.items():
-            axes[2].axhline(level, color="0.75", linewidth=0.8, zorder=0)
-            place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
-            axes[2].annotate(kind, (1, level), fontsize=7, color="0.4", **place)
+        axes[1].axhline(THRESHOLD, color="0.6", linewidth=0.8, zorder=0)
+        _mark_baselines(axes[2], comparison)
         axes[-1].set_xlabel("epoch")
-        axes[0].legend(frameon=False, fontsize=8, ncols=2)
-        axes[0].set_title(f"{comparison.task}: median and quartiles over {comparison.seeds} seeds; mark: 95 % reached")
+        figure.suptitle(f"{comparison.task}: median and quartiles over {comparison.seeds} seeds; marks: 95 % reached")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", frameon=False, ncols=3)
         written = []
         for suffix in (".svg", ".png"):
             with replacing(stem.with_suffix(suffix)) as draft:
@@ -61,10 +58,21 @@ def _draw_panel(panel: Axes, comparison: Comparison, records: Sequence[Record], 
         shape = look(arm.mechanism)
         panel.plot(epochs, middle, color=shape.colour, linestyle=shape.dash, linewidth=1.6, label=arm.mechanism)
         panel.fill_between(epochs, low, high, color=shape.colour, alpha=0.15, linewidth=0)
-        there = [run.converged_at for run in runs if run.converged_at is not None]
-        if there and name == "train_accuracy":
-            place = float(np.median(there))
-            panel.plot(place, np.interp(place, epochs, middle), shape.marker, color=shape.colour, markersize=6)
+        if name == "train_accuracy" and arm.times.median is not None:
+            panel.plot(arm.times.median, THRESHOLD, shape.marker, color=shape.colour, markersize=6, clip_on=False)
+
+
+def _mark_baselines(panel: Axes, comparison: Comparison) -> None:
+    """A line at each accuracy that needs no learning, with all its names."""
+    levels: dict[float, list[str]] = {}
+    for kind, level in comparison.baselines.items():
+        levels.setdefault(round(level, 3), []).append(kind)
+    for level, kinds in levels.items():
+        panel.axhline(level, color="0.75", linewidth=0.8, zorder=0)
+        place = (0, level)
+        panel.annotate(
+            ", ".join(kinds), place, xycoords=("axes fraction", "data"), fontsize=7, color="0.4", va="bottom"
+        )
 
 
 def _aligned(runs: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from semfocus.config import RunConfig
+from semfocus.errors import CorruptData
 from semfocus.model import PLAIN
-from semfocus.store import RunWriter, Save, load_common, save_checkpoints, write_statuses
+from semfocus.store import Checkpoint, RunWriter, Save, load_common, save_checkpoints, write_statuses
 from semfocus.tasks import Task
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator, Scores
@@ -46,13 +48,22 @@ class Progress:
 
 
 Watcher = Callable[[Progress], None]
+Ending = tuple[Member, str, dict[str, Any]]  # who, its last state, and facts about it
 
 
 class Loop:
-    """Trains the members of one cohort to their ends."""
+    """Trains the members of one cohort to their ends; `notes` go into the status of each."""
 
-    def __init__(self, members: list[Member], runtime: Runtime, watcher: Watcher, interruption: Interruption) -> None:
+    def __init__(
+        self,
+        members: list[Member],
+        runtime: Runtime,
+        watcher: Watcher,
+        interruption: Interruption,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
         self.members, self.runtime, self.watcher, self.interruption = members, runtime, watcher, interruption
+        self.notes = dict(notes or {})
         self.device, self.threads = runtime.torch_device(), runtime.num_threads()
         self.ids = [member.writer.id for member in members]
         training = members[0].config.training
@@ -60,10 +71,11 @@ class Loop:
             self.cohort = Cohort.begin([m.config for m in members], [m.task for m in members], self.device)
         self.per_epoch = self.cohort.steps_per_epoch
         self.total = training.epochs * self.per_epoch
-        self.every = max(1, round(runtime.evaluate_every * self.per_epoch))
+        self.interval = min(max(1.0, runtime.evaluate_every * self.per_epoch), self.total)  # of evaluations, in steps
         rows = len(members) * self.total * training.batch_size
         self.parts = runtime.parts(self.cohort.spec, rows, self.device)
         self.began = self.saved_at = time.monotonic()
+        self.spent_before = 0.0  # seconds, in earlier sessions
         self.first_step = 0
 
     def run(self) -> None:
@@ -74,6 +86,7 @@ class Loop:
             if self.cohort.step == 0 and 0 in self.runtime.keep_epochs:
                 self._save(keep=True)
             self._prepare()
+            self._settle()
             while self.members and self.cohort.step < self.total:
                 self._advance()
                 if self.interruption.signal:
@@ -91,33 +104,72 @@ class Loop:
         for i, member in enumerate(self.members):
             member.writer.rewind(found[i] if found else None)
             if found:
-                self.cohort.restore(member.slot, found[i].tensors)
-                self.cohort.step = found[i].step
-                member.best_accuracy, member.best_step = found[i].meta["best_accuracy"], found[i].meta["best_step"]
-                member.last = (member.writer.metrics() or [{}])[-1]
+                self._restore(member, found[i])
         self.first_step = self.cohort.step
 
+    def _restore(self, member: Member, checkpoint: Checkpoint) -> None:
+        self.cohort.restore(member.slot, checkpoint.tensors)
+        self.cohort.step = checkpoint.step
+        try:
+            died_at, seconds = int(checkpoint.meta["died_at"]), float(checkpoint.meta["seconds"])
+            member.best_accuracy = float(checkpoint.meta["best_accuracy"])
+            member.best_step = int(checkpoint.meta["best_step"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptData(
+                f"the checkpoint of run {member.writer.id} does not say how it stood: {error!r}"
+            ) from None
+        if checkpoint.step > self.total:
+            raise CorruptData(f"run {member.writer.id} has a checkpoint of step {checkpoint.step} of {self.total}")
+        self.cohort.died_at[member.slot] = died_at
+        self.cohort.alive[member.slot] = died_at < 0
+        self.spent_before = max(self.spent_before, seconds)
+        member.last = (member.writer.metrics() or [{}])[-1]
+
+    def _settle(self) -> None:
+        """Finish members that had ended when they were saved, but were killed before that was written down."""
+        if self.cohort.step and self._is_due(self.cohort.step):
+            self._finish(self._endings())
+
     def _announce(self) -> None:
-        about = {"cohort": self.ids, "steps": self.total, **self._facts()}
-        write_statuses([(member.writer, "running", about | {"step": self.cohort.step}) for member in self.members])
+        about = self._about() | {"step": self.cohort.step}
+        write_statuses([(member.writer, "running", about) for member in self.members])
         self.watcher(self._progress())
 
-    def _facts(self) -> dict[str, Any]:
-        return facts(self.device, self.threads, self.parts is not PLAIN)
+    def _about(self) -> dict[str, Any]:
+        """What every status says: everything that has to be the same for identical results, and the notes."""
+        machine = facts(self.device, self.threads, self.parts is not PLAIN)
+        return {"cohort": self.ids, "steps": self.total, **machine, **self.notes}
 
     def _advance(self) -> None:
-        """Train up to the next evaluation, the end of the epoch, or a request to stop; evaluate where it is due."""
+        """Train up to the next evaluation, the end of the epoch, or a request to stop; evaluate and save if due."""
         step = self.cohort.step
         epoch, inside = divmod(step, self.per_epoch)
         if epoch != self.loaded_epoch:
             self.stepper.begin_epoch(epoch, inside)
             self.loaded_epoch = epoch
-        target = min(step + self.every - step % self.every, (epoch + 1) * self.per_epoch, self.total)
+        target = min(self._next_evaluation(step), (epoch + 1) * self.per_epoch)
         self._train_until(target)
-        if self.cohort.step == target and (target % self.every == 0 or target == self.total):
-            self._evaluate()
-        if self.members and time.monotonic() - self.saved_at > self.runtime.checkpoint_seconds:
-            self._save()
+        if self.cohort.step < target:
+            return
+        ended = self._evaluate() if self._is_due(target) else []
+        keep = target % self.per_epoch == 0 and target // self.per_epoch in self.runtime.keep_epochs
+        if keep or ended or self._long_unsaved():
+            self._save(keep=keep)
+        self.watcher(self._progress())
+        self._finish(ended)
+
+    def _next_evaluation(self, step: int) -> int:
+        """The first step after this one at which to evaluate. Counted from the start: nothing drifts, ends are met."""
+        count = int(step / self.interval)
+        while round(count * self.interval) <= step:
+            count += 1
+        return min(round(count * self.interval), self.total)
+
+    def _is_due(self, step: int) -> bool:
+        return self._next_evaluation(step - 1) == step
+
+    def _long_unsaved(self) -> bool:
+        return time.monotonic() - self.saved_at > self.runtime.checkpoint_seconds
 
     def _train_until(self, target: int) -> None:
         """On a CPU a step is slow enough to look up after each; on a GPU the whole stretch is queued at once."""
@@ -125,33 +177,38 @@ class Loop:
         told = time.monotonic()
         while self.cohort.step < target and not self.interruption.signal:
             self.stepper.run(min(chunk, target - self.cohort.step))
+            if self.cohort.step < target and self._long_unsaved():
+                self._save()
             if time.monotonic() - told > 1:
                 self.watcher(self._progress())
                 told = time.monotonic()
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> list[Ending]:
+        """Measure and record every member that is alive, and tell which ones are at their end."""
         started = time.monotonic()
         scores = self.evaluator.scores()
         step, epoch = self.cohort.step, self.cohort.step / self.per_epoch
         rates = self.cohort.rates(max(0, (step - 1) // self.per_epoch)).tolist()
         now = time.monotonic()
-        ended: list[tuple[Member, str, dict[str, Any]]] = []
+        alive = self.cohort.alive.tolist()
+        for member in self.members:
+            if alive[member.slot]:
+                seconds = self.spent_before + now - self.began, now - started
+                self._record(member, scores, step, epoch, rates[member.slot], seconds)
+        return self._endings()
+
+    def _endings(self) -> list[Ending]:
+        """The members whose last row is of this very step and ends them, and those that died on the way to it."""
+        step, ended = self.cohort.step, []
         died = self.cohort.died_at.tolist()
         for member in self.members:
             if died[member.slot] >= 0:
-                facts = {"step": died[member.slot], "reason": "loss or gradient was not finite"}
-                ended.append((member, "diverged", facts))
-                continue
-            self._record(member, scores, step, epoch, rates[member.slot], seconds=(now - self.began, now - started))
-            reason = self._ending(member, step)
-            if reason:
-                ended.append((member, "done", {"step": step, "reason": reason}))
-        keep = step % self.per_epoch == 0 and step // self.per_epoch in self.runtime.keep_epochs
-        if keep or ended:
-            self._save(keep=keep)
-        self.watcher(self._progress())
-        if ended:
-            self._finish(ended)
+                ended.append((member, "diverged", {"step": died[member.slot], "reason": "loss or gradient not finite"}))
+            elif member.last.get("step") == step:
+                state, reason = self._ending(member, step)
+                if reason:
+                    ended.append((member, state, {"step": step, "reason": reason}))
+        return ended
 
     def _record(
         self, member: Member, scores: Scores, step: int, epoch: float, rate: float, seconds: tuple[float, float]
@@ -163,22 +220,27 @@ class Loop:
         if values["train_accuracy"] > member.best_accuracy:
             member.best_accuracy, member.best_step = values["train_accuracy"], step
 
-    def _ending(self, member: Member, step: int) -> str | None:
+    def _ending(self, member: Member, step: int) -> tuple[str, str | None]:
+        """How a member that was just evaluated ends, and why; no reason: it goes on."""
         training = member.config.training
         if training.until is not None and member.last["train_accuracy"] >= training.until:
-            return f"training accuracy reached {training.until}"
+            return "done", f"training accuracy reached {training.until}"
         if training.patience is not None and step - member.best_step >= training.patience * self.per_epoch:
-            return f"no gain in training accuracy for {training.patience} epochs"
-        return "all epochs made" if step == self.total else None
+            return "done", f"no gain in training accuracy for {training.patience} epochs"
+        if step < self.total:
+            return "running", None
+        finite = math.isfinite(member.last["train_loss"])  # the last update is followed by no step that would tell
+        return ("done", "all epochs made") if finite else ("diverged", "the loss is not finite after the last step")
 
-    def _finish(self, ended: list[tuple[Member, str, dict[str, Any]]]) -> None:
+    def _finish(self, ended: list[Ending]) -> None:
         """Write how members ended and go on with the rest.
 
         On a CPU the rest becomes a smaller cohort. A GPU would compile anew for that: there the rows of those that
         are done go on idly.
         """
-        about = {"cohort": self.ids, "steps": self.total, **self._facts()}
-        write_statuses([(member.writer, state, about | more) for member, state, more in ended])
+        if not ended:
+            return
+        write_statuses([(member.writer, state, self._about() | more) for member, state, more in ended])
         gone = [member for member, _, _ in ended]
         self.members = [member for member in self.members if member not in gone]
         if self.members and self.device.type == "cpu":
@@ -191,13 +253,16 @@ class Loop:
         if not self.members:
             return
         self._save()
-        about = {"cohort": self.ids, "steps": self.total, "step": self.cohort.step, **self._facts()}
+        about = self._about() | {"step": self.cohort.step}
         write_statuses([(member.writer, "interrupted", about) for member in self.members])
 
     def _save(self, keep: bool = False) -> None:
         saves = []
+        died = self.cohort.died_at.tolist()
+        seconds = self.spent_before + time.monotonic() - self.began
         for member in self.members:
             meta = {"best_accuracy": member.best_accuracy, "best_step": member.best_step}
+            meta |= {"died_at": died[member.slot], "seconds": seconds}
             tensors = {name: tensor.detach().cpu() for name, tensor in self.cohort.tensors(member.slot).items()}
             saves.append(Save(member.writer, self.cohort.step, tensors, meta, keep))
         save_checkpoints(saves)

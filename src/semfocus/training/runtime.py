@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ from semfocus.model import PLAIN, Parts, Spec
 
 # Compiling a block takes some ten seconds on a CPU; below this much arithmetic (FLOP) it does not pay.
 WORTH_COMPILING = 2e13
+MOST_THREADS = 256  # that a status found in a run directory is believed to want
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Runtime:
             raise UsageError(f"evaluate_every = {self.evaluate_every!r} must be a positive number of epochs")
         if self.compile not in ("auto", "on", "off"):
             raise UsageError(f"compile = {self.compile!r} is not one of auto, on, off")
+        if not self.checkpoint_seconds >= 0:
+            raise UsageError(f"checkpoint_seconds = {self.checkpoint_seconds!r} must be zero or more")
         for epoch in self.keep_epochs:
             whole_number("keep_epochs", epoch, at_least=0)
 
@@ -47,8 +51,8 @@ class Runtime:
         available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
         if self.device == "auto":
             return torch.device("cuda" if available["cuda"] else "cpu")
-        kind = self.device.split(":")[0]
-        if kind not in available:
+        kind, colon, number = self.device.partition(":")
+        if kind not in available or (colon and not number.isdecimal()):
             raise UsageError(f"device = {self.device!r} is not one of auto, cpu, cuda, mps")
         if not available[kind]:
             there = ", ".join(name for name, present in available.items() if present)
@@ -58,6 +62,17 @@ class Runtime:
     def num_threads(self) -> int:
         return self.threads or min(os.cpu_count() or 1, 4)
 
+    def as_before(self, status: Mapping[str, Any] | None) -> Runtime:
+        """With the threads and the compile choice that a run began with, where this leaves them open: same bits."""
+        status = status or {}
+        threads, compiled = status.get("threads"), status.get("compiled")
+        device, found = self.torch_device(), self
+        if self.threads is None and type(threads) is int and 1 <= threads <= MOST_THREADS:
+            found = replace(found, threads=threads)
+        if self.compile == "auto" and type(compiled) is bool and status.get("device") == device.type:
+            found = replace(found, compile="on" if compiled and _can_compile(device) else "off")
+        return found
+
     def parts(self, spec: Spec, rows: int, device: torch.device) -> Parts:
         """The model's functions as they are, or compiled where a compiler is there and `rows` are worth it."""
         worth = _worth_compiling(spec, rows, device)
@@ -65,9 +80,12 @@ class Runtime:
 
 
 def _worth_compiling(spec: Spec, rows: int, device: torch.device) -> bool:
-    if device.type == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
-        return False
-    return device.type == "cuda" or (device.type == "cpu" and rows * flop_per_row(spec) > WORTH_COMPILING)
+    enough = device.type == "cuda" or rows * flop_per_row(spec) > WORTH_COMPILING
+    return _can_compile(device) and enough
+
+
+def _can_compile(device: torch.device) -> bool:
+    return device.type == "cuda" or (device.type == "cpu" and bool(shutil.which("g++") or shutil.which("clang++")))
 
 
 def flop_per_row(spec: Spec) -> float:
@@ -93,7 +111,7 @@ def facts(device: torch.device, threads: int, compiled: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def numerics(precision: str, threads: int):
+def numerics(precision: str, threads: int) -> Iterator[None]:
     """Threads and TF32 as this run wants them, and as they were afterwards."""
     before = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.set_num_threads(threads)

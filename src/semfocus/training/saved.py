@@ -5,18 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 
-from semfocus.config import AttentionConfig, ModelConfig, RunConfig
-from semfocus.errors import CorruptData, UsageError
+from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TrainingConfig
+from semfocus.errors import CorruptData, UsageError, whole_number
 from semfocus.model import Encoder, Spec
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks import Task
+from semfocus.training.cohort import MOMENTS
+
+SIZES = ("num_symbols", "num_classes", "width")  # of a task, as Spec takes them
 
 
 def document(config: RunConfig, task: Task) -> dict[str, Any]:
     """What config.json holds: the config, what identifies the data, and the sizes that a model needs without them."""
-    sizes = {"num_symbols": task.num_symbols, "num_classes": task.num_classes, "width": task.width}
+    sizes = {name: getattr(task, name) for name in SIZES}
     return config.model_dump(mode="json") | {"data": task.fingerprint(), "sizes": sizes}
 
 
@@ -38,21 +42,16 @@ def load(run: str | Path | RunDirectory, step: int | None = None, out: Path | st
     found = run if isinstance(run, RunDirectory) else RunStore(out).find(str(run))
     fields = found.config()
     try:
-        sizes = fields["sizes"]
+        training = TrainingConfig.model_validate(fields["training"])
         spec = Spec(
             ModelConfig.model_validate(fields["model"]),
             AttentionConfig.model_validate(fields["attention"]),
-            int(sizes["num_symbols"]),
-            int(sizes["num_classes"]),
-            int(sizes["width"]),
+            *(whole_number(f"sizes.{name}", fields["sizes"][name], at_least=1) for name in SIZES),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptData(f"{found.path / 'config.json'} does not describe a model: {error}") from None
-    checkpoint = found.load_checkpoint(step)
+    row = torch.empty(spec.layout.size, device="meta")
+    checkpoint = found.load_checkpoint(step, expect=dict.fromkeys(("parameters", *MOMENTS[training.optimizer]), row))
     if checkpoint is None:
         raise UsageError(f"run {found.id} has no checkpoint yet; train it first")
-    row = checkpoint.tensors.get("parameters")
-    if row is None or row.shape != (spec.layout.size,):
-        shape = None if row is None else tuple(row.shape)
-        raise CorruptData(f"the checkpoint of run {found.id} holds parameters {shape}, not ({spec.layout.size},)")
-    return Encoder(spec, row).eval()
+    return Encoder(spec, checkpoint.tensors["parameters"]).eval()

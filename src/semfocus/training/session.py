@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from semfocus.config import RunConfig
 from semfocus.errors import Locked
@@ -24,7 +23,9 @@ from semfocus.training.signals import Interrupted, Interruption, listening
 
 COHORT_BYTES = {"cpu": 2**31, "cuda": 2**35}  # of activations that a cohort may take
 ENDED = ("done", "diverged")
-FREE_FIELDS = ("label", "task.name")  # may differ between sessions: a name for people, a file that has moved
+# May differ between sessions: a name for people, a file that has moved, options that are written out or left out
+# (what they come to is part of the data's fingerprint, which may not differ).
+FREE_FIELDS = ("label", "task.name", "task.options")
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class RunOutcome:
 
     config: RunConfig
     run: RunDirectory
-    state: str  # done, diverged, or held (by another process)
+    state: str  # done, diverged, failed (out of memory even alone), or held (by another process)
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,17 @@ def train(
     device = runtime.torch_device()
     jobs = _jobs(configs, RunStore(out))
     waiting = [job for job in jobs if _state(job.run) not in ENDED]
+    failed: list[str] = []
     with listening() as interruption:
         for group in cohorts(waiting, runtime, device.type):
-            _train_group(group, runtime, watcher, interruption)
+            failed += _train_group(group, runtime, watcher, interruption)
             if interruption.signal:
                 raise Interrupted(interruption.signal)
     outcomes = []
     for job in jobs:
         state = _state(job.run)
-        outcomes.append(RunOutcome(job.config, job.run, state if state in ENDED else "held"))
+        state = state if state in ENDED else "failed" if job.run.id in failed else "held"
+        outcomes.append(RunOutcome(job.config, job.run, state))
     return outcomes
 
 
@@ -86,15 +89,32 @@ def _state(run: RunDirectory) -> str:
 
 def cohorts(jobs: Sequence[_Job], runtime: Runtime, device: str) -> list[list[_Job]]:
     """Jobs that share shapes and mechanism, as many together as memory allows; resumed ones as they were before."""
-    groups: dict[Any, list[_Job]] = {}
+    before = _former_cohorts(jobs)
+    groups: dict[tuple[str, tuple[str, ...]], list[_Job]] = {}
     for job in {job.run.id: job for job in jobs}.values():
-        status = job.run.status() or {}
-        groups.setdefault((cohort_key(job.config, job.task), tuple(status.get("cohort", ()))), []).append(job)
+        former = before.get(job.run.id, ())
+        groups.setdefault((cohort_key(job.config, job.task), former), []).append(job)
     found = []
-    for group in groups.values():
-        size = runtime.cohort_size or cohort_limit(group[0].config, group[0].task, device)
+    for (_, former), group in groups.items():
+        if former:
+            group.sort(key=lambda job, places=former: places.index(job.run.id))
+        limit = len(group) if former else cohort_limit(group[0].config, group[0].task, device)
+        size = runtime.cohort_size or limit
         found += [group[i : i + size] for i in range(0, len(group), size)]
     return found
+
+
+def _former_cohorts(jobs: Sequence[_Job]) -> dict[str, tuple[str, ...]]:
+    """The ids that each run trained with so far, its own included, in their order."""
+    own: dict[str, tuple[str, ...]] = {}
+    promised: dict[str, tuple[str, ...]] = {}  # for runs killed before their own status was written
+    for job in jobs:
+        ids = (job.run.status() or {}).get("cohort")
+        if isinstance(ids, list) and job.run.id in ids and all(isinstance(item, str) for item in ids):
+            own[job.run.id] = tuple(ids)
+            if not job.run.checkpoint_steps():
+                promised |= {other: tuple(ids) for other in ids}
+    return promised | own
 
 
 def cohort_key(config: RunConfig, task: Task) -> str:
@@ -114,34 +134,54 @@ def cohort_limit(config: RunConfig, task: Task, device: str) -> int:
     return max(1, COHORT_BYTES.get(device, 2**31) // (4 * model.blocks * rows * per_position))
 
 
-def _train_group(group: list[_Job], runtime: Runtime, watcher: Watcher, interruption: Interruption) -> None:
-    """Train a cohort under the locks of its runs; out of memory, train its halves instead."""
+def _train_group(
+    group: list[_Job], runtime: Runtime, watcher: Watcher, interruption: Interruption, too_many: int | None = None
+) -> list[str]:
+    """Train a cohort under the locks of its runs; out of memory, train its halves. The ids that do not fit even alone.
+
+    `too_many`: how many members were too many before this one was split off.
+    """
     with ExitStack() as locks:
-        members = []
-        for job in group:
-            try:
-                members.append(Member(job.config, job.task, locks.enter_context(job.run.lock()), len(members)))
-            except Locked:
-                continue  # whoever holds it goes on with it
+        members = _members(group, locks)
         if not members:
-            return
+            return []
+        status = members[0].writer.status() or {}
+        notes = {} if too_many is None else {"out_of_memory_with": too_many}
         try:
-            Loop(members, runtime, watcher, interruption).run()
-            return
+            Loop(members, runtime.as_before(status), watcher, interruption, notes).run()
+            return []
         except Exception as error:
             if not out_of_memory(error) or len(members) == 1:
                 for member in members:
                     _note_failure(member, error)
+            if not out_of_memory(error):
                 raise
-        halves = [group[: len(group) // 2], group[len(group) // 2 :]]
-    for half in halves:
+        if len(members) == 1:
+            return [members[0].writer.id]
+    failed = []
+    for half in (group[: len(group) // 2], group[len(group) // 2 :]):
         if not interruption.signal:
-            _train_group(half, runtime, watcher, interruption)
+            failed += _train_group(half, runtime, watcher, interruption, len(members))
+    return failed
+
+
+def _members(group: list[_Job], locks: ExitStack) -> list[Member]:
+    """The runs of a group that can be locked and that nobody has finished since the group was made."""
+    members: list[Member] = []
+    for job in group:
+        try:
+            writer = locks.enter_context(job.run.lock())
+        except Locked:
+            continue  # whoever holds it goes on with it
+        if _state(writer) not in ENDED:
+            members.append(Member(job.config, job.task, writer, len(members)))
+    return members
 
 
 def _note_failure(member: Member, error: Exception) -> None:
-    """Record why a run failed, unless the reason is that nothing can be recorded."""
+    """Record why a run failed, beside what its status said before; unless nothing can be recorded."""
     try:
-        member.writer.write_status("failed", reason=f"{type(error).__name__}: {error}"[:500])
+        known = {name: value for name, value in (member.writer.status() or {}).items() if name != "state"}
+        member.writer.write_status("failed", **known | {"reason": f"{type(error).__name__}: {error}"[:500]})
     except Exception:  # the storage itself failed: the first error is the one to report
         return

@@ -64,7 +64,7 @@ class Stepper:
         rows = self.rows.index_select(0, self.index)[0]
         weights = self.weights.index_select(0, self.index)[0]
         tokens, filled, labels = cohort.train.take(self.members, rows)
-        seeds = counters.derive(cohort.seeds, self.count, cohort.spec.places) if cohort.spec.model.dropout else None
+        seeds = counters.derive(cohort.seeds, self.count, cohort.spec.places) if cohort.spec.draws else None
         with torch.enable_grad():
             logits = forward(self.leaves, tokens, filled, cohort.spec, seeds, self.parts)
             losses = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")

@@ -1,0 +1,43 @@
+"""Compiled steps and evaluations give what plain ones give, to rounding."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from semfocus.model import PLAIN, Parts
+from semfocus.training.evaluation import Evaluator
+from semfocus.training.step import Stepper
+from tests.training.helpers import begin, tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about itself
+
+
+def _compare(mechanism: str, steps: int) -> None:
+    configs = [tiny(seed, mechanism, optimizer="adamw", lr=0.003, weight_decay=0.1) for seed in (1, 2)]
+    results = []
+    for parts in (PLAIN, Parts.compiled()):
+        cohort = begin(configs)
+        stepper = Stepper(cohort, parts)
+        stepper.begin_epoch(0, 0)
+        stepper.run(steps)
+        results.append((cohort.parameters, Evaluator(cohort, parts).scores()))
+    (plain, scores), (compiled, compiled_scores) = results
+    assert not torch.allclose(plain, begin(configs).parameters, atol=1e-3)
+    torch.testing.assert_close(compiled, plain, rtol=1e-3, atol=1e-5)
+    for mine, other in zip(compiled_scores, scores, strict=True):
+        assert mine == pytest.approx(other, rel=1e-4)
+
+
+@pytest.mark.parametrize("mechanism", ["full", "topk:3"])
+def test_traced_steps_learn_what_plain_ones_learn(monkeypatch: pytest.MonkeyPatch, mechanism: str) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    _compare(mechanism, steps=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanism", ["full", "topk:3"])
+def test_compiled_steps_learn_what_plain_ones_learn(mechanism: str) -> None:
+    _compare(mechanism, steps=5)

@@ -1,0 +1,170 @@
+"""What is measured and when, when a run stops, what is kept: none of which changes what is learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from semfocus.config import TaskConfig
+from semfocus.training import Progress, evaluation, train
+from semfocus.training.evaluation import Evaluator
+from tests.training.helpers import assert_same_bits, begin, run_of, runtime, states, tensors, tiny, trained
+from tests.training.plain import PlainEncoder
+
+
+@pytest.mark.parametrize("mechanism", ["full", "topk:3"])
+@pytest.mark.parametrize("quirk", [False, True], ids=["every row", "not the last row"])
+def test_scores_are_the_mean_loss_and_accuracy_over_whole_sets(
+    monkeypatch: pytest.MonkeyPatch, mechanism: str, quirk: bool
+) -> None:
+    monkeypatch.setitem(evaluation.TOKENS_AT_ONCE, "cpu", 2 * 8 * 4)  # four rows at a time, the last chunk short
+    configs = [tiny(seed, mechanism, drop_one_row=quirk) for seed in (1, 2)]
+    cohort = begin(configs)
+    cohort.parameters *= 3
+    scores = Evaluator(cohort).scores()
+    for i in range(2):
+        plain = PlainEncoder(cohort.spec, cohort.parameters[i])
+        for split, rows in (("train", cohort.train), ("heldout", cohort.heldout)):
+            count = rows.count - quirk
+            tokens, labels = rows.tokens[i, :count].long(), rows.labels[i, :count].long()
+            logits = plain(tokens, torch.full((count,), 8))
+            loss = functional.cross_entropy(logits, labels).item()
+            accuracy = (logits.argmax(dim=-1) == labels).double().mean().item()
+            assert getattr(scores, f"{split}_loss")[i] == pytest.approx(loss, rel=1e-5)
+            assert getattr(scores, f"{split}_accuracy")[i] == pytest.approx(accuracy, abs=1e-12)
+
+
+def test_padded_rows_are_scored_as_a_plain_model_scores_them() -> None:
+    config = tiny(task="listops", rows=(30, 10)).model_copy(update={"task": _short_listops()})
+    cohort = begin([config])
+    assert cohort.train.filled is not None
+    scores = Evaluator(cohort).scores()
+    tokens, lengths = cohort.train.tokens[0].long(), cohort.train.filled[0].sum(dim=-1)
+    logits = PlainEncoder(cohort.spec, cohort.parameters[0])(tokens, lengths)
+    expected = functional.cross_entropy(logits, cohort.train.labels[0].long()).item()
+    assert scores.train_loss[0] == pytest.approx(expected, rel=1e-5)
+
+
+def _short_listops() -> TaskConfig:
+    options = {"min_length": 4, "max_length": 16, "max_depth": 3, "max_args": 4}
+    return TaskConfig(name="listops", options=options, train_rows=30, heldout_rows=10)
+
+
+def test_evaluation_cadence_changes_no_weight_and_no_number_that_both_measure(tmp_path: Path) -> None:
+    """Row 21."""
+    configs = [tiny(seed, "topk:3", optimizer="adam", lr=0.01, epochs=4) for seed in (1, 2)]
+    runs = {every: trained(configs, tmp_path / str(every), evaluate_every=every) for every in (0.5, 1.0, 3.0, 1e9)}
+    epochs = {every: [row["epoch"] for row in pair[0].metrics()] for every, pair in runs.items()}
+    assert epochs == {
+        0.5: [0.4, 1, 1.6, 2, 2.4, 3, 3.6, 4],  # five steps an epoch: half of one is two, then three steps
+        1.0: [1, 2, 3, 4],
+        3.0: [3, 4],
+        1e9: [4],
+    }
+    for i in range(2):
+        by_step = {row["step"]: row for row in runs[0.5][i].metrics()}
+        for pair in runs.values():
+            assert torch.equal(tensors(pair[i])["parameters"], tensors(runs[1.0][i])["parameters"])
+            for row in pair[i].metrics():
+                assert row == by_step[row["step"]]
+
+
+def test_a_row_of_metrics_says_epoch_step_rate_losses_and_accuracies_and_nothing_about_clocks(tmp_path: Path) -> None:
+    (run,) = trained([tiny(lr=0.2, decay=0.5)], tmp_path)
+    rows = run.metrics()
+    assert [list(row) for row in rows] == [
+        ["epoch", "step", "lr", "train_loss", "train_accuracy", "heldout_loss", "heldout_accuracy"]
+    ] * 3
+    assert [(row["epoch"], row["step"]) for row in rows] == [(1, 5), (2, 10), (3, 15)]
+    assert [row["lr"] for row in rows] == pytest.approx([0.2, 0.1, 0.05])
+    assert all(type(row["epoch"]) is int for row in rows)
+
+
+def test_until_stops_each_member_at_its_own_first_epoch_there_and_the_rest_go_on(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"epochs": 8, "lr": 0.3}
+    seeds = (1, 4, 2)
+    free = [run.metrics() for run in trained([tiny(s, "topk:3", **settings) for s in seeds], tmp_path / "free")]
+    expected = [next((row["epoch"] for row in rows if row["train_accuracy"] >= 0.55), 8) for rows in free]
+    assert expected == [1, 3, 8]
+    configs = [tiny(s, "topk:3", until=0.55, **settings) for s in seeds]
+    outcomes = train(configs, tmp_path / "until", runtime())
+    assert states(outcomes) == ["done"] * 3
+    for outcome, config, rows, epoch in zip(outcomes, configs, free, expected, strict=True):
+        found, status = outcome.run.metrics(), outcome.run.status()
+        assert [row["epoch"] for row in found] == list(range(1, epoch + 1))
+        assert status["step"] == epoch * 5
+        assert ("accuracy reached 0.55" in status["reason"]) is (epoch < 8)
+        assert found[0] == rows[0]
+        # The cohort shrinks when a member leaves: from then on the others are the same to rounding.
+        (alone,) = trained([config], tmp_path / "alone")
+        torch.testing.assert_close(
+            tensors(outcome.run)["parameters"], tensors(alone)["parameters"], rtol=1e-4, atol=1e-6
+        )
+
+
+def test_patience_stops_a_member_after_so_many_epochs_without_a_gain(tmp_path: Path) -> None:
+    (free,) = trained([tiny(2, epochs=12, lr=0.3)], tmp_path / "free")
+    best, expected = (0.0, 0), 12
+    for row in free.metrics():
+        if row["train_accuracy"] > best[0]:
+            best = (row["train_accuracy"], row["epoch"])
+        if row["epoch"] - best[1] >= 3:
+            expected = row["epoch"]
+            break
+    assert expected < 12
+    (run,) = trained([tiny(2, epochs=12, lr=0.3, patience=3)], tmp_path / "patient")
+    assert len(run.metrics()) == expected
+    assert "no gain" in run.status()["reason"]
+
+
+@pytest.mark.parametrize("every", [1.0, 2.0, 0.5])
+def test_kept_checkpoints_stay_whatever_the_cadence_of_evaluation(tmp_path: Path, every: float) -> None:
+    (run,) = trained([tiny(epochs=8)], tmp_path, keep_epochs=(0, 1, 3), evaluate_every=every, checkpoint_seconds=0)
+    steps = run.checkpoint_steps()
+    assert {0, 5, 15} <= set(steps)
+    assert 40 in steps
+    assert len(steps) <= 5
+    first = run.load_checkpoint(0)
+    assert torch.equal(first.tensors["parameters"], begin([tiny(epochs=8)]).parameters[0])
+
+
+def test_saving_more_often_changes_nothing(tmp_path: Path) -> None:
+    configs = [tiny(seed) for seed in (1, 2)]
+    seldom, often = trained(configs, tmp_path / "a"), trained(configs, tmp_path / "b", checkpoint_seconds=0)
+    assert_same_bits(often, seldom)
+
+
+def test_watchers_are_told_of_every_evaluation(tmp_path: Path) -> None:
+    told: list[Progress] = []
+    train([tiny(1), tiny(2)], tmp_path, runtime(), told.append)
+    assert [progress.step for progress in told] == [0, 5, 10, 15]
+    assert [len(progress.members) for progress in told] == [2] * 4
+    assert told[-1].total_steps == 15
+    assert told[-1].members[0].last["epoch"] == 3
+    assert told[-1].session_steps == 15
+
+
+class _Stop(Exception):
+    pass
+
+
+def test_time_spent_adds_up_over_sessions(tmp_path: Path) -> None:
+    config = tiny(epochs=6)
+
+    def stop(progress: Progress) -> None:
+        if progress.step == 15:
+            raise _Stop
+
+    with pytest.raises(_Stop):
+        train([config], tmp_path, runtime(checkpoint_seconds=0), stop)
+    before = run_of(config, tmp_path).timing()
+    assert [row["step"] for row in before] == [5, 10, 15]
+    (run,) = trained([config], tmp_path)
+    seconds = [row["seconds"] for row in run.timing()]
+    assert seconds[:3] == [row["seconds"] for row in before]
+    assert seconds == sorted(seconds)
+    assert [row["step"] for row in run.timing()] == [5, 10, 15, 20, 25, 30]

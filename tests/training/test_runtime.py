@@ -1,0 +1,65 @@
+"""Where and how to run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from semfocus.errors import UsageError
+from semfocus.training import Runtime
+from semfocus.training.runtime import numerics
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, "device = 'gpu' is not one of auto, cpu, cuda, mps"),
+        ({"device": "cpu:x"}, "device = 'cpu:x' is not one of"),
+        ({"threads": 0}, "threads = 0 must be at least 1"),
+        ({"threads": 1.5}, "threads = 1.5 must be a whole number"),
+        ({"cohort_size": 0}, "cohort_size = 0 must be at least 1"),
+        ({"evaluate_every": 0}, "evaluate_every = 0 must be a positive number"),
+        ({"evaluate_every": float("nan")}, "evaluate_every = nan"),
+        ({"evaluate_every": float("inf")}, "evaluate_every = inf"),
+        ({"checkpoint_seconds": float("nan")}, "checkpoint_seconds = nan must be zero or more"),
+        ({"checkpoint_seconds": -1}, "checkpoint_seconds = -1 must be zero or more"),
+        ({"keep_epochs": (-1,)}, "keep_epochs = -1 must be at least 0"),
+        ({"compile": "maybe"}, "compile = 'maybe' is not one of auto, on, off"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Runtime(**options).torch_device()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
+def test_a_device_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(UsageError, match="'cuda' is not there on this machine; there is: cpu"):
+        Runtime(device="cuda").torch_device()
+
+
+def test_what_a_session_leaves_open_is_taken_from_the_one_before() -> None:
+    before = {"threads": 3, "compiled": False, "device": "cpu"}
+    assert Runtime(device="cpu").as_before(before) == Runtime(device="cpu", threads=3, compile="off")
+    chosen = Runtime(device="cpu", threads=2, compile="on")
+    assert chosen.as_before(before) == chosen
+    assert Runtime(device="cpu").as_before(None) == Runtime(device="cpu")
+    elsewhere = before | {"device": "cuda", "compiled": True}
+    assert Runtime(device="cpu").as_before(elsewhere).compile == "auto"
+
+
+def test_threads_and_tf32_are_as_before_after_a_run_and_after_an_error() -> None:
+    def settings() -> tuple[Any, ...]:
+        return torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+    def fail() -> None:
+        with numerics("tf32", 2):
+            assert settings() == (2, True, True)
+            raise RuntimeError
+
+    before = settings()
+    with pytest.raises(RuntimeError):
+        fail()
+    assert settings() == before
