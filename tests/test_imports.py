@@ -30,7 +30,17 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"errors", "store", "analysis"},
     "config_files": {"errors", "config"},
     "studies": {"errors", "config"},
-    "comparing": {"errors", "config", "config_files", "training", "store", "analysis", "report", "studies"},
+    "comparing": {
+        "errors",
+        "attention",
+        "config",
+        "config_files",
+        "training",
+        "store",
+        "analysis",
+        "report",
+        "studies",
+    },
     "cli": {"errors", "tasks", "comparing", "config_files", "training", "store", "analysis", "report", "__init__"},
 }
 # Of the store, the rooms below it may use the leaf module alone.

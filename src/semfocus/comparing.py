@@ -13,6 +13,7 @@ from typing import Any
 
 from semfocus.analysis.comparison import Comparison, compare_records
 from semfocus.analysis.records import Record
+from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.config import RunConfig
 from semfocus.config_files import apply_overrides, parse_config
 from semfocus.errors import UsageError
@@ -66,7 +67,8 @@ def plan(
     out: Path | str | None = None,
 ) -> Job:
     """The runs to make: every mechanism with every seed, by the paper's hyperparameters unless told otherwise."""
-    mechanisms = list(attention or (recipes.QUICK if quick else recipes.COMPACT))
+    named = attention or (recipes.QUICK if quick else recipes.COMPACT)
+    mechanisms = [str(parse_mechanism(text)) for text in named]
     if quick and (options or recipe != "clean"):
         raise UsageError("--quick chooses the task's options and the clean recipe itself; give one or the other")
     configs = []

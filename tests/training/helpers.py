@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import multiprocessing
+from collections.abc import Callable, Sequence
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +78,20 @@ def assert_same_bits(found: Sequence[RunDirectory], expected: Sequence[RunDirect
             assert torch.equal(value, weights[name]), (mine.id, name)
         ends = [{name: (run.status() or {}).get(name) for name in ("state", "step", "reason")} for run in (mine, other)]
         assert ends[0] == ends[1]
+
+
+def process(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
+    """A fresh process at work on this; it costs milliseconds, being forked from one that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    own = ["pytest", "tests.training.helpers", "semfocus.training.session"]
+    context.set_forkserver_preload([*own, "torch.fx.experimental.symbolic_shapes"])  # torch wants it, a second later
+    started = context.Process(target=target, args=arguments)
+    started.start()
+    return started
+
+
+def exit_code(target: Callable[..., None], *arguments: Any) -> int | None:
+    """How a process that does this ends."""
+    started = process(target, *arguments)
+    started.join()
+    return started.exitcode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -15,14 +16,14 @@ from tests.training.helpers import begin, tiny
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about itself
 
 
-def _compare(mechanism: str, steps: int) -> None:
-    configs = [tiny(seed, mechanism, optimizer="adamw", lr=0.003, weight_decay=0.1) for seed in (1, 2)]
+def _compare(mechanism: str, **training: Any) -> None:
+    configs = [tiny(seed, mechanism, **training) for seed in (1, 2)]
     results = []
     for parts in (PLAIN, Parts.compiled()):
         cohort = begin(configs)
         stepper = Stepper(cohort, parts)
         stepper.begin_epoch(0, 0)
-        stepper.run(steps)
+        stepper.run(5)
         results.append((cohort.parameters, Evaluator(cohort, parts).scores()))
     (plain, scores), (compiled, compiled_scores) = results
     assert not torch.allclose(plain, begin(configs).parameters, atol=1e-3)
@@ -31,13 +32,12 @@ def _compare(mechanism: str, steps: int) -> None:
         assert mine == pytest.approx(other, rel=1e-4)
 
 
-@pytest.mark.parametrize("mechanism", ["full", "topk:3"])
-def test_traced_steps_learn_what_plain_ones_learn(monkeypatch: pytest.MonkeyPatch, mechanism: str) -> None:
+def test_traced_steps_learn_what_plain_ones_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    _compare(mechanism, steps=5)
+    _compare("topk:3", optimizer="adamw", lr=0.003, weight_decay=0.1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mechanism", ["full", "topk:3"])
-def test_compiled_steps_learn_what_plain_ones_learn(mechanism: str) -> None:
-    _compare(mechanism, steps=5)
+def test_compiled_steps_learn_what_plain_ones_learn() -> None:
+    """By plain descent: Adam would blow the rounding of a gradient that is zero up to a step."""
+    _compare("topk:3", lr=1.0)

@@ -21,7 +21,7 @@ PAPER_SEEDS = (
 )  # fmt: skip
 
 COMPACT = ("full", "banded:5", "block_local:5", "banded:5+1g", "block_local:5+1g", "topk:5")
-QUICK = ("full", "banded:5", "block_local:5", "topk:5")
+QUICK = ("full", "banded:5", "topk:5")
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,9 @@ class Runtime:
         return torch.device(self.device)
 
     def num_threads(self) -> int:
-        return self.threads or min(os.cpu_count() or 1, 4)
+        """As asked, or as many as are idle: threads that wait for a busy core are far slower than fewer threads."""
+        cores = os.cpu_count() or 1
+        return self.threads or max(1, min(cores - round(os.getloadavg()[0]), 4))
 
     def as_before(self, status: Mapping[str, Any] | None) -> Runtime:
         """With the threads and the compile choice that a run began with, where this leaves them open: same bits."""

@@ -1,0 +1,134 @@
+"""Rows 19 and 20: a member whose numbers are not finite stops before its update; its siblings do not notice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from semfocus.training import step, train
+from semfocus.training.cohort import Cohort
+from semfocus.training.step import Stepper
+from tests.training.helpers import begin, runtime, states, tensors, tiny, trained
+
+CONFIGS = [tiny(seed, "topk:3", optimizer="adam", lr=0.01) for seed in (1, 2, 3)]
+
+
+def _spoil(kind: str, member: int, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the loss, or only the gradient, of this member is not finite at step `at`."""
+    real = step.forward
+    calls = iter(range(1000))
+
+    def forward(parameters: dict[str, Tensor], *arguments: Any) -> Tensor:
+        logits = real(parameters, *arguments)
+        if next(calls) != at:
+            return logits
+        bias = parameters["readout.bias"][member].sum()
+        if kind == "gradient":
+            extra = (bias - bias).abs().sqrt()  # zero, with the gradient infinity times zero
+        else:
+            extra = bias * 0 + float("nan" if kind == "nan loss" else "inf")
+        chosen = torch.zeros(logits.shape[0])
+        chosen[member] = 1.0
+        return torch.where(chosen[:, None, None] > 0, logits + extra, logits)
+
+    monkeypatch.setattr(step, "forward", forward)
+
+
+def _steps(cohort: Cohort, count: int) -> list[Tensor]:
+    stepper = Stepper(cohort)
+    stepper.begin_epoch(0, 0)
+    seen = []
+    for _ in range(count):
+        stepper.run(1)
+        seen.append(cohort.parameters.clone())
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["nan loss", "infinite loss", "gradient"])
+def test_a_member_stops_before_the_update_and_its_siblings_are_the_same_to_the_bit(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Rows 19 and 20."""
+    undisturbed = begin(CONFIGS)
+    expected = _steps(undisturbed, 5)
+    _spoil(kind, member=1, at=2, monkeypatch=monkeypatch)
+    cohort = begin(CONFIGS)
+    found = _steps(cohort, 5)
+    assert cohort.alive.tolist() == [True, False, True]
+    assert cohort.died_at.tolist() == [-1, 2, -1]
+    assert torch.equal(found[1], expected[1])
+    for after in found[2:]:
+        assert torch.equal(after[1], found[1][1])  # as it was before the step, although later steps were sound
+    assert not torch.equal(expected[2][1], expected[1][1])
+    for sibling in (0, 2):
+        assert torch.equal(found[4][sibling], expected[4][sibling])
+        for name, rows in cohort.moments.items():
+            assert torch.equal(rows[sibling], undisturbed.moments[name][sibling])
+    assert all(rows.isfinite().all() for rows in cohort.moments.values())
+
+
+def test_the_gradient_of_that_test_is_not_finite_while_its_loss_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 20: otherwise it would be row 19."""
+    seen: list[tuple[bool, bool]] = []
+    real = Stepper._update
+
+    def update(self: Stepper, loss: Tensor, gradients: tuple[Tensor, ...]) -> None:
+        finite = torch.stack([part[1].isfinite().all() for part in gradients]).all()
+        seen.append((bool(loss[1].isfinite()), bool(finite)))
+        real(self, loss, gradients)
+
+    monkeypatch.setattr(Stepper, "_update", update)
+    _spoil("gradient", member=1, at=2, monkeypatch=monkeypatch)
+    _steps(begin(CONFIGS), 4)
+    assert seen == [(True, True), (True, True), (True, False), (True, True)]
+
+
+@pytest.mark.parametrize("kind", ["nan loss", "gradient"])
+def test_such_a_run_is_marked_diverged_and_the_others_go_on_to_their_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Rows 19 and 20."""
+    alone = [trained([config], tmp_path / "alone")[0] for config in CONFIGS]
+    _spoil(kind, member=1, at=7, monkeypatch=monkeypatch)
+    outcomes = train(CONFIGS, tmp_path / "together", runtime())
+    assert states(outcomes) == ["done", "diverged", "done"]
+    status = outcomes[1].run.status()
+    assert status["step"] == 7
+    assert "not finite" in status["reason"]
+    assert [row["step"] for row in outcomes[1].run.metrics()] == [5]
+    assert tensors(outcomes[1].run)["parameters"].isfinite().all()
+    for i in (0, 2):
+        assert [row["step"] for row in outcomes[i].run.metrics()] == [5, 10, 15]
+        found, expected = (tensors(run)["parameters"] for run in (outcomes[i].run, alone[i]))
+        # Adam follows the rounding of gradients that are zero: those of the keys' bias.
+        assert (found - expected).abs().quantile(0.95) < 1e-5
+    assert states(train(CONFIGS, tmp_path / "together", runtime())) == ["done", "diverged", "done"]
+
+
+def test_a_rate_far_too_large_ends_as_diverged_and_not_as_an_error(tmp_path: Path) -> None:
+    """Row 19."""
+    configs = [tiny(seed, lr=lr, clip=None) for seed, lr in ((1, 0.1), (2, 1e30), (3, 1e38), (4, 0.1))]
+    outcomes = train(configs, tmp_path, runtime())
+    assert states(outcomes) == ["done", "diverged", "diverged", "done"]
+    assert all(tensors(outcome.run)["parameters"].isfinite().all() for outcome in outcomes[1:2])
+    assert states(trained_again := train([configs[1]], tmp_path, runtime())) == ["diverged"]
+    assert trained_again[0].run.status() == outcomes[1].run.status()
+
+
+def test_numbers_that_leave_the_finite_with_the_very_last_update_count_as_diverged(tmp_path: Path) -> None:
+    """Row 19: no further step would tell, so the last evaluation does."""
+    (outcome,) = train([tiny(1, lr=1e38, clip=None, epochs=1, batch_size=50)], tmp_path, runtime())
+    assert outcome.state == "diverged"
+    assert "after the last step" in outcome.run.status()["reason"]
+    (row,) = outcome.run.metrics()
+    assert not torch.tensor(row["train_loss"]).isfinite()
+
+
+def test_all_members_may_diverge(tmp_path: Path) -> None:
+    """Row 19."""
+    outcomes = train([tiny(seed, lr=1e30, clip=None) for seed in (1, 2)], tmp_path, runtime())
+    assert states(outcomes) == ["diverged", "diverged"]

@@ -1,0 +1,106 @@
+"""The main job, as a user runs it: a tiny comparison from the command line, again, and with everything wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import semfocus
+
+SMALL = [
+    "--option", "length=8", "--seeds", "2", "--epochs", "2", "--attention", "full,topk:3", "--threads", "1",
+    "--compile", "off",
+    *(f"--set={change}" for change in (
+        "model.blocks=1", "model.d_model=8", "model.d_mlp=8", "task.train_rows=100", "task.heldout_rows=50",
+    )),
+]  # fmt: skip
+
+
+def _semfocus(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "semfocus.cli", *arguments], capture_output=True, text=True, timeout=300
+    )
+
+
+def test_compare_trains_prints_a_table_and_does_not_train_again(tmp_path: Path) -> None:
+    first = _semfocus("compare", "parity", *SMALL, "--out", str(tmp_path))
+    assert first.returncode == 0, first.stderr
+    assert "epochs to 95 %" in first.stdout
+    assert "A hint, not a proof" in first.stdout
+    assert "chance 50.0%" in first.stdout
+    assert {path.name for path in tmp_path.glob("curves-*")} == {"curves-parity.svg", "curves-parity.png"}
+    runs = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert len(runs) == 4
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
+    again = _semfocus("compare", "parity", *SMALL, "--out", str(tmp_path), "--json")
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    found = json.loads(again.stdout)
+    assert [arm["mechanism"] for arm in found["mechanisms"]] == ["full", "topk:3"]
+    listed = json.loads(_semfocus("runs", str(tmp_path), "--json").stdout)
+    assert sorted(row["state"] for row in listed) == ["done"] * 4 + ["foreign"] * 2
+    shown = _semfocus("show", runs[0].name[:6], "--out", str(tmp_path)).stdout
+    assert "checkpoints at steps: 8" in shown
+
+
+def test_clean_says_what_would_go_and_removes_it_only_when_told(tmp_path: Path) -> None:
+    assert _semfocus("compare", "parity", *SMALL, "--out", str(tmp_path)).returncode == 0
+    assert "nothing to remove" in _semfocus("clean", str(tmp_path)).stdout
+    assert _semfocus("clean", str(tmp_path), "--all").stdout.count("would remove") == 4
+    assert sum(path.is_dir() for path in tmp_path.iterdir()) == 4
+    assert _semfocus("clean", str(tmp_path), "--all", "--yes").stdout.count("removed") == 4
+    assert not any(path.is_dir() for path in tmp_path.iterdir())
+
+
+def test_a_configuration_file_trains_one_run(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        'seed = 1\n[task]\nname = "parity"\ntrain_rows = 50\nheldout_rows = 20\n[task.options]\nlength = 6\n'
+        '[attention]\nmechanism = "topk:2"\n[model]\nblocks = 1\nd_model = 8\nd_mlp = 8\n[training]\nepochs = 1\n'
+    )
+    done = _semfocus("train", str(tmp_path / "run.toml"), "--set", "training.lr=0.3", "--out", str(tmp_path / "runs"))
+    assert done.returncode == 0, done.stderr
+    assert "done" in done.stdout
+    assert '"lr": 0.3' in done.stdout
+
+
+def test_the_same_from_python_with_a_users_own_file(tmp_path: Path) -> None:
+    rows = "".join(f"{'good fine nice' if i % 2 else 'bad poor awful'} word{i % 17},{i % 2}\n" for i in range(200))
+    (tmp_path / "reviews.csv").write_text("text,label\n" + rows)
+    found = semfocus.compare(
+        str(tmp_path / "reviews.csv"), attention=["full", "topk:2"], seeds=1, epochs=1, threads=1,
+        out=tmp_path / "runs",
+        overrides=["model.blocks=1", "model.d_model=8", "model.d_mlp=8"],
+    )  # fmt: skip
+    assert found.task == "reviews"
+    assert len(found.arm("topk:2").final_heldout) == 1
+    assert found.baselines["majority"] == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "partiy"], "did you mean 'parity'"),
+        (["compare", "parity", "--seeds", "0"], "seeds = 0 must be at least 1"),
+        (["compare", "parity", "--attention", "topk:50"], "k = 50 exceeds the sequence length 40"),
+        (["compare", "parity", "--attention", "topkk:5"], "did you mean 'topk'"),
+        (["compare", "parity", "--attention", ","], "names no mechanism"),
+        (["compare", "parity", "--device", "cuda:7"], "is not there on this machine"),
+        (["compare", "parity", "--device", "tpu"], "is not one of auto, cpu, cuda, mps"),
+        (["compare", "parity", "--set", "training.lrr=1"], "did you mean 'training.lr'"),
+        (["compare", "parity", "--set", "training.lr=-1"], "training.lr = -1"),
+        (["compare", "parity", "--epochs", "0"], "training.epochs = 0"),
+        (["compare", "parity", "--quick", "--option", "length=9"], "--quick chooses"),
+        (["compare", "nowhere.csv"], "nowhere.csv"),
+        (["train", "nowhere.toml"], "nowhere.toml"),
+        (["show", "ffff0000"], "no run in"),
+    ],
+)
+def test_a_wrong_command_exits_2_and_says_what_to_do(arguments: list[str], message: str, tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path)] if arguments[0] != "runs" else []
+    done = _semfocus(*arguments, *out)
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
