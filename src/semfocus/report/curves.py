@@ -38,8 +38,9 @@ def draw_curves(comparison: Comparison, records: Sequence[Record], stem: Path) -
         axes[1].axhline(THRESHOLD, color="0.6", linewidth=0.8, zorder=0)
         _mark_baselines(axes[2], comparison)
         axes[-1].set_xlabel("epoch")
+        axes[-1].xaxis.get_major_locator().set_params(integer=True)
         figure.suptitle(f"{comparison.task}: median and quartiles over {comparison.seeds} seeds; marks: 95 % reached")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", frameon=False, ncols=3)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3)
         written = []
         for suffix in (".svg", ".png"):
             with replacing(stem.with_suffix(suffix)) as draft:
