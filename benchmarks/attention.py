@@ -13,6 +13,7 @@ import argparse
 import multiprocessing
 import resource
 import statistics
+import threading
 import time
 from collections.abc import Callable
 
@@ -114,14 +115,31 @@ def race(title: str, contestants: dict[str, Contestant], shape: tuple[int, ...],
         print(f"  {name:34} {value:10.3f} ms {value / base:8.2f}x")
 
 
+def _resident() -> int:
+    """Bytes of memory this process holds now."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
 def _peak(name: str, shape: tuple[int, ...], queue) -> None:
     torch.set_num_threads(2)
+    run = {"chunked": ours(TopK(8), "chunked"), "dense mask": dense_mask_topk(8)}[name]
+    step(run, tensors((1, 1, 300, 64), "cpu"))  # load the libraries before measuring
     inputs = tensors(shape, "cpu")
-    step(ours(TopK(8)), tensors((1, 1, 300, 64), "cpu"))  # load the libraries before measuring
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step({"chunked": ours(TopK(8), "chunked"), "dense mask": dense_mask_topk(8)}[name], inputs)
-    gradients = 3 * inputs[0].numel() * 4 / 2**20
-    queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10 - gradients)
+    before, peak, done = _resident(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.is_set():
+            peak = max(peak, _resident())
+            time.sleep(0.002)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    step(run, inputs)
+    done.set()
+    watcher.join()
+    queue.put((peak - before) / 2**20 - 3 * inputs[0].numel() * 4 / 2**20)
 
 
 def peak_mib(name: str, shape: tuple[int, ...], device: str) -> float:

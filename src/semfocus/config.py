@@ -19,8 +19,10 @@ from semfocus.tasks import Task, get_task
 
 FORMAT = 1  # of the identity below: raise it when the same config starts to mean another result
 
-Positive = Annotated[int, Field(ge=1)]
-Blocks = Annotated[int, Field(ge=1, le=1024)]  # a stranger's config must not ask for a million of them
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+# Beyond what anyone trains here, and small enough that a stranger's config cannot ask for the whole memory.
+Few = Annotated[int, Field(ge=1, le=1024)]
+Width = Annotated[int, Field(ge=1, le=2**16)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -80,10 +82,10 @@ class AttentionConfig(_Part):
 class ModelConfig(_Part):
     """The encoder; the quirks of the paper's code are options, all off by default."""
 
-    blocks: Blocks = 5
-    heads: Positive = 1
-    d_model: Positive = 64
-    d_mlp: Positive = 64
+    blocks: Few = 5
+    heads: Few = 1
+    d_model: Width = 64
+    d_mlp: Width = 64
     head_width: Literal["model", "split"] = "model"  # each head as wide as the model, or d_model / heads
     activation: Literal["relu", "gelu", "mish"] = "relu"
     norm: Literal["pre", "post"] = "pre"

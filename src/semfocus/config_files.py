@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 2**14
 MAX_DEPTH = 8
 SUFFIXES = (".toml", ".yaml", ".yml")
+ELSEWHERE = {"learning_rate": "training.lr", "layers": "model.blocks", "k": "attention.mechanism"}  # as others call it
 
 
 def read_config(path: Path | str) -> dict[str, Any]:
@@ -198,6 +199,7 @@ def _unknown_key(place: list[str]) -> str:
     near = difflib.get_close_matches(leaf, [name.rpartition(".")[2] for name in siblings], n=1, cutoff=0.5)
     guesses = [name for name in siblings if name.rpartition(".")[2] in near]
     guesses += [name for name in fields if name.rpartition(".")[2] == leaf]
+    guesses += [ELSEWHERE[leaf]] if leaf in ELSEWHERE else []
     guess = f"; did you mean {guesses[0]!r}?" if guesses else ";"
     return f"unknown key {'.'.join(place)!r}{guess} known: {', '.join(siblings)}"
 

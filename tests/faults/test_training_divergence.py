@@ -92,9 +92,10 @@ def test_such_a_run_is_marked_diverged_and_the_others_go_on_to_their_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Rows 19 and 20."""
-    alone = [trained([config], tmp_path / "alone")[0] for config in CONFIGS]
+    configs = [tiny(seed, "topk:3", lr=0.5) for seed in (1, 2, 3)]
+    alone = [trained([config], tmp_path / "alone")[0] for config in configs]
     _spoil(kind, member=1, at=7, monkeypatch=monkeypatch)
-    outcomes = train(CONFIGS, tmp_path / "together", runtime())
+    outcomes = train(configs, tmp_path / "together", runtime())
     assert states(outcomes) == ["done", "diverged", "done"]
     status = outcomes[1].run.status()
     assert status["step"] == 7
@@ -104,9 +105,8 @@ def test_such_a_run_is_marked_diverged_and_the_others_go_on_to_their_ends(
     for i in (0, 2):
         assert [row["step"] for row in outcomes[i].run.metrics()] == [5, 10, 15]
         found, expected = (tensors(run)["parameters"] for run in (outcomes[i].run, alone[i]))
-        # Adam follows the rounding of gradients that are zero: those of the keys' bias.
-        assert (found - expected).abs().quantile(0.95) < 1e-5
-    assert states(train(CONFIGS, tmp_path / "together", runtime())) == ["done", "diverged", "done"]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert states(train(configs, tmp_path / "together", runtime())) == ["done", "diverged", "done"]
 
 
 def test_a_rate_far_too_large_ends_as_diverged_and_not_as_an_error(tmp_path: Path) -> None:
@@ -114,9 +114,10 @@ def test_a_rate_far_too_large_ends_as_diverged_and_not_as_an_error(tmp_path: Pat
     configs = [tiny(seed, lr=lr, clip=None) for seed, lr in ((1, 0.1), (2, 1e30), (3, 1e38), (4, 0.1))]
     outcomes = train(configs, tmp_path, runtime())
     assert states(outcomes) == ["done", "diverged", "diverged", "done"]
-    assert all(tensors(outcome.run)["parameters"].isfinite().all() for outcome in outcomes[1:2])
-    assert states(trained_again := train([configs[1]], tmp_path, runtime())) == ["diverged"]
-    assert trained_again[0].run.status() == outcomes[1].run.status()
+    before = outcomes[1].run.status()
+    (again,) = train([configs[1]], tmp_path, runtime())
+    assert again.state == "diverged"
+    assert again.run.status() == before
 
 
 def test_numbers_that_leave_the_finite_with_the_very_last_update_count_as_diverged(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from semfocus.attention.mechanisms import Full, Selective, TopK
 from semfocus.attention.normalisers import Softmax
 from semfocus.attention.places import Places
 from semfocus.attention.problem import Problem
-from semfocus.attention.selection import keep_best
+from semfocus.attention.selection import keep_best, may_look
 
 
 def dense(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
@@ -60,14 +60,8 @@ def _keep(problem: Problem, scores: Tensor, valid: Tensor | None, places: Places
 
 def _mix(weights: Tensor, keep: Tensor, v: Tensor) -> Tensor:
     """weights @ v, except that a value that is not finite spoils only the rows that keep it (0 * NaN is NaN)."""
-    if _may_look(v) and bool(v.detach().sum().isfinite()):
+    if may_look(v) and bool(v.detach().sum().isfinite()):
         return weights @ v
     finite = v.isfinite()
     spoiled = keep.to(v.dtype) @ (~finite).to(v.dtype) > 0
     return torch.where(spoiled, float("nan"), weights @ torch.where(finite, v, 0.0))
-
-
-def _may_look(tensor: Tensor) -> bool:
-    """Whether a branch on the data is free: not while tracing or vectorising, and not where it would wait for a GPU."""
-    tracing = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
-    return tensor.device.type == "cpu" and not tracing

@@ -7,6 +7,7 @@ out, info = attend(q, k, v, TopK(8), return_info=True)
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, overload
 
@@ -168,11 +169,18 @@ def attend(
         assume_finite=assume_finite,
     )
     name = choose_backend(problem, return_info) if backend is None else _named_backend(backend, problem, return_info)
-    with torch.autocast(q.device.type, enabled=False) if q.device.type != "meta" else torch.no_grad():
+    with _without_autocast(q.device.type):
         out, info = BACKENDS[name].run(problem, return_info)
     if enable_gqa:
         out, info = out.flatten(-4, -3), info.ungrouped() if info else None
     return (out, info) if info is not None else out
+
+
+def _without_autocast(device: str) -> AbstractContextManager:
+    """Inputs have been cast as autocast wants them; what follows is computed as written."""
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def choose_backend(problem: Problem, want_info: bool = False) -> str:

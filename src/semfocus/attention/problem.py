@@ -44,7 +44,7 @@ class Problem:
     @property
     def lead(self) -> torch.Size:
         """The batch dimensions and heads of the answer."""
-        return torch.broadcast_shapes(self.q.shape[:-2], self.k.shape[:-2], self.v.shape[:-2])
+        return common_lead(self.q, self.k, self.v)
 
     @property
     def num_queries(self) -> int:
@@ -97,6 +97,14 @@ class Problem:
             self.dropout_seed, places.row_ids(self.lead, self.dropout_seed), columns.to(torch.int32), self.dropout_p
         )
         return torch.where(kept, weights * (1 / (1 - self.dropout_p)), 0.0)
+
+
+def common_lead(q: Tensor, k: Tensor, v: Tensor) -> torch.Size:
+    """The batch dimensions and heads of the three, broadcast together."""
+    lead = q.shape[:-2]
+    if lead == k.shape[:-2] == v.shape[:-2]:  # torch.broadcast_shapes costs as much as a small attention
+        return lead
+    return torch.broadcast_shapes(lead, k.shape[:-2], v.shape[:-2])
 
 
 def rows_of(tensor: Tensor | None, first: int, queries: int | None) -> Tensor | None:
@@ -183,7 +191,7 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[int
             raise UsageError(f"enable_gqa: the heads of q must be a multiple of those of k and v; got {shapes}")
         return k.shape[-3], q.shape[-3] // max(k.shape[-3], 1)
     try:
-        torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+        common_lead(q, k, v)
     except RuntimeError:
         hint = "; for grouped heads pass enable_gqa=True" if q.dim() > 2 and k.dim() > 2 else ""
         raise UsageError(f"the batch dimensions of q, k and v do not fit together: {shapes}{hint}") from None

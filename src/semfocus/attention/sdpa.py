@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from semfocus.attention.info import AttentionInfo
-from semfocus.attention.problem import Problem
+from semfocus.attention.problem import Problem, common_lead
 
 
 def sdpa(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
@@ -24,7 +24,7 @@ def sdpa(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionIn
 
 def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False) -> Tensor:
     """torch's attention over any broadcastable batch dimensions: as (N, 1, L, D), which all its kernels take."""
-    lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    lead = common_lead(q, k, v)
     q, k, v = (tensor.expand(*lead, *tensor.shape[-2:]).reshape(-1, 1, *tensor.shape[-2:]) for tensor in (q, k, v))
     out = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
     return out.view(*lead, *out.shape[-2:])

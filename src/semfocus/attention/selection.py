@@ -9,6 +9,12 @@ MINUS_INF = float("-inf")
 FEW = 16  # rounds that a compiled kernel makes faster than the library finds the k-th value
 
 
+def may_look(tensor: Tensor) -> bool:
+    """Whether a branch on the data is free: not while tracing or vectorising, and not where it would wait for a GPU."""
+    tracing = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+    return tensor.device.type == "cpu" and not tracing
+
+
 def keep_by_sorting(priority: Tensor, candidates: Tensor, k: int) -> Tensor:
     """(..., Lk) bool: the definition. The first k candidates in the order of priority, then of index."""
     priority = priority.expand(candidates.shape)
@@ -23,13 +29,18 @@ def keep_by_sorting(priority: Tensor, candidates: Tensor, k: int) -> Tensor:
 def keep_best(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
     """(..., Lk) bool: the same, faster; `candidates` None means all. Finds the k-th value instead of sorting.
 
-    Only tensor operations, no look at the data: works under compile, vmap and on every device.
+    Without a look at the data where that is not free, so that it works under compile, vmap and on every device.
     """
     if k >= priority.shape[-1]:
         return priority == priority if candidates is None else candidates
     ranked = priority if candidates is None else torch.where(candidates, priority, MINUS_INF)
     if torch.compiler.is_compiling() and k <= FEW:
         return _keep_by_rounds(ranked, k)
+    if may_look(ranked):
+        best = ranked.topk(k + 1, dim=-1).values
+        unusual = (best[..., k - 1] == best[..., k]) | best[..., 0].isnan()
+        if not bool(unusual.any()):
+            return ranked >= best[..., k - 1 : k]  # the usual case: no tie at the border, no NaN
     kth = ranked.topk(k, dim=-1).values[..., -1:]
     above = ~(ranked <= kth)  # not `>`, which NaN would fail
     tied = ranked == kth

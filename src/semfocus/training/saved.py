@@ -16,6 +16,7 @@ from semfocus.tasks import Task
 from semfocus.training.cohort import MOMENTS
 
 SIZES = ("num_symbols", "num_classes", "width")  # of a task, as Spec takes them
+MOST = 2**31  # that a size found in a run directory is believed to be
 
 
 def document(config: RunConfig, task: Task) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def load(run: str | Path | RunDirectory, step: int | None = None, out: Path | st
         spec = Spec(
             ModelConfig.model_validate(fields["model"]),
             AttentionConfig.model_validate(fields["attention"]),
-            *(whole_number(f"sizes.{name}", fields["sizes"][name], at_least=1) for name in SIZES),
+            *(whole_number(f"sizes.{name}", fields["sizes"][name], 1, MOST) for name in SIZES),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptData(f"{found.path / 'config.json'} does not describe a model: {error}") from None
