@@ -1,6 +1,6 @@
 """Random bits without state: the same seed, row and column give the same bit on every device and in every batch.
 
-    keep = bernoulli_keep(seed, row_ids(lead, queries), torch.arange(keys), drop=0.1)
+    keep = bernoulli_keep(seed, rows, columns, drop=0.1)      # rows (..., Q, 1), columns (K,), both int32
 
 A 32-bit integer hash (two rounds of multiply and xor-shift) of the row, then of the row's hash and the column.
 int32 products wrap as unsigned ones do, so that numpy, torch and Triton agree to the bit.
@@ -34,14 +34,14 @@ def _last_mix(x: Tensor) -> Tensor:
 def random_bits(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """int32 hashes, best in their high bits, of `rows` and `columns` (int32) under `seed` (int64); all broadcast."""
     low, high = _halves(seed)
-    return _last_mix(mix(mix(rows ^ low) + high) + columns * GOLDEN)
+    return _last_mix(mix(mix(rows + low) ^ high) + columns * GOLDEN)
 
 
 def derive(seed: Tensor, step: Tensor, places: int) -> Tensor:
     """(places, *seed.shape) int64: an independent seed for each place of a training step, from a member's own seed."""
     low, high = _halves(seed)
     place = torch.arange(places, dtype=torch.int32, device=seed.device).view(places, *[1] * seed.dim())
-    first = mix(mix(low ^ step.to(torch.int32)) + place * GOLDEN)
+    first = mix(mix(low + step.to(torch.int32)) ^ (place * GOLDEN))
     second = mix(mix(high + first) ^ place)
     return (first.to(torch.int64) << 32) | (second.to(torch.int64) & 0xFFFFFFFF)
 
@@ -73,7 +73,11 @@ def row_ids(lead: torch.Size | tuple[int, ...], rows: int, device: torch.device,
 
 
 def _halves(seed: Tensor) -> tuple[Tensor, Tensor]:
-    return (seed & 0xFFFFFFFF).to(torch.int32), ((seed >> 32) & 0xFFFFFFFF).to(torch.int32)
+    """Two 32-bit keys, well stirred: seeds 0 and 1 must not differ by an exchange of rows."""
+    low, high = (seed & 0xFFFFFFFF).to(torch.int32), ((seed >> 32) & 0xFFFFFFFF).to(torch.int32)
+    first = mix(low ^ GOLDEN)
+    second = mix(high + first)
+    return mix(first ^ second), second
 
 
 def _product(sizes: torch.Size | tuple[int, ...]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,12 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from semfocus import Attention, Banded, BlockLocal, Full, RandomK, Sigmoid, TopK, attend
-from semfocus.attention import chunked, dense
+from semfocus.attention import chunked, dense, mechanisms, parse_mechanism
+from semfocus.attention.mechanisms import Selective
+from semfocus.attention.normalisers import Softmax
+from semfocus.attention.operator import choose_backend
 from semfocus.attention.problem import Problem
-from semfocus.counters import bernoulli_keep, random_bits
+from semfocus.counters import bernoulli_keep, derive, random_bits
 from semfocus.errors import UsageError
 from tests.conformance import test_attention as conformance
 
@@ -49,17 +54,17 @@ def test_info_tells_the_kept_keys_their_weights_and_who_is_popular() -> None:
 
 def test_dropout_is_the_same_on_every_backend_and_right_on_average() -> None:
     q, k, v = qkv(40, 40, lead=(8, 4))
-    weights = {}
+    outputs = {}
     for backend in ("reference", "dense", "chunked"):
         generator = torch.Generator().manual_seed(3)
-        weights[backend] = attend(q, k, v, TopK(5), dropout_p=0.3, generator=generator, backend=backend)
-    torch.testing.assert_close(weights["dense"], weights["reference"])
-    torch.testing.assert_close(weights["chunked"], weights["reference"])
+        outputs[backend] = attend(q, k, v, TopK(5), dropout_p=0.3, generator=generator, backend=backend)
+    torch.testing.assert_close(outputs["dense"], outputs["reference"])
+    torch.testing.assert_close(outputs["chunked"], outputs["reference"])
     ones = torch.ones_like(v)
     mean = attend(q, k, ones, TopK(5), dropout_p=0.3, generator=torch.Generator().manual_seed(3)).mean()
     assert abs(mean - 1) < 0.02
     again = attend(q, k, v, TopK(5), dropout_p=0.3, generator=torch.Generator().manual_seed(4))
-    assert not torch.equal(again, weights["dense"])
+    assert not torch.equal(again, outputs["dense"])
 
 
 def test_seeds_make_a_batch_row_independent_of_its_company() -> None:
@@ -97,7 +102,9 @@ def test_counter_based_bits_equal_unsigned_arithmetic_and_are_fair() -> None:
     ours = random_bits(torch.tensor(seed), rows, columns).numpy().view(np.uint32)
     with np.errstate(over="ignore"):
         r, c = np.arange(1000, dtype=np.uint32)[:, None], np.arange(100, dtype=np.uint32)
-        inner = _uint32_mix(r ^ np.uint32(0x12345678)) + np.uint32(0x9ABCDEF0)
+        first = _uint32_mix(np.array([0x12345678], dtype=np.uint32) ^ np.uint32(0x9E3779B9))
+        second = _uint32_mix(np.uint32(0x9ABCDEF0) + first)
+        inner = _uint32_mix(r + _uint32_mix(first ^ second)) ^ second
         last = _uint32_mix(inner) + c * np.uint32(0x9E3779B9)
         last = (last ^ (last >> np.uint32(16))) * np.uint32(0x7FEB352D)
         theirs = (last ^ (last >> np.uint32(15))) * np.uint32(0x846CA68B)
@@ -262,6 +269,154 @@ def test_a_learned_bias_gets_its_gradient_even_for_long_sequences() -> None:
     bias = torch.zeros(4, 400, dtype=torch.float64, requires_grad=True)
     attend(q, k, v, TopK(3), mask=bias).square().sum().backward()
     assert (bias.grad != 0).sum() == 12
+
+
+def test_seeds_that_differ_by_one_share_no_row() -> None:
+    rows, columns = torch.arange(64, dtype=torch.int32)[:, None], torch.arange(32, dtype=torch.int32)
+    drawn = [bernoulli_keep(torch.tensor(seed), rows, columns, 0.5) for seed in range(6)]
+    seen = {tuple(row) for keep in drawn for row in keep.tolist()}
+    assert len(seen) == 6 * 64
+    places = [derive(torch.tensor([seed]), torch.tensor(step), 5).flatten() for seed in range(4) for step in range(4)]
+    assert len(torch.cat(places).unique()) == 16 * 5
+
+
+def test_randomk_chooses_by_other_bits_than_those_that_drop() -> None:
+    q, k, v = qkv(200, 40, lead=(1, 1))
+    ones = torch.ones_like(v)
+    out = attend(q, k, ones, RandomK(4), dropout_p=0.5, seed=torch.tensor(3))
+    assert abs(out.mean() - 1) < 0.1, "the chosen keys must be dropped as often as any"
+
+
+def test_nan_shows_even_when_every_key_is_kept() -> None:
+    q, k, v = qkv(4, 4, lead=(1, 1))
+    k[..., 2, :] = float("nan")
+    for backend in ("reference", "dense", "chunked"):
+        for size in (2, 4, 9):
+            assert attend(q, k, v, TopK(size), backend=backend).isnan().all()
+
+
+def test_scores_of_minus_infinity_give_zeros_and_not_nan() -> None:
+    q = torch.full((1, 1, 1, 1), 1e20, requires_grad=True)
+    k, v = torch.full((1, 1, 3, 1), -1e20), torch.ones(1, 1, 3, 1)
+    for mechanism in (TopK(2), TopK(5), Banded(2), RandomK(2)):
+        for backend in ("reference", "dense", None):
+            assert (attend(q, k, v, mechanism, backend=backend) == 0).all()
+
+
+def test_gradients_flow_through_the_weights_that_info_tells() -> None:
+    inputs = qkv(6, 9, lead=(1, 2))
+    for mechanism, backend in ((TopK(3), "chunked"), (Banded(3), "local")):
+        grads = []
+        for way in ("dense", backend):
+            leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+            _, info = attend(*leaves, mechanism, backend=way, return_info=True)
+            (info.weights.square().sum() + info.lse.sum()).backward()
+            grads.append([leaf.grad for leaf in leaves[:2]])
+        torch.testing.assert_close(grads[0], grads[1])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, inside jvp
+def test_torch_func_works_for_long_rows_too() -> None:
+    x = torch.randn(2, 1, 300, 4, dtype=torch.float64)
+
+    def call(q):
+        return attend(q, q, q, TopK(3))
+
+    _, slope = torch.func.jvp(call, (x,), (x,))
+    _, wanted = torch.func.jvp(lambda q: attend(q, q, q, TopK(3), backend="dense"), (x,), (x,))
+    torch.testing.assert_close(slope, wanted)
+    assert slope.norm() > 1
+    assert torch.func.grad(lambda q: call(q).sum())(x).shape == x.shape
+
+
+@dataclass(frozen=True)
+class LargestMagnitude(TopK):
+    """A user's own: the largest scores by absolute value."""
+
+    name = "largest_magnitude"
+
+    def priority(self, scores, places, seed):
+        return scores.abs()
+
+
+@dataclass(frozen=True)
+class BestAndSelf(Selective):
+    """A user's own: the k best besides the query's own position."""
+
+    name = "best_and_self"
+    input_dependent = True
+
+    def priority(self, scores, places, seed):
+        return scores
+
+    def forced(self, places, causal):
+        return places.key == places.position
+
+    def most(self, keys):
+        return min(self.k + 1, keys)
+
+
+@pytest.mark.parametrize("cls", [LargestMagnitude, BestAndSelf])
+def test_a_users_mechanism_is_one_class_and_one_registration(cls, monkeypatch) -> None:
+    mechanism = cls(3)
+    assert choose_backend(Problem(*qkv(400, 400), mechanism, Softmax())) == "dense", "unregistered: no lists of keys"
+    monkeypatch.setitem(mechanisms._registered, cls.name, cls)
+    assert parse_mechanism(str(mechanism)) == mechanism
+    for backend in ("dense", "chunked"):
+        for options in ({}, {"causal": True}, {"lengths": torch.tensor([4, 9])}):
+            conformance.check(backend, mechanism, conformance.tensors(9, 9), **options)
+
+
+def test_many_chunks_give_what_one_gives(monkeypatch) -> None:
+    cases = [
+        (TopK(3), "chunked"),
+        (TopK(3, sinks=1, window=2), "chunked"),
+        (RandomK(3), "chunked"),
+        (Banded(3), "local"),
+    ]
+    monkeypatch.setattr(chunked, "CHUNK_ELEMENTS", 200)
+    for mechanism, backend in cases:
+        for options in ({}, {"causal": True}, {"mask": conformance.restrictions()["mask"]["mask"]}):
+            conformance.check(backend, mechanism, conformance.tensors(9, 11, integers=True), **options)
+            conformance.check(backend, mechanism, conformance.tensors(9, 11), **options)
+
+
+@pytest.mark.parametrize("mechanism", ["topk:3", "topk:2+1s+2w", "bottomk:3", "banded:3"])
+def test_compiled_from_its_text_form_ties_still_go_to_the_lowest_index(mechanism) -> None:
+    q, k, v = qkv(9, 11, integers=True, dtype=torch.float32)
+
+    def call(q, k, v):
+        return attend(q, k, v, mechanism, backend="dense", mask=torch.arange(11) != 4)
+
+    torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="aot_eager")(q, k, v), call(q, k, v))
+
+
+def test_autocast_takes_inputs_of_mixed_width_as_torchs_own_attention_does() -> None:
+    q, k, v = qkv(5, 5, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attend(q, k, v.bfloat16(), TopK(2)).dtype == torch.bfloat16
+
+
+def test_masks_lengths_and_seeds_fit_the_batch_of_keys_too() -> None:
+    q, k, v = qkv(5, 6, lead=(3, 2))
+    short = torch.tensor([1, 3, 6])
+    wanted = attend(q[:1].expand(3, -1, -1, -1), k, v, TopK(2), lengths=short)
+    torch.testing.assert_close(attend(q[:1], k, v, TopK(2), lengths=short), wanted)
+    flat = attend(q[0, 0], k[0, 0], v[0, 0], TopK(2), lengths=torch.tensor(3))
+    torch.testing.assert_close(flat, attend(q[0, 0], k[0, 0, :3], v[0, 0, :3], TopK(2)))
+
+
+def test_a_float64_bias_serves_float32_inputs() -> None:
+    q, k, v = qkv(5, 6, dtype=torch.float32)
+    assert attend(q, k, v, TopK(2), mask=torch.zeros(5, 6, dtype=torch.float64)).dtype == torch.float32
+
+
+def test_causal_full_attention_shows_a_kept_nan_from_its_position_on() -> None:
+    q, k, v = qkv(6, 6, lead=(1, 1))
+    v[..., 3, 0] = float("nan")
+    out = attend(q, k, v, causal=True, backend="sdpa")
+    assert out[..., 3:, 0].isnan().all()
+    assert out[..., :3, :].isfinite().all()
 
 
 MUTATIONS = {

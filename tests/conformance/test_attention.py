@@ -278,11 +278,8 @@ def test_the_kept_set_is_the_oracles_on_integer_inputs(mechanism, backend) -> No
         except UsageError as refusal:
             pytest.skip(str(refusal))
         assert torch.equal(mine.in_degree, oracle.in_degree)
-        size = min(mine.indices.shape[-1], oracle.indices.shape[-1])
-        assert torch.equal(mine.indices[..., :size], oracle.indices[..., :size])
-        assert (oracle.indices[..., size:] == -1).all()
-        assert (mine.indices[..., size:] == -1).all()
-        torch.testing.assert_close(mine.weights[..., :size], oracle.weights[..., :size])
+        assert torch.equal(mine.indices, oracle.indices)
+        torch.testing.assert_close(mine.weights, oracle.weights)
         torch.testing.assert_close(mine.lse, oracle.lse)
         assert mine.in_degree.sum() == (mine.indices >= 0).sum()
 
@@ -348,8 +345,6 @@ def test_a_nan_score_reaches_its_own_row_alone(mechanism, backend) -> None:
 @pytest.mark.parametrize(("mechanism", "backend"), PAIRS)
 def test_half_precision_scores_beyond_65504_stay_finite(mechanism, backend) -> None:
     q, k, v, grad = tensors(9, 9, dtype=torch.float16)
-    for result in run(backend, mechanism, (q * 300, k * 300, v, grad), scale=1.0):
-        assert result[..., :1].isfinite().all() or result.isfinite().all()
     assert run(backend, mechanism, (q * 300, k * 300, v, grad), scale=1.0)[0].isfinite().all()
 
 

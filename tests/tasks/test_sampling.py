@@ -261,6 +261,27 @@ def test_processes_that_fill_the_cache_at_once_agree_and_leave_one_whole_file(ca
     assert [file.suffix for file in cache_dir.iterdir()] == [".npz"]
 
 
+def test_any_flipped_bit_of_a_cache_file_is_survived(cache_dir: Path) -> None:
+    wanted = get_task("parity").sample(5, seed=1, cache=True).tokens
+    (file,) = cache_dir.iterdir()
+    whole = file.read_bytes()
+    for place in range(0, len(whole), 3):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        assert torch.equal(get_task("parity").sample(5, seed=1, cache=True).tokens, wanted)
+
+
+def test_numpy_integers_are_whole_numbers_too() -> None:
+    task = get_task("listops", min_length=np.int64(20), max_length=60, max_depth=6)
+    assert task == get_task("listops", min_length=20, max_length=60, max_depth=6)
+    assert len(task.sample(3, seed=0, cache=True)) == 3
+    assert get_task("parity", length=np.int32(7)).options == {"length": 7}
+
+
+def test_a_split_that_holds_none_of_the_smallest_rows_does_not_hang() -> None:
+    task = get_task("listops", min_length=0, max_length=60, max_depth=5)
+    assert len(task.sample(40, seed=8, cache=False)) == 40
+
+
 def test_a_stream_is_pinned_to_published_words() -> None:
     assert stream(7, "data/train").words(2).tolist() == [3853844847870306662, 374343989468339536]
     assert stream(7, "data/train").words(2).tolist() != stream(7, "data/test").words(2).tolist()

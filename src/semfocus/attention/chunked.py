@@ -67,7 +67,8 @@ def gathered(
     out, indices, lse = _empty_results(problem)
     keys = _Rows.of(k, problem)
     values = _Rows.of(v, problem)
-    for places in _chunks(problem, max(problem.num_keys, indices.shape[-1] * v.shape[-1])):
+    listed = indices.shape[-1] * max(k.shape[-1], v.shape[-1])
+    for places in _chunks(problem, listed if isinstance(problem.mechanism, Local) else max(problem.num_keys, listed)):
         rows = slice(places.first, places.first + places.queries)
         q_rows = q[..., rows, :].to(problem.compute_dtype)
         kept, scores = _select(problem, places, q_rows, keys)
@@ -91,6 +92,7 @@ def _(q, k, v, mask, bias, lengths, choice_seed, dropout_seed, mechanism, causal
 @torch.library.custom_op("semfocus::gathered_backward", mutates_args=())
 def gathered_backward(
     grad: Tensor,
+    grad_lse: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -103,7 +105,7 @@ def gathered_backward(
     scale: float,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v for the kept set: p = exp(score - lse), ds = p (dp - sum p dp)."""
+    """Gradients of q, k and v for the kept set: p = exp(score - lse), ds = p (dp - sum p dp + dlse)."""
     problem = Problem(
         q, k, v, parse_mechanism(mechanism), Softmax(), bias=bias, scale=scale, dropout_p=dropout_p,
         dropout_seed=dropout_seed,
@@ -123,6 +125,8 @@ def gathered_backward(
         dropped = problem.dropout(torch.ones_like(p), places, kept)
         dp = (v_picked * grad_rows.unsqueeze(-2)).sum(dim=-1) * dropped
         total = (grad_rows * out[..., rows, :]).sum(dim=-1, keepdim=True)
+        if grad_lse is not None:
+            total = total - grad_lse[..., rows].unsqueeze(-1)
         ds = torch.where(present, p * (dp - total), 0.0) * scale
         dq[..., rows, :] = (ds.unsqueeze(-1) * k_picked).sum(dim=-2).to(dq.dtype)
         keys.add(dk, kept, ds.unsqueeze(-1) * q_rows.unsqueeze(-2))
@@ -131,7 +135,7 @@ def gathered_backward(
 
 
 @gathered_backward.register_fake
-def _(grad, q, k, v, bias, dropout_seed, out, indices, lse, mechanism, scale, dropout_p):
+def _(grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, lse, mechanism, scale, dropout_p):
     return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v))
 
 
@@ -141,12 +145,11 @@ def _remember(ctx, inputs, output) -> None:
     ctx.save_for_backward(q, k, v, bias, dropout_seed, *output)
 
 
-def _differentiate(ctx, grad, _grad_indices, _grad_lse):
-    if grad is None:
-        return (None,) * 12
+def _differentiate(ctx, grad, _grad_indices, grad_lse):
     q, k, v, bias, dropout_seed, out, indices, lse = ctx.saved_tensors
+    grad = torch.zeros_like(out) if grad is None else grad
     grads = gathered_backward(
-        grad, q, k, v, bias, dropout_seed, out, indices, lse, ctx.mechanism, ctx.scale, ctx.dropout_p
+        grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, lse, ctx.mechanism, ctx.scale, ctx.dropout_p
     )
     return *grads, *([None] * 9)
 
@@ -203,10 +206,15 @@ def _select(problem: Problem, places: Places, q_rows: Tensor, keys: _Rows) -> tu
     if isinstance(mechanism, Local):
         kept = mechanism.indices(places, problem.causal)
         allowed = _allowed(problem, places, kept)
-        kept = _ordered(torch.where(allowed, kept, -1).expand(*problem.lead, *kept.shape[-2:]), problem.num_keys)
+        kept = torch.where(allowed, kept, -1).expand(*problem.lead, *kept.shape[-2:])
+        bias = rows_of(problem.bias, places.first, places.queries)
+        if bias is not None:  # a bias of -inf is a mask
+            kept = torch.where(_look_up(bias, kept) == float("-inf"), -1, kept)
+        kept = _ordered(kept, problem.num_keys)[..., : problem.num_keys]
         scores = _pair_scores(problem, places, q_rows, keys.pick(kept), kept)
         return torch.where(scores == float("-inf"), -1, kept), scores
-    scores = (q_rows @ problem.k.to(problem.compute_dtype).transpose(-1, -2)).mul_(problem.scale)
+    all_keys = keys.flat.view(*problem.k.shape)
+    scores = (q_rows @ all_keys.transpose(-1, -2)).mul_(problem.scale)
     bias = rows_of(problem.bias, places.first, places.queries)
     if bias is not None:
         scores = scores + bias
@@ -219,26 +227,17 @@ def _chosen(scores: Tensor, problem: Problem, places: Places) -> Tensor:
     mechanism = problem.mechanism
     if not isinstance(mechanism, Selective):
         raise TypeError(f"{mechanism} does not choose keys by a priority")
-    forced = mechanism.forced(places, problem.causal)
-    if isinstance(mechanism, TopK) and forced is None and not problem.restricted:
+    if type(mechanism) is TopK and not (mechanism.sinks or mechanism.window or problem.restricted):
         kept = best_indices(scores, None, mechanism.k)  # a score of -inf ranks last by itself
         return _ordered(kept, problem.num_keys)
     valid = problem.valid(places.first, places.queries)
-    candidates = places.allowed(scores != float("-inf"), valid, problem.causal)
-    free = candidates if forced is None else candidates & ~forced
+    free, fixed = mechanism.candidates(scores, valid, problem.causal, places)
     kept = best_indices(mechanism.priority(scores, places, problem.choice_seed), free, mechanism.k)
-    if isinstance(mechanism, TopK) and forced is not None:
-        extra = _forced_indices(mechanism, places, problem.causal).expand(*scores.shape[:-1], -1)
-        allowed = candidates.gather(-1, extra.clamp(min=0)) & (extra >= 0)
-        kept = torch.cat([kept, torch.where(allowed, extra, -1)], dim=-1)
+    if fixed is not None:
+        held, extra = fixed.to(torch.int8).topk(mechanism.most(problem.num_keys), dim=-1)
+        extra = torch.where(held > 0, extra, -1).expand(*kept.shape[:-1], -1)
+        kept = torch.cat([kept, extra], dim=-1)
     return _ordered(kept, problem.num_keys)[..., : mechanism.most(problem.num_keys)]
-
-
-def _forced_indices(mechanism: TopK, places: Places, causal: bool) -> Tensor:
-    """(C, sinks + window): the forced keys as a list, each once."""
-    sinks = places.run(torch.zeros_like(places.position), mechanism.sinks, 0)
-    window = places.run(places.window_start(mechanism.window, 0, causal), mechanism.window, 0)
-    return torch.cat([sinks, torch.where(window >= mechanism.sinks, window, -1)], dim=-1)
 
 
 def _ordered(kept: Tensor, num_keys: int) -> Tensor:
@@ -289,7 +288,7 @@ def _empty_results(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     mechanism = problem.mechanism
     most = mechanism.most(problem.num_keys)
     if isinstance(mechanism, Local):  # global queries, which keep all, are not computed here
-        most = mechanism.indices(problem.places(0, 0), False).shape[-1]
+        most = min(mechanism.width + mechanism.globals, problem.num_keys)
     return (
         problem.q.new_empty(*rows, problem.v.shape[-1]),
         problem.q.new_empty(*rows, most, dtype=torch.int32),

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from semfocus.attention.info import AttentionInfo, info_from_mask
 from semfocus.attention.mechanisms import Full, Selective, TopK
-from semfocus.attention.normalisers import Softmax
 from semfocus.attention.places import Places
 from semfocus.attention.problem import Problem
 from semfocus.attention.selection import keep_best, may_look
@@ -23,11 +22,7 @@ def dense(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionI
     valid = problem.valid()
     mechanism, normaliser = problem.mechanism, problem.normaliser
     keep = _keep(problem, scores.detach(), valid, places)
-    if isinstance(normaliser, Softmax) and not problem.restricted and problem.num_queries <= problem.num_keys:
-        # No row can be without keys, which spares the care for such rows.
-        weights = torch.where(keep, scores, float("-inf")).softmax(dim=-1)
-    else:
-        weights = normaliser.weights(scores, keep)
+    weights = normaliser.weights(scores, keep)
     info = None
     if want_info:
         whole = (*problem.lead, *scores.shape[-2:])
@@ -39,7 +34,7 @@ def dense(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionI
         soft = normaliser.weights(scores, everything)
         weights = soft + (weights - soft).detach()
     weights = problem.dropout(weights, places, places.key)
-    harmless = problem.assume_finite or (isinstance(mechanism, Full) and not problem.restricted)
+    harmless = problem.assume_finite or (type(mechanism) is Full and not problem.restricted)
     out = weights @ v if harmless else _mix(weights, keep, v)
     return out.to(problem.q.dtype), info
 
@@ -49,13 +44,11 @@ def _keep(problem: Problem, scores: Tensor, valid: Tensor | None, places: Places
     mechanism = problem.mechanism
     if not isinstance(mechanism, Selective):
         return mechanism.keep(scores, valid, causal=problem.causal, places=places, seed=problem.choice_seed)
-    forced = mechanism.forced(places, problem.causal)
-    if isinstance(mechanism, TopK) and forced is None and not problem.restricted:
+    if type(mechanism) is TopK and not (mechanism.sinks or mechanism.window or problem.restricted):
         return keep_best(scores, None, mechanism.k)
-    candidates = places.allowed(scores != float("-inf"), valid, problem.causal)
-    free = candidates if forced is None else candidates & ~forced
-    chosen = keep_best(mechanism.priority(scores, places, problem.choice_seed), free, mechanism.k) & free
-    return chosen if forced is None else chosen | (candidates & forced)
+    free, fixed = mechanism.candidates(scores, valid, problem.causal, places)
+    chosen = keep_best(mechanism.priority(scores, places, problem.choice_seed), free, mechanism.k)
+    return chosen if fixed is None else chosen | fixed
 
 
 def _mix(weights: Tensor, keep: Tensor, v: Tensor) -> Tensor:

@@ -46,6 +46,10 @@ class Attention(nn.Module):
         self.heads = heads
         self.head_dim = d_model // heads if head_dim is None else whole_number("head_dim", head_dim, at_least=1)
         self.mechanism = parse_mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+        if not isinstance(self.mechanism, Mechanism):
+            raise TypeError(f"mechanism must be a Mechanism such as TopK(8) or its text form, not {mechanism!r}")
+        if not 0 <= dropout < 1:
+            raise UsageError(f"dropout = {dropout!r} must be at least 0 and below 1")
         self.normaliser = normaliser
         self.causal = causal
         self.dropout = dropout
@@ -71,8 +75,11 @@ class Attention(nn.Module):
             projection(tensor).unflatten(-1, (self.heads, self.head_dim)).transpose(-2, -3)
             for projection, tensor in ((self.q_proj, q), (self.k_proj, k), (self.v_proj, v))
         ]
-        # (..., Lk) -> (..., 1 head, 1 query, Lk); attend's masks are True where a key may be kept.
-        mask = None if key_padding_mask is None else ~key_padding_mask.bool()[..., None, None, :]
+        mask = None
+        if key_padding_mask is not None:
+            # (..., Lk) -> (..., 1 head, 1 query, Lk); attend keeps where a mask is True, and adds floats.
+            mask = key_padding_mask[..., None, None, :]
+            mask = mask if mask.is_floating_point() else ~mask.bool()
         call = partial(
             attend,
             *heads,

@@ -19,7 +19,7 @@ def local(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionI
     if not isinstance(mechanism, Local):
         raise TypeError(f"{mechanism} does not give its keys by position")
     plain = not problem.restricted and problem.dropout_seed is None and problem.num_queries == problem.num_keys
-    if isinstance(mechanism, BlockLocal) and plain and not want_info:
+    if type(mechanism) is BlockLocal and plain and not want_info:
         return _blocks(problem, mechanism), None
     out, info = chunked(problem, want_info)
     num_globals = min(mechanism.globals, problem.num_queries)

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from semfocus.errors import UsageError, unknown, whole_number
@@ -31,6 +30,7 @@ class Mechanism(ABC):
 
     name: ClassVar[str]
     input_dependent: ClassVar[bool]
+    draws: ClassVar[bool] = False  # whether it takes random numbers
     letters: ClassVar[dict[str, str]] = {}  # letter in the text form -> field
 
     @abstractmethod
@@ -52,8 +52,15 @@ class Mechanism(ABC):
         """The most keys that a query can keep of this many."""
         return keys
 
+    def _check_fields(self, size: str) -> None:
+        """All fields are whole numbers: the size at least 1, extras at least 0."""
+        for name in self.__match_args__:
+            label = f"{type(self).__name__}.{name}"
+            number = whole_number(label, getattr(self, name), at_least=int(name == size), at_most=2**63 - 1)
+            object.__setattr__(self, name, number)
+
     def __str__(self) -> str:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values: dict[str, int] = {name: getattr(self, name) for name in self.__match_args__}
         size = "".join(f":{value}" for name, value in values.items() if name not in self.letters.values())
         extras = "".join(f"+{values[name]}{letter}" for letter, name in self.letters.items() if values[name])
         return f"{self.name}{size}{extras}"
@@ -97,8 +104,7 @@ class Local(Positional):
     globals: int = 0
 
     def __post_init__(self) -> None:
-        whole_number(f"{type(self).__name__}.width", self.width, at_least=1)
-        whole_number(f"{type(self).__name__}.globals", self.globals, at_least=0)
+        self._check_fields("width")
 
     def most(self, keys: int) -> int:
         return keys if self.globals else min(self.width, keys)
@@ -115,9 +121,7 @@ class Selective(Mechanism):
     k: int
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            least = 1 if field.name == "k" else 0
-            whole_number(f"{type(self).__name__}.{field.name}", getattr(self, field.name), at_least=least)
+        self._check_fields("k")
 
     @abstractmethod
     def priority(self, scores: Tensor, places: Places, seed: Tensor | None) -> Tensor:
@@ -144,11 +148,17 @@ class Selective(Mechanism):
 
         places = places or Places.of(scores)
         scores = scores.detach()
-        candidates = places.allowed(scores != float("-inf"), valid, causal)
-        forced = self.forced(places, causal)
-        free = candidates if forced is None else candidates & ~forced
+        free, fixed = self.candidates(scores, valid, causal, places)
         chosen = keep_by_sorting(self.priority(scores, places, seed), free, self.k)
-        return chosen if forced is None else chosen | (candidates & forced)
+        return chosen if fixed is None else chosen | fixed
+
+    def candidates(
+        self, scores: Tensor, valid: Tensor | None, causal: bool, places: Places
+    ) -> tuple[Tensor, Tensor | None]:
+        """The keys to choose among, and those that are kept in any case (None if there are none)."""
+        allowed = places.allowed(scores != float("-inf"), valid, causal)
+        forced = self.forced(places, causal)
+        return (allowed, None) if forced is None else (allowed & ~forced, allowed & forced)
 
 
 M = TypeVar("M", bound=type[Mechanism])
@@ -167,6 +177,11 @@ def mechanism_names() -> list[str]:
     return list(_registered)
 
 
+def is_registered(mechanism: Mechanism) -> bool:
+    """Whether the text form of this value leads back to it."""
+    return _registered.get(mechanism.name) is type(mechanism)
+
+
 def mechanism_class(name: str) -> type[Mechanism]:
     """The class registered under `name`."""
     if name not in _registered:
@@ -174,14 +189,14 @@ def mechanism_class(name: str) -> type[Mechanism]:
     return _registered[name]
 
 
-@lru_cache(maxsize=1024)
 def parse_mechanism(text: str) -> Mechanism:
     """The value that prints as `text`: `parse_mechanism("topk:8+4s") == TopK(8, sinks=4)`."""
     found = re.fullmatch(r"\s*([a-z_0-9]+)(?::([^+]*))?((?:\+[^+]*)*)\s*", text, flags=re.IGNORECASE)
     if not found:
         raise UsageError(f"mechanism {text!r} must look like full, topk:5, banded:9+1g or topk:8+4s+16w")
     cls = mechanism_class(found[1].lower())
-    sizes = [field.name for field in fields(cls) if field.name not in cls.letters.values()]
+    # __match_args__ are the fields in order; torch.compile can read them, unlike `dataclasses.fields`.
+    sizes = [name for name in cls.__match_args__ if name not in cls.letters.values()]
     values: dict[str, int] = {}
     if found[2] is not None:
         if not sizes:
@@ -290,6 +305,7 @@ class RandomK(Selective):
 
     name = "randomk"
     input_dependent = False
+    draws = True
     letters = {"r": "seed"}
 
     seed: int = 0

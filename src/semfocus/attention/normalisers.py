@@ -44,11 +44,12 @@ class Sigmoid(Normaliser):
     bias: float | None = None
 
     def __post_init__(self) -> None:
-        if self.bias is not None and not abs(self.bias) < float("inf"):
+        if self.bias is not None and not (isinstance(self.bias, (int, float)) and abs(self.bias) < float("inf")):
             raise UsageError(f"Sigmoid.bias = {self.bias!r} must be a finite number, or None for -log(keys kept)")
 
     def weights(self, scores: Tensor, keep: Tensor) -> Tensor:
-        bias = self.bias if self.bias is not None else -keep.sum(dim=-1, keepdim=True).clamp(min=1).log()
+        count = keep.sum(dim=-1, keepdim=True).clamp(min=1).to(scores.dtype)
+        bias = -count.log() if self.bias is None else self.bias
         return torch.where(keep, torch.sigmoid(torch.where(keep, scores, 0.0) + bias), 0.0)
 
 

@@ -18,13 +18,15 @@ from semfocus.attention.chunked import chunked
 from semfocus.attention.dense import dense
 from semfocus.attention.info import AttentionInfo
 from semfocus.attention.local import local
-from semfocus.attention.mechanisms import Full, Local, Mechanism, Selective, parse_mechanism
+from semfocus.attention.mechanisms import Full, Local, Mechanism, Selective, is_registered, parse_mechanism
 from semfocus.attention.normalisers import Normaliser, Softmax
 from semfocus.attention.problem import Problem, pose
 from semfocus.attention.reference import reference
 from semfocus.attention.sdpa import sdpa
+from semfocus.attention.selection import transformed
 from semfocus.errors import UsageError, unknown
 
+SPARSE = 8  # lists of keys pay where a query keeps at most one key in so many
 SHORT = 256  # keys up to which all scores at once beat lists of keys (benchmarks/attention.py)
 
 
@@ -37,7 +39,7 @@ class Backend:
 
 
 def _sdpa_refuses(problem: Problem, want_info: bool) -> str | None:
-    if not isinstance(problem.mechanism, Full):
+    if type(problem.mechanism) is not Full:
         return f"it computes full attention only, not {problem.mechanism}"
     if problem.mask is not None or problem.bias is not None or problem.lengths is not None:
         return "masks and lengths are left to the dense backend, which keeps dropped values out of the sum"
@@ -67,15 +69,19 @@ def _listed_refuses(problem: Problem) -> str | None:
         return "the gradient of a float mask needs all scores"
     if problem.num_keys == 0:
         return "there are no keys"
-    return _softmax_only(problem, dropout=True)
+    if not is_registered(problem.mechanism):
+        return f"{type(problem.mechanism).__name__} is not registered; decorate it with @register_mechanism"
+    if transformed():
+        return "torch.func needs plain tensor operations"
+    return _softmax_only(problem, own_dropout=False)
 
 
-def _softmax_only(problem: Problem, dropout: bool = False) -> str | None:
+def _softmax_only(problem: Problem, own_dropout: bool = True) -> str | None:
     if not isinstance(problem.normaliser, Softmax):
         return f"it computes softmax only, not {problem.normaliser.name}"
     if problem.straight_through:
         return "straight_through needs the weights of dropped keys"
-    if problem.dropout_seed is not None and not dropout:
+    if problem.dropout_seed is not None and own_dropout:
         return "its dropout is not the one that every backend shares"
     return None
 
@@ -144,7 +150,8 @@ def attend(
     backend      reference, dense, sdpa, chunked or local; None chooses. The answer is the same to rounding
 
     The selection is a constant for the gradient; the softmax over what is kept is differentiated. A query without
-    keys gives zeros. NaN in a dropped value has no effect; a kept value that is not finite gives NaN.
+    keys gives zeros. NaN in a dropped value has no effect; a kept value that is not finite shows in its rows. Keys
+    must be finite, also masked ones: a gradient of zero times NaN is NaN.
     """
     mechanism = parse_mechanism(mechanism) if isinstance(mechanism, str) else mechanism
     if not isinstance(mechanism, Mechanism):
@@ -185,11 +192,19 @@ def _without_autocast(device: str) -> AbstractContextManager:
 
 def choose_backend(problem: Problem, want_info: bool = False) -> str:
     """The fastest backend that can serve: lists of keys where sequences are long, all scores at once elsewhere."""
-    preferred = ["sdpa"] if problem.num_keys <= SHORT else ["sdpa", "chunked", "local"]
-    for name in preferred:
+    if transformed():
+        return "dense"
+    for name in ["sdpa", "chunked", "local"] if _keeps_few(problem) else ["sdpa"]:
         if BACKENDS[name].refuses(problem, want_info) is None:
             return name
     return "dense"
+
+
+def _keeps_few(problem: Problem) -> bool:
+    """Whether queries keep so few of many keys that lists beat matrices; global queries are few, whatever they keep."""
+    mechanism, keys = problem.mechanism, problem.num_keys
+    kept = mechanism.width + mechanism.globals if isinstance(mechanism, Local) else mechanism.most(keys)
+    return keys > SHORT and SPARSE * kept <= keys
 
 
 def _named_backend(name: str, problem: Problem, want_info: bool) -> str:

@@ -20,8 +20,8 @@ class Places:
     queries: int
     keys: int
     device: torch.device
-    first: int = 0
-    total: int = -1
+    first: int
+    total: int
 
     @staticmethod
     def of(scores: Tensor) -> Places:

@@ -133,47 +133,54 @@ def pose(
     assume_finite: bool,
 ) -> Problem:
     """Check the arguments of `attend` and put them into one form."""
-    _check_tensors(q, k, v)
+    _check_types(q, k, v)
+    q, k, v = _autocast(q), _autocast(k), _autocast(v)
+    _check_fit(q, k, v)
     if not 0 <= dropout_p < 1:
         raise UsageError(f"dropout_p = {dropout_p!r} must be at least 0 and below 1")
     if causal and isinstance(mechanism, Local) and mechanism.globals:
         raise UsageError(f"{mechanism} with causal=True: global tokens see and are seen by all; use one or the other")
     if scale is not None and not math.isfinite(scale):
         raise UsageError(f"scale = {scale!r} must be a finite number, or None for 1 / sqrt(D)")
-    heads = _check_heads(q, k, v, enable_gqa)
+    _check_heads(q, k, v, enable_gqa)
     problem = Problem(
-        *_autocast(q, k, v),
+        q,
+        k,
+        v,
         mechanism,
         normaliser,
         causal=causal,
         scale=scale if scale is not None else 1 / math.sqrt(q.shape[-1]),
         dropout_p=dropout_p,
         dropout_seed=_draw_seed(generator, q.device) if dropout_p and seed is None else None,
-        choice_seed=_draw_seed(generator, q.device) if generator is not None and seed is None else None,
+        choice_seed=_draw_seed(generator, q.device) if mechanism.draws and generator is not None else None,
         straight_through=straight_through,
         assume_finite=assume_finite,
     )
+    lead = _lead_of_heads(q, k, v, enable_gqa)
     if seed is not None:
-        problem = _with_seed(problem, seed, generator)
+        problem = _with_seed(problem, seed, generator, lead)
     if mask is not None:
-        problem = _with_mask(problem, mask, q.shape[:-2] if enable_gqa else problem.lead)
+        problem = _with_mask(problem, mask, lead)
     if lengths is not None:
-        problem = _with_lengths(problem, lengths)
-    return _grouped(problem, heads) if enable_gqa else problem
+        problem = _with_lengths(problem, lengths, lead)
+    return _grouped(problem, (k.shape[-3], q.shape[-3] // k.shape[-3])) if enable_gqa else problem
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    tensors = {"q": q, "k": k, "v": v}
-    for name, tensor in tensors.items():
+def _check_types(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, tensor in {"q": q, "k": k, "v": v}.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
         if not tensor.is_floating_point():
             raise TypeError(f"{name} has dtype {tensor.dtype}; attention needs a floating type, e.g. {name}.float()")
         if tensor.dim() < 2:
             raise UsageError(f"{name} has shape {tuple(tensor.shape)}; it must be (..., H, L, D)")
-    for name in ("k", "v"):
+
+
+def _check_fit(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, tensor in {"k": k, "v": v}.items():
         for kind in ("device", "dtype"):
-            ours, theirs = getattr(q, kind), getattr(tensors[name], kind)
+            ours, theirs = getattr(q, kind), getattr(tensor, kind)
             if ours != theirs:
                 raise UsageError(f"q and {name} differ in {kind}: {ours} and {theirs}; move or cast one of them")
     if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
@@ -184,27 +191,26 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise UsageError(f"k and v must have the same number of keys; they have {k.shape[-2]} and {v.shape[-2]}")
 
 
-def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[int, int]:
+def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if enable_gqa:
-        if min(q.dim(), k.dim(), v.dim()) < 3 or k.shape[-3] != v.shape[-3] or q.shape[-3] % max(k.shape[-3], 1):
+        few = min(q.dim(), k.dim(), v.dim()) < 3
+        if few or k.shape[-3] != v.shape[-3] or not k.shape[-3] or q.shape[-3] % k.shape[-3]:
             raise UsageError(f"enable_gqa: the heads of q must be a multiple of those of k and v; got {shapes}")
-        return k.shape[-3], q.shape[-3] // max(k.shape[-3], 1)
+        q, k, v = (tensor[..., :1, :, :] for tensor in (q, k, v))  # the rest must fit as without groups
     try:
         common_lead(q, k, v)
     except RuntimeError:
         hint = "; for grouped heads pass enable_gqa=True" if q.dim() > 2 and k.dim() > 2 else ""
         raise UsageError(f"the batch dimensions of q, k and v do not fit together: {shapes}{hint}") from None
-    return 0, 0
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _autocast(tensor: Tensor) -> Tensor:
     """Under autocast, cast as torch's own attention does: to the narrow type, float64 left alone."""
-    kind = q.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind) or q.dtype == torch.float64:
-        return q, k, v
-    narrow = torch.get_autocast_dtype(kind)
-    return q.to(narrow), k.to(narrow), v.to(narrow)
+    kind = tensor.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind) or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(kind))
 
 
 def _draw_seed(generator: torch.Generator | None, device: torch.device) -> Tensor:
@@ -213,12 +219,20 @@ def _draw_seed(generator: torch.Generator | None, device: torch.device) -> Tenso
     return torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=source).to(device)
 
 
-def _with_seed(problem: Problem, seed: Tensor, generator: torch.Generator | None) -> Problem:
+def _lead_of_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> torch.Size:
+    """Batch dimensions and query heads, as masks, lengths and seeds are given for them."""
+    if not enable_gqa:
+        return common_lead(q, k, v)
+    batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    return torch.Size((*batch, q.shape[-3]))
+
+
+def _with_seed(problem: Problem, seed: Tensor, generator: torch.Generator | None, lead: torch.Size) -> Problem:
     if generator is not None:
         raise UsageError("give seed or generator, not both: they are two ways to say where randomness comes from")
-    if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or not _broadcasts(seed.shape, problem.q.shape[:-2]):
+    if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or not _broadcasts(seed.shape, lead):
         found = f"{seed.dtype} {tuple(seed.shape)}" if isinstance(seed, Tensor) else repr(seed)
-        raise UsageError(f"seed = {found} must be an int64 tensor that broadcasts to {tuple(problem.q.shape[:-2])}")
+        raise UsageError(f"seed = {found} must be an int64 tensor that broadcasts to {tuple(lead)}")
     seed = seed[..., None, None]
     # Two uses, two streams: a key must not be chosen by the bits that also decide whether it is dropped.
     return replace(problem, dropout_seed=seed if problem.dropout_p else None, choice_seed=seed ^ 0x5DEECE66D)
@@ -234,16 +248,20 @@ def _with_mask(problem: Problem, mask: Tensor, lead: torch.Size) -> Problem:
     if not _broadcasts(mask.shape, shape):
         raise UsageError(f"mask has shape {tuple(mask.shape)}, which does not broadcast to {shape}")
     mask = mask[(None,) * max(2 - mask.dim(), 0)]
-    return replace(problem, mask=mask) if mask.dtype == torch.bool else replace(problem, bias=mask)
+    if mask.dtype == torch.bool:
+        return replace(problem, mask=mask)
+    return replace(problem, bias=mask.to(problem.compute_dtype))
 
 
-def _with_lengths(problem: Problem, lengths: Tensor) -> Problem:
+def _with_lengths(problem: Problem, lengths: Tensor, lead: torch.Size) -> Problem:
     if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise TypeError("lengths must be a tensor of whole numbers, one for each batch row")
-    batch = problem.q.shape[:-3]
-    if not _broadcasts(lengths.shape, batch):
-        raise UsageError(f"lengths has shape {tuple(lengths.shape)}; the batch dimensions of q are {tuple(batch)}")
-    return replace(problem, lengths=lengths.to(problem.q.device)[..., None, None, None])
+    if lengths.device != problem.q.device and lengths.dim():
+        raise UsageError(f"q and lengths differ in device: {problem.q.device} and {lengths.device}; move one of them")
+    if not _broadcasts(lengths.shape, lead[:-1]):
+        raise UsageError(f"lengths has shape {tuple(lengths.shape)}; the batch dimensions are {tuple(lead[:-1])}")
+    heads = (None,) if len(lead) else ()
+    return replace(problem, lengths=lengths.to(problem.q.device)[(..., *heads, None, None)])
 
 
 def _broadcasts(shape: torch.Size, target: tuple[int, ...]) -> bool:

@@ -9,10 +9,14 @@ MINUS_INF = float("-inf")
 FEW = 16  # rounds that a compiled kernel makes faster than the library finds the k-th value
 
 
+def transformed() -> bool:
+    """Whether torch.func (vmap, grad, jvp) is at work: then only plain tensor operations do what they should."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def may_look(tensor: Tensor) -> bool:
     """Whether a branch on the data is free: not while tracing or vectorising, and not where it would wait for a GPU."""
-    tracing = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
-    return tensor.device.type == "cpu" and not tracing
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
 
 
 def keep_by_sorting(priority: Tensor, candidates: Tensor, k: int) -> Tensor:
@@ -27,25 +31,26 @@ def keep_by_sorting(priority: Tensor, candidates: Tensor, k: int) -> Tensor:
 
 
 def keep_best(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
-    """(..., Lk) bool: the same, faster; `candidates` None means all. Finds the k-th value instead of sorting.
+    """(..., Lk) bool: the same, faster. `candidates` None means every key whose priority is not -inf.
 
     Without a look at the data where that is not free, so that it works under compile, vmap and on every device.
     """
-    if k >= priority.shape[-1]:
-        return priority == priority if candidates is None else candidates
     ranked = priority if candidates is None else torch.where(candidates, priority, MINUS_INF)
-    if torch.compiler.is_compiling() and k <= FEW:
-        return _keep_by_rounds(ranked, k)
-    if may_look(ranked):
+    if k < priority.shape[-1] and may_look(ranked):
         best = ranked.topk(k + 1, dim=-1).values
-        unusual = (best[..., k - 1] == best[..., k]) | best[..., 0].isnan()
+        border = best[..., k - 1]
+        unusual = (border == best[..., k]) | (border == MINUS_INF) | best[..., 0].isnan()
         if not bool(unusual.any()):
-            return ranked >= best[..., k - 1 : k]  # the usual case: no tie at the border, no NaN
+            return ranked >= border.unsqueeze(-1)
+    allowed = ranked != MINUS_INF if candidates is None else candidates
+    if k >= priority.shape[-1]:
+        return allowed
+    ranked = torch.where(ranked.isnan(), float("inf"), ranked)
+    if torch.compiler.is_compiling() and k <= FEW:
+        return _keep_by_rounds(ranked, k) & allowed
     kth = ranked.topk(k, dim=-1).values[..., -1:]
-    above = ~(ranked <= kth)  # not `>`, which NaN would fail
-    tied = ranked == kth
-    if candidates is not None:
-        tied = tied & candidates
+    above = ranked > kth
+    tied = (ranked == kth) & allowed
     room = k - above.sum(dim=-1, keepdim=True)
     return above | (tied & (tied.cumsum(dim=-1) <= room))
 
@@ -53,7 +58,6 @@ def keep_best(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
 def _keep_by_rounds(ranked: Tensor, k: int) -> Tensor:
     """The best, then the best of the rest, and so on: a compiler keeps the row in registers through all the rounds."""
     place = torch.arange(ranked.shape[-1], device=ranked.device)
-    ranked = torch.where(ranked.isnan(), float("inf"), ranked)
     keep = torch.zeros_like(ranked, dtype=torch.bool)
     for _ in range(k):
         best = ranked.amax(dim=-1, keepdim=True)
@@ -67,7 +71,7 @@ def _keep_by_rounds(ranked: Tensor, k: int) -> Tensor:
 def best_indices(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
     """(..., min(k, Lk)) int64: the same choice as indices in no particular order, -1 where candidates are fewer.
 
-    Looks at the data: only rows with a tie at the border pay for a stable sort. A priority of -inf is no candidate.
+    Looks at the data: only rows with a tie at the border pay for a stable sort.
     """
     size = priority.shape[-1]
     ranked = priority if candidates is None else torch.where(candidates, priority, MINUS_INF)
@@ -79,4 +83,5 @@ def best_indices(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
             order = ranked[tied].sort(dim=-1, descending=True, stable=True).indices[..., :k]
             indices = indices.masked_scatter(tied.unsqueeze(-1), order)
             values = ranked.gather(-1, indices)
-    return torch.where(values == MINUS_INF, -1, indices)
+    present = values != MINUS_INF if candidates is None else candidates.expand_as(ranked).gather(-1, indices)
+    return torch.where(present, indices, -1)

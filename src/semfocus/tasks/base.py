@@ -258,7 +258,8 @@ class LengthTask(Task):
     length: int = 40
 
     def __post_init__(self) -> None:
-        if whole_number("length", self.length) < self.shortest:
+        object.__setattr__(self, "length", whole_number("length", self.length))
+        if self.length < self.shortest:
             raise UsageError(f"length = {self.length} is too short for {self.name}; choose length >= {self.shortest}")
 
     @property

@@ -97,7 +97,7 @@ def evaluate(
 ) -> Value:
     """Read one expression by shifting and reducing; `atom` turns a leaf's id into a value.
 
-    Works for any nesting depth, and refuses what the grammar cannot have written.
+    Works for any nesting depth, and refuses what is not a bracketed expression.
     """
     frames: list[list] = [[]]  # one per open bracket: [value], [value, operator], or [value, operator, value]
     minus_pending = False

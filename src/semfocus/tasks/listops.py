@@ -22,6 +22,7 @@ FIRST_OPERATOR, CLOSE = 10, 14
 SHARED_SEED = 250614095  # every run learns from one data set, as in the paper
 MAX_TRIES = 1e6  # random trees for one kept row: a second or so
 TREES_AT_ONCE = 16384
+REDRAWS = 64  # (2/3)^64: a shape with rows in the split is lost once in 10^11
 LIMITS = (("min_length", 0, 4095), ("max_length", 2, 4096), ("max_depth", 1, 64), ("max_args", 2, 64))
 
 
@@ -47,7 +48,7 @@ class ListOps(Task):
 
     def __post_init__(self) -> None:
         for name, least, most in LIMITS:
-            whole_number(name, getattr(self, name), at_least=least, at_most=most)
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), at_least=least, at_most=most))
         low, high = self.min_length + 1, self.max_length - 1
         if low > high or not self._sizes.probability[low : high + 1].any():
             raise UsageError(
@@ -90,7 +91,9 @@ class ListOps(Task):
         belongs = _Membership(seed, split, self.width)
         parts: list[Rows] = []
         seen: set[bytes] = set()
+        idle = 0
         while len(seen) < n:
+            before = len(seen)
             shape = grow(TREES_AT_ONCE, self.max_length, self.max_depth, self.max_args, rng)
             shape = shape.take(np.flatnonzero(open_lengths[shape.sizes] > 0))
             part = belongs.fill(shape, rng)
@@ -98,6 +101,9 @@ class ListOps(Task):
             if wanted is not None:
                 np.subtract.at(open_lengths, part.lengths, 1)
             parts.append(part)
+            idle = idle + 1 if len(seen) == before else 0
+            if idle * TREES_AT_ONCE > 100 * MAX_TRIES:
+                raise self._too_many(n)
             if progress is not None:
                 progress(len(seen), n)
         empty = Rows(np.zeros((0, self.width), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -141,10 +147,13 @@ class ListOps(Task):
         else:
             missing = bool((np.bincount(wanted, minlength=self.max_length) > 0.5 * supply).any())
         if missing:
-            raise UsageError(
-                f"n = {n} rows are too many: too few distinct ListOps trees have such lengths "
-                f"(min_length = {self.min_length}, max_length = {self.max_length}); ask for fewer or widen the bounds"
-            )
+            raise self._too_many(n)
+
+    def _too_many(self, n: int) -> UsageError:
+        return UsageError(
+            f"n = {n} rows are too many: too few distinct ListOps trees have such lengths "
+            f"(min_length = {self.min_length}, max_length = {self.max_length}); ask for fewer or widen the bounds"
+        )
 
 
 class _Membership:
@@ -155,15 +164,21 @@ class _Membership:
         self._own = SPLITS.index(split)
 
     def fill(self, shape: Shape, rng: Stream) -> Rows:
-        """Digits and operators for these trees, drawn again until every row belongs to this split."""
+        """Digits and operators for these trees, drawn again until every row belongs to this split.
+
+        A shape so small that none of its few rows may belong here is given up after some rounds.
+        """
         width = len(self._weights)
         tokens = np.empty((len(shape.sizes), width), dtype=np.int64)
         labels = np.empty(len(shape.sizes), dtype=np.int64)
         left = np.arange(len(shape.sizes))
-        while len(left):
+        for _ in range(REDRAWS):
+            if not len(left):
+                break
             tokens[left], labels[left] = fill(shape.take(left), width, pad_id=CLOSE + 1, rng=rng)
             left = left[~self._holds(tokens[left])]
-        return Rows(tokens, labels, shape.sizes)
+        held = np.setdiff1d(np.arange(len(shape.sizes)), left)
+        return Rows(tokens[held], labels[held], shape.sizes[held])
 
     def _holds(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         words = (tokens.astype(np.uint64) + np.uint64(1)) @ self._weights

@@ -54,7 +54,11 @@ class MissingDuplicate(LengthTask):
         half = np.maximum(lengths // 2, 1)
         twin = (np.argmax(holes, axis=1) + half) % (2 * half)
         answer = tokens[np.arange(len(tokens)), np.minimum(twin, tokens.shape[1] - 1)]
-        return np.where(lengths == 1, tokens[:, 0], answer)
+        labels = np.where(lengths == 1, tokens[:, 0], answer)
+        strange = np.flatnonzero(labels > 1)
+        if strange.size:
+            raise UsageError(f"row {strange[0]} has no bit where the twin of its hole should be")
+        return labels
 
     def _filler(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
         is_last = np.arange(tokens.shape[1]) == lengths[:, None] - 1

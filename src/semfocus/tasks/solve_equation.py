@@ -1,4 +1,4 @@
-"""Solve equation: which digit is x?  `(x - 1) = 4 -> 0`, `((-3 + (x - 2))) = 3`."""
+"""Solve equation: which digit is x?  `(x - 1) = 4 -> 0`, `(-3 + (x - 2)) = 3 -> 3`."""
 
 from __future__ import annotations
 
