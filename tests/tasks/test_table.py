@@ -263,3 +263,11 @@ def test_a_place_is_the_start_of_the_sha256_so_that_splits_last_for_ever():
     place = int(hashlib.sha256(b"[10,2]").hexdigest()[:16], 16) / 2**64
     assert Shares(heldout_share=place + 1e-9, test_share=0).split_of([10, 2]) == "heldout"
     assert Shares(heldout_share=place - 1e-9, test_share=0).split_of([10, 2]) == "train"
+
+
+def test_a_train_split_of_one_class_is_refused() -> None:
+    tokens = np.arange(40)[:, None]
+    first = Task.from_arrays(tokens, np.arange(40) % 2)
+    train = set(first.sample(first.size("train"), seed=0).tokens[:, 0].tolist())
+    with pytest.raises(DataError, match="rows of its train split have the label"):
+        Task.from_arrays(tokens, np.array([0 if i in train else 1 for i in range(40)]))

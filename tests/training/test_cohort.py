@@ -9,6 +9,8 @@ import torch
 from torch.nn import functional
 
 from semfocus.config import RunConfig
+from semfocus.model import forward
+from semfocus.training import step
 from semfocus.training.cohort import Cohort
 from semfocus.training.step import Stepper
 from tests.training.helpers import begin, tiny
@@ -54,6 +56,28 @@ def test_a_member_learns_the_same_alone_and_in_any_company(mechanism: str, optim
             torch.testing.assert_close(cohort.moments[name][i], rows[0], rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "dropout", "draws"),
+    [("topk:3", 0.0, False), ("topk:3", 0.1, True), ("randomk:3", 0.0, True), ("randomk:3", 0.1, True)],
+)
+def test_a_step_draws_anew_where_anything_is_random(
+    monkeypatch: pytest.MonkeyPatch, mechanism: str, dropout: float, draws: bool
+) -> None:
+    seen: list[torch.Tensor | None] = []
+    real = step.forward
+
+    def watched(parameters: Any, tokens: Any, filled: Any, spec: Any, seeds: torch.Tensor | None, parts: Any) -> Any:
+        seen.append(seeds)
+        return real(parameters, tokens, filled, spec, seeds, parts)
+
+    monkeypatch.setattr(step, "forward", watched)
+    learn([tiny(1, mechanism, model={"dropout": dropout}), tiny(2, mechanism, model={"dropout": dropout})], epochs=2)
+    found = [seeds for seeds in seen if seeds is not None]
+    assert len(found) == (10 if draws else 0)
+    every = torch.stack(found) if draws else torch.zeros(0)
+    assert every.unique().numel() == every.numel()
+
+
 @pytest.mark.parametrize("field", ["seed", "lr", "decay"])
 def test_each_member_follows_its_own_seed_rate_and_decay(field: str) -> None:
     changed = {"seed": tiny(2), "lr": tiny(1, lr=0.2), "decay": tiny(1, decay=0.5)}[field]
@@ -85,8 +109,8 @@ def _train_plainly(plain: PlainEncoder, cohort: Cohort, member: int, config: Run
     norms = []
     for epoch in range(training.epochs):
         rows, weights = cohort.order(epoch)
-        for step in range(rows.shape[0]):
-            chosen = rows[step, member][weights[step] > 0]
+        for i in range(rows.shape[0]):
+            chosen = rows[i, member][weights[i] > 0]
             optimizer.zero_grad()
             logits = plain(tokens[chosen], torch.full(chosen.shape, tokens.shape[1]))
             functional.cross_entropy(logits, labels[chosen]).backward()
@@ -148,8 +172,6 @@ def test_the_quirk_leaves_out_one_shuffled_row_an_epoch() -> None:
 
 
 def test_a_member_taken_out_as_a_module_computes_what_it_computes_in_the_cohort() -> None:
-    from semfocus.model import forward
-
     cohort = learn([tiny(1, "topk:3"), tiny(2, "topk:3")])
     tokens = cohort.heldout.tokens.long()
     logits = forward(cohort.spec.layout.split(cohort.parameters), tokens, None, cohort.spec)

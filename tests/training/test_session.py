@@ -87,12 +87,17 @@ def test_a_run_that_another_process_finished_meanwhile_is_left_as_it_is(
         groups = real(*arguments)
         monkeypatch.setattr(session, "cohorts", real)
         trained([config], tmp_path)
-        monkeypatch.setattr(Stepper, "step", lambda self: pytest.fail("a finished run was trained again"))
+        files.update(_files())
         return groups
 
+    def _files() -> dict[str, int]:
+        return {str(path): path.stat().st_ino for path in tmp_path.rglob("*.json*")}
+
+    files: dict[str, int] = {}
     monkeypatch.setattr(session, "cohorts", meanwhile)
     assert states(train([config], tmp_path, runtime())) == ["done"]
-    assert len(run_of(config, tmp_path).metrics()) == 3
+    assert files == _files()
+    assert any("status.json" in name for name in files)
 
 
 def test_a_cohort_that_was_interrupted_is_put_together_again_as_it_was(tmp_path: Path) -> None:

@@ -180,6 +180,11 @@ def tabulate(
     names, labels = number_classes(origin, [items[i] for i in kept], class_names)
     members = {split: np.flatnonzero([splits[i] == split for i in kept]) for split in SPLITS}
     _check_members(origin, members, shares)
+    if len(np.unique(labels[members["train"]])) < 2:
+        raise DataError(
+            f"{origin.name}: all {len(members['train'])} rows of its train split have the label "
+            f"{names[labels[members['train'][0]]]!r}; lower heldout_share or test_share, or add rows"
+        )
     _warn_of_skipped(origin, items, encoded)
     rows = [encoded[i][:width] if keep == "start" else encoded[i][-width:] for i in kept]
     heldout = np.concatenate([rows[i] for i in members["heldout"]])
