@@ -83,8 +83,7 @@ def assert_same_bits(found: Sequence[RunDirectory], expected: Sequence[RunDirect
 def process(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
     """A fresh process at work on this; it costs milliseconds, being forked from one that has imported everything."""
     context = multiprocessing.get_context("forkserver")
-    own = ["pytest", "tests.training.helpers", "semfocus.training.session"]
-    context.set_forkserver_preload([*own, "torch.fx.experimental.symbolic_shapes"])  # torch wants it, a second later
+    context.set_forkserver_preload(["pytest", "tests.training.helpers", "semfocus.training.session"])
     started = context.Process(target=target, args=arguments)
     started.start()
     return started

@@ -91,7 +91,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_left_as_it_is(
         return groups
 
     def _files() -> dict[str, int]:
-        return {str(path): path.stat().st_ino for path in tmp_path.rglob("*.json*")}
+        return {str(path): path.stat().st_mtime_ns for path in tmp_path.rglob("*.json*")}
 
     files: dict[str, int] = {}
     monkeypatch.setattr(session, "cohorts", meanwhile)
