@@ -48,6 +48,11 @@ class Outcome:
         return sum(outcome.state == "diverged" for outcome in self.runs)
 
     @property
+    def failed(self) -> list[RunDirectory]:
+        """Runs that could not be trained, for want of memory even alone."""
+        return [outcome.run for outcome in self.runs if outcome.state == "failed"]
+
+    @property
     def held(self) -> list[RunDirectory]:
         """Runs that another process is working on."""
         return [outcome.run for outcome in self.runs if outcome.state == "held"]

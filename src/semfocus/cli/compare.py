@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from semfocus.cli.shared import assignments, console
-from semfocus.errors import Diverged, Locked, UsageError
+from semfocus.errors import Diverged, Locked, SemfocusError, UsageError
 
 if TYPE_CHECKING:
     from semfocus.comparing import Outcome
@@ -125,5 +125,8 @@ def _fail_if_needed(outcome: Outcome) -> None:
     if outcome.held:
         holders = "; ".join(f"{run.id} by {run.holder() or 'another process'}" for run in outcome.held)
         raise Locked(f"{len(outcome.held)} runs are held elsewhere and left out: {holders}")
+    if outcome.failed:
+        names = ", ".join(run.id for run in outcome.failed)
+        raise SemfocusError(f"{len(outcome.failed)} runs failed for want of memory and are left out: {names}")
     if outcome.diverged:
         raise Diverged(f"{outcome.diverged} runs diverged (loss or gradient not finite); they count as never there")
