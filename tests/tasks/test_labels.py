@@ -163,5 +163,11 @@ def test_wrong_shapes_of_tokens_and_lengths_are_refused() -> None:
         task.label(torch.tensor([0, 1]))
     with pytest.raises(UsageError, match="float32"):
         task.label(torch.tensor([[0.0]]))
+    with pytest.raises(UsageError, match=r"shape \(n, L\)"):
+        task.label(torch.zeros(3, 0, dtype=torch.int64))
+    with pytest.raises(UsageError, match="1 to 2"):
+        task.label(torch.tensor([[0, 1]]), torch.tensor([1.5]))
+    with pytest.raises(UsageError, match="not a row of parity"):
+        task.render([-1, 0])
     with pytest.raises(UsageError, match="1 to 2"):
         task.label(torch.tensor([[0, 1]]), torch.tensor([3]))

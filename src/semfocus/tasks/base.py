@@ -180,10 +180,11 @@ class Task(ABC):
         import torch
 
         rows = np.asarray(tokens)
-        if rows.ndim != 2 or rows.dtype.kind not in "iu":
+        if rows.ndim != 2 or rows.shape[1] == 0 or rows.dtype.kind not in "iu":
             raise UsageError(f"tokens must be integers of shape (n, L), not {rows.dtype} {rows.shape}")
         ends = self._content_lengths(rows) if lengths is None else np.asarray(lengths)
-        if ends.shape != rows.shape[:1] or (ends < 1).any() or (ends > rows.shape[1]).any():
+        whole = ends.dtype.kind in "iu" and ends.shape == rows.shape[:1]
+        if not whole or (ends < 1).any() or (ends > rows.shape[1]).any():
             raise UsageError(f"lengths must be {rows.shape[0]} integers from 1 to {rows.shape[1]}")
         rows = rows.astype(np.int64)
         illegal = ((rows < 0) | (rows >= self.num_symbols)) & within(ends, rows.shape[1])
@@ -205,6 +206,8 @@ class Task(ABC):
         if length is None:
             length = int(self._content_lengths(ids[None])[0])
         texts = (*self.symbols, "#")
+        if ((ids < 0) | (ids >= len(texts))).any():
+            raise UsageError(f"{ids.tolist()} is not a row of {self.name}, whose ids are 0 .. {len(texts) - 1}")
         return self._joint().join(texts[i] for i in ids[:length])
 
     def parse(self, text: str) -> torch.Tensor:
