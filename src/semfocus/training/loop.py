@@ -43,8 +43,8 @@ class Progress:
     step: int
     total_steps: int
     steps_per_epoch: int
-    seconds: float  # spent on training and evaluation in this session
-    session_steps: int  # made in this session
+    seconds: float  # spent since this process took the runs up
+    session_steps: int  # made in that time
 
 
 Watcher = Callable[[Progress], None]
