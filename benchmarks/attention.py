@@ -1,10 +1,12 @@
 """Exact top-k and windowed attention beside what people use today: time and memory, forward + backward.
 
-    python benchmarks/attention.py                  # CPU, two threads
-    python benchmarks/attention.py --device cuda    # on a GPU, FlexAttention included
+    python benchmarks/attention.py                                      # CPU, two threads
+    python benchmarks/attention.py --device cuda                        # on a GPU, FlexAttention included
+    python benchmarks/attention.py --device cuda --dtype bfloat16
 
-Every line times all contestants in the same process, one after another, and prints the median in milliseconds
-and the ratio to the first. Peak memory is measured in a process of its own, beyond what the inputs need.
+Each table times its contestants in the same process on the same numbers, one after another, and prints the median in
+milliseconds and the ratio to the first. A contestant that fails has the reason in its place. On a CPU peak memory is
+measured in a process of its own; everywhere it is what is held beyond inputs and gradients.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,6 +27,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from semfocus import Banded, BlockLocal, Full, TopK, attend
 
 Contestant = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and in which type all contestants run."""
+
+    device: str
+    dtype: torch.dtype
+    threads: int
 
 
 def dense_mask_topk(k: int) -> Contestant:
@@ -42,7 +54,7 @@ class _Entmax15(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, scores: Tensor) -> Tensor:
-        z = (scores - scores.amax(dim=-1, keepdim=True)) / 2
+        z = (scores - scores.amax(dim=-1, keepdim=True)).float() / 2  # sums of a long row need the digits
         ordered = z.sort(dim=-1, descending=True).values
         count = torch.arange(1, z.shape[-1] + 1, device=z.device, dtype=z.dtype)
         mean = ordered.cumsum(dim=-1) / count
@@ -51,13 +63,14 @@ class _Entmax15(torch.autograd.Function):
         support = (tau <= ordered).sum(dim=-1, keepdim=True)
         weights = (z - tau.gather(-1, support - 1)).clamp(min=0).square()
         ctx.save_for_backward(weights)
-        return weights
+        return weights.to(scores.dtype)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
         root = ctx.saved_tensors[0].sqrt()
         slope = grad * root
-        return slope - slope.sum(dim=-1, keepdim=True) / root.sum(dim=-1, keepdim=True) * root
+        slope = slope - slope.sum(dim=-1, keepdim=True) / root.sum(dim=-1, keepdim=True) * root
+        return slope.to(grad.dtype)
 
 
 def entmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -68,9 +81,24 @@ def ours(mechanism, backend: str | None = None) -> Contestant:
     return lambda q, k, v: attend(q, k, v, mechanism, backend=backend)
 
 
-def flex(mechanism, length: int) -> Contestant:
+def flex(mechanism: Banded | BlockLocal, length: int) -> Contestant:
     """FlexAttention with the mechanism's window as a block mask (GPU only: it has no backward on CPU)."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled = torch.compile(flex_attention, dynamic=False)
+    mask = None
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        nonlocal mask
+        if mask is None:  # within the race, so that a failure is this contestant's own
+            mask = create_block_mask(flex_window(mechanism, length), None, None, length, length, device=q.device)
+        return compiled(q, k, v, block_mask=mask)
+
+    return run
+
+
+def flex_window(mechanism: Banded | BlockLocal, length: int):
+    """The mechanism's pattern as FlexAttention asks for it: a question about one query and one key."""
 
     def window(b, h, i, j):
         if isinstance(mechanism, BlockLocal):
@@ -78,14 +106,13 @@ def flex(mechanism, length: int) -> Contestant:
         start = (i - (mechanism.width - 1) // 2).clamp(0, length - mechanism.width)
         return (j >= start) & (j < start + mechanism.width)
 
-    mask = create_block_mask(window, None, None, length, length, device="cuda")
-    compiled = torch.compile(flex_attention)
-    return lambda q, k, v: compiled(q, k, v, block_mask=mask)
+    return window
 
 
-def tensors(shape: tuple[int, ...], device: str) -> list[Tensor]:
+def tensors(shape: tuple[int, ...], place: Place) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator).to(device).requires_grad_(i < 3) for i in range(4)]
+    drawn = [torch.randn(shape, generator=generator).to(place.device, place.dtype) for _ in range(4)]
+    return [tensor.requires_grad_(i < 3) for i, tensor in enumerate(drawn)]
 
 
 def step(run: Contestant, inputs: list[Tensor]) -> None:
@@ -95,24 +122,80 @@ def step(run: Contestant, inputs: list[Tensor]) -> None:
 
 
 def milliseconds(run: Contestant, inputs: list[Tensor], repeats: int) -> float:
-    times = []
-    for i in range(repeats + 1):
-        start = time.perf_counter()
+    """The median of single steps, after warming up (which is when things are compiled)."""
+    gpu = inputs[0].is_cuda
+    for _ in range(3 if gpu else 1):
         step(run, inputs)
-        if inputs[0].is_cuda:
+    times = []
+    for _ in range(repeats):
+        if gpu:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
-        if i:  # the first one warms up
-            times.append((time.perf_counter() - start) * 1e3)
+            start.record()
+            step(run, inputs)
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+        else:
+            begun = time.perf_counter()
+            step(run, inputs)
+            times.append((time.perf_counter() - begun) * 1e3)
     return statistics.median(times)
 
 
-def race(title: str, contestants: dict[str, Contestant], shape: tuple[int, ...], device: str, repeats: int) -> None:
-    inputs = tensors(shape, device)
-    found = {name: milliseconds(run, inputs, repeats) for name, run in contestants.items()}
-    base = next(iter(found.values()))
-    print(f"\n{title}")
-    for name, value in found.items():
-        print(f"  {name:34} {value:10.3f} ms {value / base:8.2f}x")
+def attempt(measure: Callable[[], float]) -> float | str:
+    """What was measured, or in a few words why it could not be."""
+    try:
+        return measure()
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return "out of memory"
+    except Exception as error:  # a peer's failure is a line of the table, not the end of it
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:90]}"
+
+
+def race(title: str, contestants: dict[str, Contestant], shape: tuple[int, ...], place: Place, repeats: int) -> None:
+    print(f"\n{title}", flush=True)
+    base = None
+    for name, run in contestants.items():
+        found = attempt(lambda run=run: milliseconds(run, tensors(shape, place), repeats))
+        if isinstance(found, str):
+            print(f"  {name:34} {found}", flush=True)
+            continue
+        base = base or found
+        print(f"  {name:34} {found:10.3f} ms {found / base:8.2f}x", flush=True)
+
+
+LONG = {"chunked": ours(TopK(8), "chunked"), "dense mask": dense_mask_topk(8), "as attend chooses": ours(TopK(8))}
+
+
+def peak_mib(name: str, shape: tuple[int, ...], place: Place) -> float:
+    """Extra memory at the peak, inputs and gradients not counted."""
+    if place.device == "cuda":
+        return _peak_of_gpu(LONG[name], shape, place)
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    worker = context.Process(target=_peak_of_process, args=(name, shape, place, queue))
+    worker.start()
+    worker.join()
+    if worker.exitcode:
+        raise RuntimeError(f"the measuring process ended with status {worker.exitcode}")
+    return queue.get()
+
+
+def _peak_of_gpu(run: Contestant, shape: tuple[int, ...], place: Place) -> float:
+    step(run, tensors((1, 1, 512, 64), place))  # libraries take their workspace before measuring
+    inputs = tensors(shape, place)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step(run, inputs)
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before - _bytes_of_gradients(inputs)) / 2**20
+
+
+def _bytes_of_gradients(inputs: list[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in inputs[:3])
 
 
 def _resident() -> int:
@@ -121,11 +204,11 @@ def _resident() -> int:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-def _peak(name: str, shape: tuple[int, ...], queue) -> None:
-    torch.set_num_threads(2)
-    run = {"chunked": ours(TopK(8), "chunked"), "dense mask": dense_mask_topk(8)}[name]
-    step(run, tensors((1, 1, 300, 64), "cpu"))  # load the libraries before measuring
-    inputs = tensors(shape, "cpu")
+def _peak_of_process(name: str, shape: tuple[int, ...], place: Place, queue) -> None:
+    torch.set_num_threads(place.threads)
+    run = LONG[name]
+    step(run, tensors((1, 1, 300, 64), place))  # load the libraries before measuring
+    inputs = tensors(shape, place)
     before, peak, done = _resident(), 0, threading.Event()
 
     def watch() -> None:
@@ -139,36 +222,10 @@ def _peak(name: str, shape: tuple[int, ...], queue) -> None:
     step(run, inputs)
     done.set()
     watcher.join()
-    queue.put((peak - before) / 2**20 - 3 * inputs[0].numel() * 4 / 2**20)
+    queue.put((peak - before - _bytes_of_gradients(inputs)) / 2**20)
 
 
-def peak_mib(name: str, shape: tuple[int, ...], device: str) -> float:
-    """Extra memory at the peak, inputs and gradients not counted."""
-    if device == "cuda":
-        inputs = tensors(shape, device)
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step({"chunked": ours(TopK(8), "chunked"), "dense mask": dense_mask_topk(8)}[name], inputs)
-        return (torch.cuda.max_memory_allocated() - before) / 2**20 - 3 * inputs[0].numel() * 4 / 2**20
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    worker = context.Process(target=_peak, args=(name, shape, queue))
-    worker.start()
-    peak = queue.get()
-    worker.join()
-    return peak
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--threads", type=int, default=2)
-    device = parser.parse_args().device
-    torch.set_num_threads(parser.parse_args().threads)
-    place = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"torch {torch.__version__}, {place}, float32, forward + backward, medians")
-    gpu = device == "cuda"
-
+def short_rows(place: Place) -> None:
     for batch in (25, 150, 1500):
         contestants = {
             "torch SDPA (full)": scaled_dot_product_attention,
@@ -177,28 +234,55 @@ def main() -> None:
             "dense-mask top-5": dense_mask_topk(5),
             "entmax 1.5": entmax,
         }
-        race(f"the paper's shape: B {batch}, H 1, L 40, D 64", contestants, (batch, 1, 40, 64), device, 20)
+        race(f"the paper's shape: B {batch}, H 1, L 40, D 64", contestants, (batch, 1, 40, 64), place, 20)
 
-    shape = (1, 4, 4096, 64)
+
+def long_rows(place: Place, length: int = 4096) -> None:
+    gpu, shape = place.device == "cuda", (1, 4, length, 64)
     contestants = {
         "dense-mask top-8": dense_mask_topk(8),
         "semfocus topk:8 (chunked)": ours(TopK(8), "chunked"),
+        "semfocus topk:8": ours(TopK(8)),
         "torch SDPA (full)": scaled_dot_product_attention,
     }
-    race("top-8, L 4096, B 1, H 4, D 64", contestants, shape, device, 10 if gpu else 3)
+    if gpu:
+        contestants["entmax 1.5"] = entmax
+    race(f"top-8, L {length}, B 1, H 4, D 64", contestants, shape, place, 10 if gpu else 3)
     for mechanism in (Banded(9), BlockLocal(9)):
         contestants = {
             f"{mechanism} through dense attention": ours(mechanism, "dense"),
             f"semfocus {mechanism}": ours(mechanism),
         }
         if gpu:
-            contestants["FlexAttention"] = flex(mechanism, 4096)
-        race(f"{mechanism}, L 4096, B 1, H 4, D 64", contestants, shape, device, 10 if gpu else 3)
+            contestants["FlexAttention"] = flex(mechanism, length)
+        race(f"{mechanism}, L {length}, B 1, H 4, D 64", contestants, shape, place, 10 if gpu else 3)
 
-    print("\npeak memory beyond inputs and gradients, top-8, forward + backward, B 1, H 4, D 64")
-    for name, length in (("chunked", 4096), ("dense mask", 4096), ("chunked", 16384)):
-        print(f"  {name:34} L {length:6} {peak_mib(name, (1, 4, length, 64), device):10.0f} MiB")
-    print(f"  {'dense mask':34} L  16384  one score matrix alone: {4 * 16384**2 * 4 / 2**30:.0f} GiB, several are held")
+
+def memory(place: Place) -> None:
+    print("\npeak memory beyond inputs and gradients, top-8, forward + backward, B 1, H 4, D 64", flush=True)
+    for length in (4096, 16384):
+        for name in LONG:
+            if place.device == "cpu" and (name, length) == ("dense mask", 16384):
+                found = f"not run: one score matrix alone takes {4 * length**2 * 4 / 2**30:.0f} GiB, several are held"
+            else:
+                found = attempt(lambda name=name, length=length: peak_mib(name, (1, 4, length, 64), place))
+            shown = found if isinstance(found, str) else f"{found:10.0f} MiB"
+            print(f"  {name:34} L {length:6} {shown}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--threads", type=int, default=2)
+    chosen = parser.parse_args()
+    place = Place(chosen.device, getattr(torch, chosen.dtype), chosen.threads)
+    torch.set_num_threads(place.threads)
+    where = torch.cuda.get_device_name() if place.device == "cuda" else f"CPU, {place.threads} threads"
+    print(f"torch {torch.__version__}, {where}, {chosen.dtype}, forward + backward, medians")
+    short_rows(place)
+    long_rows(place)
+    memory(place)
 
 
 if __name__ == "__main__":

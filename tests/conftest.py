@@ -1,13 +1,39 @@
-"""Shared by all tests: one torch thread, no cache outside the test's own folder, network never wanted."""
+"""Shared by all tests: one torch thread, no cache outside the test's own folder, network never wanted, one device.
+
+The tests of attention build their tensors on SEMFOCUS_TEST_DEVICE, cpu unless said otherwise: `make test-gpu`.
+"""
 
 from __future__ import annotations
 
+import os
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+DEVICE = torch.device(os.environ.get("SEMFOCUS_TEST_DEVICE", "cpu"))
+
+if DEVICE.type == "cuda":
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch refuses to be deterministic there
+    if not torch.cuda.is_available():
+        raise pytest.UsageError(f"SEMFOCUS_TEST_DEVICE={DEVICE}, but torch {torch.__version__} finds no such device")
+    with warnings.catch_warnings():
+        # The first product of the backward thread may warn that it has no context yet, which is no test's fault.
+        warnings.simplefilter("ignore")
+        (torch.ones(2, 2, device=DEVICE, requires_grad=True) @ torch.ones(2, 2, device=DEVICE)).sum().backward()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """SEMFOCUS_TEST_SHARD=3/12 runs every twelfth test from the third on: several processes share the work."""
+    shard = os.environ.get("SEMFOCUS_TEST_SHARD")
+    if shard:
+        number, count = (int(part) for part in shard.split("/"))
+        chosen = [item for place, item in enumerate(items) if place % count == number - 1]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
 
 
 @pytest.fixture(autouse=True)
@@ -19,3 +45,9 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     return Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where the tests of attention build their tensors."""
+    return DEVICE

@@ -1,7 +1,7 @@
 """Attention over short lists of keys: memory O(L k), and a backward pass that touches kept pairs only.
 
 A chunk of queries at a time: scores against all keys, the k best as indices, the rest forgotten. Saved for the
-backward pass are the indices (int32) and the log-sum-exp. Mechanisms whose keys follow from the position skip
+backward pass are the indices (int32) alone. Mechanisms whose keys follow from the position skip
 the scores: they cost O(L w). Registered with torch.library, so that compile sees one opaque operation.
 
 Shapes: lead, C queries of a chunk, n keys kept by a query, D head width.
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from semfocus.attention.info import AttentionInfo
 from semfocus.attention.mechanisms import Local, Selective, TopK, parse_mechanism
-from semfocus.attention.normalisers import Softmax
+from semfocus.attention.normalisers import Softmax, log_sum_exp
 from semfocus.attention.places import Places
 from semfocus.attention.problem import Problem, rows_of
-from semfocus.attention.selection import best_indices
+from semfocus.attention.selection import best_indices, may_look
 
 CHUNK_ELEMENTS = 2**22  # scores, or gathered numbers, held at once: 16 MiB in float32, which stays near the caches
 
@@ -41,7 +41,7 @@ def chunked(problem: Problem, want_info: bool = False) -> tuple[Tensor, Attentio
         problem.scale,
         problem.dropout_p,
     )
-    return out, _info(problem, indices.long(), lse) if want_info else None
+    return out, listed_info(problem, indices.long(), lse) if want_info else None
 
 
 @torch.library.custom_op("semfocus::gathered", mutates_args=())
@@ -73,14 +73,11 @@ def gathered(
         q_rows = q[..., rows, :].to(problem.compute_dtype)
         kept, scores = _select(problem, places, q_rows, keys)
         present = kept >= 0
-        scores = torch.where(present, scores, float("-inf"))
-        lse_rows = scores.logsumexp(dim=-1, keepdim=True)
-        weights = torch.where(present, (scores - lse_rows).exp(), 0.0)
-        weights = problem.dropout(weights, places, kept)
+        weights = problem.dropout(problem.normaliser.weights(scores, present), places, kept)
         picked = values.pick(kept)
         out[..., rows, :] = _mixed(weights, picked).to(out.dtype)
         indices[..., rows, :] = kept.to(torch.int32)
-        lse[..., rows] = lse_rows.squeeze(-1)
+        lse[..., rows] = log_sum_exp(scores, present)
     return out, indices, lse
 
 
@@ -100,12 +97,14 @@ def gathered_backward(
     dropout_seed: Tensor | None,
     out: Tensor,
     indices: Tensor,
-    lse: Tensor,
     mechanism: str,
     scale: float,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v for the kept set: p = exp(score - lse), ds = p (dp - sum p dp + dlse)."""
+    """Gradients of q, k and v for the kept set: p = softmax(score), ds = p (dp - sum p dp + dlse).
+
+    Not exp(score - lse): a log-sum-exp in the tens has lost the digits that small weights need.
+    """
     problem = Problem(
         q, k, v, parse_mechanism(mechanism), Softmax(), bias=bias, scale=scale, dropout_p=dropout_p,
         dropout_seed=dropout_seed,
@@ -121,7 +120,7 @@ def gathered_backward(
         present = kept >= 0
         k_picked, v_picked = keys.pick(kept), values.pick(kept)
         scores = _pair_scores(problem, places, q_rows, k_picked, kept)
-        p = torch.where(present, (scores - lse[..., rows].unsqueeze(-1)).exp(), 0.0)
+        p = problem.normaliser.weights(scores, present)
         dropped = problem.dropout(torch.ones_like(p), places, kept)
         dp = (v_picked * grad_rows.unsqueeze(-2)).sum(dim=-1) * dropped
         total = (grad_rows * out[..., rows, :]).sum(dim=-1, keepdim=True)
@@ -135,21 +134,22 @@ def gathered_backward(
 
 
 @gathered_backward.register_fake
-def _(grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, lse, mechanism, scale, dropout_p):
+def _(grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, mechanism, scale, dropout_p):
     return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v))
 
 
 def _remember(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
     q, k, v, _, bias, _, _, dropout_seed, ctx.mechanism, _, ctx.scale, ctx.dropout_p = inputs
-    ctx.save_for_backward(q, k, v, bias, dropout_seed, *output)
+    out, indices, _ = output
+    ctx.save_for_backward(q, k, v, bias, dropout_seed, out, indices)
 
 
 def _differentiate(ctx, grad, _grad_indices, grad_lse):
-    q, k, v, bias, dropout_seed, out, indices, lse = ctx.saved_tensors
+    q, k, v, bias, dropout_seed, out, indices = ctx.saved_tensors
     grad = torch.zeros_like(out) if grad is None else grad
     grads = gathered_backward(
-        grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, lse, ctx.mechanism, ctx.scale, ctx.dropout_p
+        grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, ctx.mechanism, ctx.scale, ctx.dropout_p
     )
     return *grads, *([None] * 9)
 
@@ -176,7 +176,7 @@ class _Rows:
         absent = kept < 0
         places = (kept.clamp(min=0) + self.base).reshape(-1)
         picked = self.flat.index_select(0, places).view(*kept.shape, self.flat.shape[-1])
-        if self.flat.is_cuda or bool(absent.any()):
+        if not may_look(absent) or bool(absent.any()):
             picked.masked_fill_(absent.unsqueeze(-1), 0.0)  # not by multiplication: the row may hold NaN
         return picked
 
@@ -210,7 +210,7 @@ def _select(problem: Problem, places: Places, q_rows: Tensor, keys: _Rows) -> tu
         bias = rows_of(problem.bias, places.first, places.queries)
         if bias is not None:  # a bias of -inf is a mask
             kept = torch.where(_look_up(bias, kept) == float("-inf"), -1, kept)
-        kept = _ordered(kept, problem.num_keys)[..., : problem.num_keys]
+        kept = ordered(kept, problem.num_keys)[..., : problem.num_keys]
         scores = _pair_scores(problem, places, q_rows, keys.pick(kept), kept)
         return torch.where(scores == float("-inf"), -1, kept), scores
     all_keys = keys.flat.view(*problem.k.shape)
@@ -229,7 +229,7 @@ def _chosen(scores: Tensor, problem: Problem, places: Places) -> Tensor:
         raise TypeError(f"{mechanism} does not choose keys by a priority")
     if type(mechanism) is TopK and not (mechanism.sinks or mechanism.window or problem.restricted):
         kept = best_indices(scores, None, mechanism.k)  # a score of -inf ranks last by itself
-        return _ordered(kept, problem.num_keys)
+        return ordered(kept, problem.num_keys)
     valid = problem.valid(places.first, places.queries)
     free, fixed = mechanism.candidates(scores, valid, problem.causal, places)
     kept = best_indices(mechanism.priority(scores, places, problem.choice_seed), free, mechanism.k)
@@ -237,10 +237,10 @@ def _chosen(scores: Tensor, problem: Problem, places: Places) -> Tensor:
         held, extra = fixed.to(torch.int8).topk(mechanism.most(problem.num_keys), dim=-1)
         extra = torch.where(held > 0, extra, -1).expand(*kept.shape[:-1], -1)
         kept = torch.cat([kept, extra], dim=-1)
-    return _ordered(kept, problem.num_keys)[..., : mechanism.most(problem.num_keys)]
+    return ordered(kept, problem.num_keys)[..., : mechanism.most(problem.num_keys)]
 
 
-def _ordered(kept: Tensor, num_keys: int) -> Tensor:
+def ordered(kept: Tensor, num_keys: int) -> Tensor:
     """In increasing order, with the -1s last."""
     ordered = torch.where(kept < 0, num_keys, kept).sort(dim=-1).values
     return torch.where(ordered == num_keys, -1, ordered)
@@ -276,7 +276,7 @@ def _pair_scores(problem: Problem, places: Places, q_rows: Tensor, k_picked: Ten
 
 def _mixed(weights: Tensor, picked: Tensor) -> Tensor:
     """Sum of weight times value; a kept value that is not finite makes its channel NaN, whatever its weight."""
-    if not picked.is_cuda and bool(picked.sum().isfinite()):
+    if may_look(picked) and bool(picked.sum().isfinite()):
         return (weights.unsqueeze(-1) * picked).sum(dim=-2)
     finite = picked.isfinite()
     mixed = (weights.unsqueeze(-1) * torch.where(finite, picked, 0.0)).sum(dim=-2)
@@ -296,12 +296,12 @@ def _empty_results(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _info(problem: Problem, indices: Tensor, lse: Tensor) -> AttentionInfo:
+def listed_info(problem: Problem, indices: Tensor, lse: Tensor) -> AttentionInfo:
     """Weights from the kept scores, and in-degrees by counting."""
     places = problem.places()
     q_rows = problem.q.expand(*problem.lead, *problem.q.shape[-2:]).to(problem.compute_dtype)
     scores = _pair_scores(problem, places, q_rows, _Rows.of(problem.k, problem).pick(indices), indices)
-    weights = torch.where(indices >= 0, (scores - lse.unsqueeze(-1)).exp(), 0.0)
+    weights = problem.normaliser.weights(scores, indices >= 0)
     counts = lse.new_zeros(*problem.lead, problem.num_keys, dtype=torch.int64)
     flat = indices.flatten(-2)
     counts.scatter_add_(-1, flat.clamp(min=0), (flat >= 0).long())

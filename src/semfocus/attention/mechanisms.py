@@ -6,17 +6,22 @@
 
 `keep` is the definition that the oracle uses and every backend is tested against. Query i of Lq stands at
 position p = i + Lk - Lq, so that the last query and the last key share a position. Adding a mechanism is one
-class and `@register_mechanism`; the values themselves do not import torch.
+class with its own `choose` (or what `choose` of `Selective` or `Positional` is made of) and `@register_mechanism`; the
+values themselves do not import torch.
 """
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
-from semfocus.errors import UsageError, unknown, whole_number
+from semfocus.attention.naming import is_registered as is_registered
+from semfocus.attention.naming import mechanism_class as mechanism_class
+from semfocus.attention.naming import mechanism_names as mechanism_names
+from semfocus.attention.naming import parse_mechanism as parse_mechanism
+from semfocus.attention.naming import register_mechanism as register_mechanism
+from semfocus.errors import whole_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +38,6 @@ class Mechanism(ABC):
     draws: ClassVar[bool] = False  # whether it takes random numbers
     letters: ClassVar[dict[str, str]] = {}  # letter in the text form -> field
 
-    @abstractmethod
     def keep(
         self,
         scores: Tensor,
@@ -47,6 +51,13 @@ class Mechanism(ABC):
 
         `places` says which queries the rows of `scores` are (default: all of them); `seed` is for random choices.
         """
+        from semfocus.attention.places import Places
+
+        return self.choose(scores.detach(), valid, causal, places or Places.of(scores), seed)
+
+    @abstractmethod
+    def choose(self, scores: Tensor, valid: Tensor | None, causal: bool, places: Places, seed: Tensor | None) -> Tensor:
+        """What `keep` says: each mechanism's own part of it. A score of -inf counts as masked."""
 
     def most(self, keys: int) -> int:
         """The most keys that a query can keep of this many."""
@@ -75,20 +86,8 @@ class Positional(Mechanism):
     def pattern(self, places: Places, causal: bool) -> Tensor:
         """(Lq, Lk) bool, before causality and masks take keys away."""
 
-    def keep(
-        self,
-        scores: Tensor,
-        valid: Tensor | None = None,
-        *,
-        causal: bool = False,
-        places: Places | None = None,
-        seed: Tensor | None = None,
-    ) -> Tensor:
-        from semfocus.attention.places import Places
-
-        places = places or Places.of(scores)
-        pattern = self.pattern(places, causal) & (scores.detach() != float("-inf"))
-        return places.allowed(pattern, valid, causal)
+    def choose(self, scores: Tensor, valid: Tensor | None, causal: bool, places: Places, seed: Tensor | None) -> Tensor:
+        return places.allowed(self.pattern(places, causal) & (scores != float("-inf")), valid, causal)
 
 
 @dataclass(frozen=True)
@@ -134,20 +133,9 @@ class Selective(Mechanism):
     def most(self, keys: int) -> int:
         return min(self.k, keys)
 
-    def keep(
-        self,
-        scores: Tensor,
-        valid: Tensor | None = None,
-        *,
-        causal: bool = False,
-        places: Places | None = None,
-        seed: Tensor | None = None,
-    ) -> Tensor:
-        from semfocus.attention.places import Places
+    def choose(self, scores: Tensor, valid: Tensor | None, causal: bool, places: Places, seed: Tensor | None) -> Tensor:
         from semfocus.attention.selection import keep_by_sorting
 
-        places = places or Places.of(scores)
-        scores = scores.detach()
         free, fixed = self.candidates(scores, valid, causal, places)
         chosen = keep_by_sorting(self.priority(scores, places, seed), free, self.k)
         return chosen if fixed is None else chosen | fixed
@@ -159,64 +147,6 @@ class Selective(Mechanism):
         allowed = places.allowed(scores != float("-inf"), valid, causal)
         forced = self.forced(places, causal)
         return (allowed, None) if forced is None else (allowed & ~forced, allowed & forced)
-
-
-M = TypeVar("M", bound=type[Mechanism])
-_registered: dict[str, type[Mechanism]] = {}
-
-
-def register_mechanism(cls: M) -> M:
-    """Make a mechanism known under `cls.name` to configs, the command line and the conformance suite."""
-    if _registered.setdefault(cls.name, cls) is not cls:
-        raise UsageError(f"a mechanism called {cls.name!r} is registered already; choose another name")
-    return cls
-
-
-def mechanism_names() -> list[str]:
-    """The names of all registered mechanisms."""
-    return list(_registered)
-
-
-def is_registered(mechanism: Mechanism) -> bool:
-    """Whether the text form of this value leads back to it."""
-    return _registered.get(mechanism.name) is type(mechanism)
-
-
-def mechanism_class(name: str) -> type[Mechanism]:
-    """The class registered under `name`."""
-    if name not in _registered:
-        raise unknown("mechanism", name, _registered)
-    return _registered[name]
-
-
-def parse_mechanism(text: str) -> Mechanism:
-    """The value that prints as `text`: `parse_mechanism("topk:8+4s") == TopK(8, sinks=4)`."""
-    found = re.fullmatch(r"\s*([a-z_0-9]+)(?::([^+]*))?((?:\+[^+]*)*)\s*", text, flags=re.IGNORECASE)
-    if not found:
-        raise UsageError(f"mechanism {text!r} must look like full, topk:5, banded:9+1g or topk:8+4s+16w")
-    cls = mechanism_class(found[1].lower())
-    # __match_args__ are the fields in order; torch.compile can read them, unlike `dataclasses.fields`.
-    sizes = [name for name in cls.__match_args__ if name not in cls.letters.values()]
-    values: dict[str, int] = {}
-    if found[2] is not None:
-        if not sizes:
-            raise UsageError(f"mechanism {text!r}: {cls.name} takes no size; write {cls.name!r}")
-        values[sizes[0]] = _number(text, found[2])
-    elif sizes:
-        raise UsageError(f"mechanism {text!r} needs its size {sizes[0]}; write for example '{cls.name}:5'")
-    for extra in filter(None, found[3].split("+")):
-        letter = extra.strip()[-1:]
-        if letter not in cls.letters or cls.letters[letter] in values:
-            allowed = ", ".join(f"{key} ({name})" for key, name in cls.letters.items()) or "none"
-            raise UsageError(f"mechanism {text!r}: {extra!r} is not one of its extras, each at most once: {allowed}")
-        values[cls.letters[letter]] = _number(text, extra.strip()[:-1])
-    return cls(**values)
-
-
-def _number(text: str, digits: str) -> int:
-    if not re.fullmatch(r"\d+", digits.strip()):
-        raise UsageError(f"mechanism {text!r}: {digits!r} must be a whole number")
-    return int(digits)
 
 
 @register_mechanism
@@ -317,3 +247,36 @@ class RandomK(Selective):
 
         stream = torch.full((), self.seed, dtype=torch.int64, device=scores.device) if seed is None else seed
         return random_order(stream, places.row_ids(scores.shape[:-2], stream), places.key.to(torch.int32))
+
+
+@register_mechanism
+@dataclass(frozen=True)
+class RandomKReplaced(Mechanism):
+    """k draws with replacement, so that a query keeps k keys or fewer: the random-k of the paper's code, a quirk."""
+
+    name = "randomk_replaced"
+    input_dependent = False
+    draws = True
+    letters = {"r": "seed"}
+
+    k: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._check_fields("k")
+
+    def most(self, keys: int) -> int:
+        return min(self.k, keys)
+
+    def choose(self, scores: Tensor, valid: Tensor | None, causal: bool, places: Places, seed: Tensor | None) -> Tensor:
+        import torch
+
+        from semfocus.counters import random_bits
+
+        allowed = places.allowed(scores != float("-inf"), valid, causal)
+        stream = torch.full((), self.seed, dtype=torch.int64, device=scores.device) if seed is None else seed
+        draws = torch.arange(self.k, dtype=torch.int32, device=scores.device)
+        bits = random_bits(stream, places.row_ids(scores.shape[:-2], stream), draws)
+        rank = allowed.cumsum(dim=-1)  # 1 for the first key that may be drawn, 2 for the second, ...
+        drawn = (((bits >> 8) & 0xFFFFFF).long() * allowed.sum(dim=-1, keepdim=True) >> 24) + 1
+        return allowed & (rank.unsqueeze(-1) == drawn.unsqueeze(-2)).any(dim=-1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from semfocus.attention.drawing import draw_seed
 from semfocus.attention.mechanisms import Local, Mechanism
 from semfocus.attention.normalisers import Normaliser
 from semfocus.attention.places import Places
@@ -152,8 +153,8 @@ def pose(
         causal=causal,
         scale=scale if scale is not None else 1 / math.sqrt(q.shape[-1]),
         dropout_p=dropout_p,
-        dropout_seed=_draw_seed(generator, q.device) if dropout_p and seed is None else None,
-        choice_seed=_draw_seed(generator, q.device) if mechanism.draws and generator is not None else None,
+        dropout_seed=draw_seed(generator, q.device) if dropout_p and seed is None else None,
+        choice_seed=draw_seed(generator, q.device) if mechanism.draws and generator is not None else None,
         straight_through=straight_through,
         assume_finite=assume_finite,
     )
@@ -211,12 +212,6 @@ def _autocast(tensor: Tensor) -> Tensor:
     if kind == "meta" or not torch.is_autocast_enabled(kind) or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(torch.get_autocast_dtype(kind))
-
-
-def _draw_seed(generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """An int64 scalar on `device`, drawn from `generator`, or from torch's own as its dropout does."""
-    source = generator.device if generator is not None else device if device.type != "meta" else torch.device("cpu")
-    return torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=source).to(device)
 
 
 def _lead_of_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> torch.Size:

@@ -9,6 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from semfocus.attention.info import AttentionInfo
 from semfocus.attention.problem import Problem, common_lead
 
+MOST_ROWS = 2**16 - 1  # that torch's CUDA kernels take at once; more is an error there
+
 
 def sdpa(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Softmax over every key, or over every key up to the query's own."""
@@ -25,6 +27,10 @@ def sdpa(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionIn
 def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False) -> Tensor:
     """torch's attention over any broadcastable batch dimensions: as (N, 1, L, D), which all its kernels take."""
     lead = common_lead(q, k, v)
-    q, k, v = (tensor.expand(*lead, *tensor.shape[-2:]).reshape(-1, 1, *tensor.shape[-2:]) for tensor in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-    return out.view(*lead, *out.shape[-2:])
+    rows = [tensor.expand(*lead, *tensor.shape[-2:]).reshape(-1, 1, *tensor.shape[-2:]) for tensor in (q, k, v)]
+    parts = [
+        scaled_dot_product_attention(*part, is_causal=causal, scale=scale)
+        for part in zip(*(tensor.split(MOST_ROWS) for tensor in rows), strict=True)
+    ]
+    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return out.reshape(*lead, *out.shape[-2:])

@@ -5,13 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from semfocus.counters import transformed
+
 MINUS_INF = float("-inf")
 FEW = 16  # rounds that a compiled kernel makes faster than the library finds the k-th value
-
-
-def transformed() -> bool:
-    """Whether torch.func (vmap, grad, jvp) is at work: then only plain tensor operations do what they should."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def may_look(tensor: Tensor) -> bool:

@@ -1,0 +1,187 @@
+"""What the conformance suite of attention draws, runs and compares: registered mechanisms on registered backends.
+
+A `Case` is a mechanism on a backend, at the widest float type and the narrowest head that the backend takes on the
+device under test. A backend that refuses a mechanism altogether makes no case; where it refuses a single call, that
+test is skipped with the backend's own reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from semfocus.attention import mechanism_names, parse_mechanism
+from semfocus.attention.mechanisms import Mechanism, mechanism_class
+from semfocus.attention.normalisers import Softmax
+from semfocus.attention.operator import BACKENDS, attend
+from semfocus.attention.problem import Problem
+from semfocus.errors import UsageError
+from tests.conftest import DEVICE
+
+RESULTS = ("out", "dq", "dk", "dv")
+
+
+def examples() -> list[Mechanism]:
+    """A few values of each registered mechanism: several sizes, and each extra on its own and all together."""
+    found = []
+    for name in mechanism_names():
+        cls = mechanism_class(name)
+        sizes = [field.name for field in fields(cls) if field.name not in cls.letters.values()]
+        bases = [f"{name}:{size}" for size in (1, 3, 6)] if sizes else [name]
+        extras = [f"+2{letter}" for letter in cls.letters]
+        found += [parse_mechanism(base) for base in bases]
+        found += [parse_mechanism(bases[-1] + extra) for extra in extras]
+        if len(extras) > 1:
+            found.append(parse_mechanism(bases[-1] + "".join(extras)))
+    return found
+
+
+def tensors(queries: int, keys: int, *, lead=(2, 3), width=5, dtype=torch.float64, integers=False, seed=0):
+    """q, k, v and a gradient of the output, drawn on the CPU so that every device sees the same numbers.
+
+    Below float64, q and k lie on a grid of sixteenths: their products are exact, so that all agree on the kept set.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int, grid: bool = False) -> Tensor:
+        if integers:
+            drawn = torch.randint(-3, 4, shape, generator=generator)
+        else:
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+            drawn = (drawn * 16).round() / 16 if grid else drawn
+        return drawn.to(DEVICE, dtype)
+
+    grid = dtype != torch.float64
+    q, k = draw(*lead, queries, width, grid=grid), draw(*lead, keys, width, grid=grid)
+    return q, k, draw(*lead, keys, width + 2), draw(*lead, queries, width + 2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mechanism on a backend, and the inputs it is tested with."""
+
+    mechanism: Mechanism
+    backend: str
+    dtype: torch.dtype = torch.float64
+    width: int = 5
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether a kernel is run step by step on the CPU."""
+        return self.backend == "triton" and DEVICE.type == "cpu"
+
+    def tensors(self, queries: int, keys: int, **options):
+        return tensors(queries, keys, **{"width": self.width, "dtype": self.dtype} | options)
+
+    def attend(self, *qkv: Tensor, **options):
+        """`attend` by this backend; where it refuses openly, the test is skipped."""
+        try:
+            return attend(*qkv, self.mechanism, backend=self.backend, **options)
+        except UsageError as refusal:
+            if "cannot serve" in str(refusal) or "causal=True" in str(refusal):
+                pytest.skip(str(refusal))
+            raise
+
+    def run(self, inputs, **options) -> list[Tensor]:
+        """Output and gradients."""
+        q, k, v, grad = inputs
+        leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+        out = self.attend(*leaves, **options)
+        return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+    def oracle(self, inputs, **options) -> list[Tensor]:
+        return Case(self.mechanism, "reference").run(inputs, **options)
+
+    def check(self, inputs, **options) -> None:
+        """Output and gradients equal the oracle's in float64; narrower, they err at most twice as much as it does."""
+        self.compare(self.run(inputs, **options), inputs, **options)
+
+    def compare(self, ours: list[Tensor], inputs, **options) -> None:
+        eager = self.oracle(inputs, **options)
+        if inputs[0].dtype == torch.float64:
+            for name, mine, oracle in zip(RESULTS, ours, eager, strict=True):
+                close(mine, oracle, name)
+        else:
+            exact = self.oracle([tensor.double() for tensor in inputs], **options)
+            err_at_most_twice_as_much(ours, eager, exact, self.slack(inputs, **options))
+
+    def slack(self, inputs, scale: float | None = None, **options) -> float:
+        """Roundings of float32 to allow on top, relative to the largest result."""
+        if self.dtype == torch.float64 or not inputs[0].numel() or not inputs[1].numel():
+            return 8.0
+        # A fused kernel takes exp(score - log-sum-exp), whose rounding grows with the scores.
+        scores = inputs[0].double() @ inputs[1].double().transpose(-1, -2)
+        return 8.0 * max(1.0, scores.abs().max().item() * (scale or self.width**-0.5))
+
+
+def close(mine: Tensor, wanted: Tensor, name: str = "") -> None:
+    """Equal but for the order of summation."""
+    rtol, atol = (1e-9, 1e-10) if wanted.dtype == torch.float64 else (1e-4, 1e-5)
+    torch.testing.assert_close(mine, wanted, rtol=rtol, atol=atol, msg=lambda text: f"{name}: {text}")
+
+
+def err_at_most_twice_as_much(ours: list[Tensor], eager: list[Tensor], exact: list[Tensor], slack: float) -> None:
+    """Errors against float64 are at most twice those of plain code in the same type on the same device."""
+    for name, mine, plain, truth in zip(RESULTS, ours, eager, exact, strict=True):
+        assert mine.dtype == plain.dtype
+        if not truth.numel():
+            continue
+        error, allowed = ((tensor.double() - truth).abs().max().item() for tensor in (mine, plain))
+        rounding = slack * torch.finfo(torch.float32).eps * truth.abs().max().item()
+        assert error <= 2 * allowed + rounding, (name, error, allowed)
+
+
+def case_for(mechanism: Mechanism, backend: str) -> Case | None:
+    """At the widest type and then the narrowest head that the backend serves on this device, if any."""
+    for dtype, width in product((torch.float64, torch.float32, torch.bfloat16), (5, 16, 64)):
+        q = torch.zeros(1, 2, 8, width, dtype=dtype, device=DEVICE)
+        if BACKENDS[backend].refuses(Problem(q, q, q, mechanism, Softmax()), False) is None:
+            return Case(mechanism, backend, dtype, width)
+    return None
+
+
+def marks(case: Case) -> tuple:
+    """Triton's interpreter is slow: of what it runs, `make test` sees a sample; a GPU and `make test-all` see all."""
+    sampled = ("full", "topk:3", "banded:3")
+    return (pytest.mark.slow,) if case.interpreted and str(case.mechanism) not in sampled else ()
+
+
+MECHANISMS = examples()
+CASES = [
+    pytest.param(case, id=f"{case.mechanism}-{case.backend}", marks=marks(case))
+    for mechanism, backend in product(MECHANISMS, BACKENDS)
+    if backend != "reference" and (case := case_for(mechanism, backend))
+]
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def restrictions() -> dict[str, dict]:
+    """Options of `attend` that take keys away, or weights, for 9 queries and 11 keys with lead (2, 3)."""
+    generator = torch.Generator().manual_seed(5)
+    keep = torch.rand(2, 1, 9, 11, generator=generator) > 0.4
+    keep[0, :, 3] = False  # a query without keys
+    keep[1, :, :, 4] = False  # a key that nobody may keep
+    bias = torch.randn(3, 9, 11, generator=generator, dtype=torch.float64)
+    bias[:, 2] = float("-inf")
+    bias[:, 5, ::2] = float("-inf")
+    keep, bias = keep.to(DEVICE), bias.to(DEVICE)
+    return {
+        "causal": {"causal": True},
+        "mask": {"mask": keep},
+        "mask for all queries": {"mask": keep[:, :, :1]},
+        "mask for all keys": {"mask": keep[..., :1]},
+        "one-dimensional mask": {"mask": keep[0, 0, 0]},
+        "bias": {"mask": bias},
+        "lengths": {"lengths": torch.tensor([4, 0], device=DEVICE)},
+        "one length": {"lengths": torch.tensor(5)},
+        "causal and mask and lengths": {
+            "causal": True, "mask": keep, "lengths": torch.tensor([4, 11], device=DEVICE)
+        },
+        "causal and bias": {"causal": True, "mask": bias},
+        "scale": {"scale": 0.37},
+        "dropout": {"dropout_p": 0.4},
+    }  # fmt: skip
