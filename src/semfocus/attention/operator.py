@@ -17,9 +17,12 @@ from torch import Tensor
 from semfocus.attention.chunked import chunked
 from semfocus.attention.dense import dense
 from semfocus.attention.info import AttentionInfo
+from semfocus.attention.kernels.backend import triton, triton_refuses
+from semfocus.attention.kernels.short_configs import LONGEST, WHOLE
 from semfocus.attention.local import local
 from semfocus.attention.mechanisms import Full, Local, Mechanism, Selective, is_registered, parse_mechanism
 from semfocus.attention.normalisers import Normaliser, Softmax
+from semfocus.attention.observing import observers, report
 from semfocus.attention.problem import Problem, pose
 from semfocus.attention.reference import reference
 from semfocus.attention.sdpa import sdpa
@@ -92,6 +95,7 @@ BACKENDS: dict[str, Backend] = {
     "sdpa": Backend(sdpa, _sdpa_refuses),
     "chunked": Backend(chunked, _chunked_refuses),
     "local": Backend(local, _local_refuses),
+    "triton": Backend(triton, triton_refuses),
 }
 
 
@@ -147,7 +151,7 @@ def attend(
     enable_gqa   k and v may have fewer heads, each shared by consecutive heads of q
     straight_through   dropped keys get the gradient of attention over all keys (research; off)
     assume_finite      skip the care for NaN and infinity in v, for callers who check otherwise
-    backend      reference, dense, sdpa, chunked or local; None chooses. The answer is the same to rounding
+    backend      reference, dense, sdpa, chunked, local or triton; None chooses. The answer is the same to rounding
 
     The selection is a constant for the gradient; the softmax over what is kept is differentiated. A query without
     keys gives zeros. NaN in a dropped value has no effect; a kept value that is not finite shows in its rows. Keys
@@ -175,6 +179,8 @@ def attend(
         straight_through=straight_through,
         assume_finite=assume_finite,
     )
+    if observers:
+        report(problem, enable_gqa)
     name = choose_backend(problem, return_info) if backend is None else _named_backend(backend, problem, return_info)
     with _without_autocast(q.device.type):
         out, info = BACKENDS[name].run(problem, return_info)
@@ -191,13 +197,25 @@ def _without_autocast(device: str) -> AbstractContextManager:
 
 
 def choose_backend(problem: Problem, want_info: bool = False) -> str:
-    """The fastest backend that can serve: lists of keys where sequences are long, all scores at once elsewhere."""
+    """The fastest backend that can serve: kernels on a GPU, lists of keys where rows are long, else all scores."""
     if transformed():
         return "dense"
-    for name in ["sdpa", "chunked", "local"] if _keeps_few(problem) else ["sdpa"]:
+    names = ["sdpa"]
+    if problem.q.is_cuda and _suits_kernels(problem):
+        names.append("triton")
+    if _keeps_few(problem):
+        names += ["chunked", "local"]
+    for name in names:
         if BACKENDS[name].refuses(problem, want_info) is None:
             return name
     return "dense"
+
+
+def _suits_kernels(problem: Problem) -> bool:
+    """Whether the Triton kernels are the faster way on a GPU: see benchmarks/kernels.py and benchmarks/engine.py."""
+    if torch.compiler.is_compiling() and max(problem.num_keys, problem.num_queries) <= WHOLE:
+        return False  # the compiler melts so short rows into their neighbours
+    return problem.num_keys <= LONGEST or _keeps_few(problem)
 
 
 def _keeps_few(problem: Problem) -> bool:

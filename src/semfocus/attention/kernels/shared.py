@@ -1,0 +1,136 @@
+"""What the kernels have in common: the order of scores, the dropout bits, products, and kernels without a GPU.
+
+A kernel module is imported only where it runs: this one needs Triton. With TRITON_INTERPRET=1 set before Triton is
+first imported, kernels run on the CPU, step by step in numpy: slow, and enough to test them anywhere.
+"""
+
+from __future__ import annotations
+
+import numpy
+import torch
+import triton
+import triton.language as tl
+
+from semfocus import counters
+
+GOLDEN = tl.constexpr(counters.GOLDEN)
+FIRST = tl.constexpr(counters.FIRST)
+SECOND = tl.constexpr(counters.SECOND)
+NO_KEY = tl.constexpr(-(2**31))  # below the key of every score
+BEYOND = tl.constexpr(2**31 - 1)  # an index beyond every column
+MINUS_INF = tl.constexpr(float("-inf"))
+QUIET_NAN = tl.constexpr(0x7FC00000)
+
+# Of float32 inputs, unless TF32 is allowed: three TF32 products, which together err as little as float32 does.
+FLOAT32_PRECISION = "tf32x3"
+
+
+def precision(dtype: torch.dtype, tf32: bool) -> str:
+    """How products are taken. 16-bit numbers are TF32 numbers already: only weights and their gradients are rounded."""
+    return "tf32" if tf32 or dtype != torch.float32 else FLOAT32_PRECISION
+
+
+@triton.jit
+def ordered(scores):
+    """int32 keys in the order of float32 scores: -0.0 equals 0.0, and NaN comes after all numbers."""
+    bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)
+    keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return tl.where(scores == scores, keys, QUIET_NAN)
+
+
+@triton.jit
+def unordered(keys):
+    """The scores again."""
+    return tl.where(keys < 0, keys ^ 0x7FFFFFFF, keys).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr):
+    """a @ b, summed in float32. Operands of one 16-bit type multiply exactly; otherwise both are taken as float32."""
+    if a.dtype != b.dtype or INTERPRETED:  # numpy has no bfloat16
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def finite(x):
+    """Neither infinite nor NaN."""
+    return tl.abs(x) < float("inf")
+
+
+@triton.jit
+def mix(x):
+    """`counters.mix`."""
+    x = x ^ ((x >> 16) & 0xFFFF)
+    x = x * FIRST
+    x = x ^ ((x >> 15) & 0x1FFFF)
+    x = x * SECOND
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+@triton.jit
+def row_hash(seed, rows):
+    """`counters.row_hash`: int32, of an int64 seed and int32 row numbers."""
+    low = (seed & 0xFFFFFFFF).to(tl.int32)
+    high = (seed >> 32).to(tl.int32)
+    first = mix(low ^ GOLDEN)
+    second = mix(high + first)
+    return mix(mix(rows + mix(first ^ second)) ^ second)
+
+
+@triton.jit
+def survives(hashes, columns, threshold):
+    """Whether dropout leaves a weight: the last round of `counters.random_bits`, against the threshold."""
+    x = hashes + columns * GOLDEN
+    x = x ^ ((x >> 16) & 0xFFFF)
+    x = x * FIRST
+    return (x ^ ((x >> 15) & 0x1FFFF)) * SECOND >= threshold
+
+
+def dropout_threshold(p: float) -> int:
+    """What `counters.bernoulli_keep` compares the bits with."""
+    return int(p * 2**32) - 2**31
+
+
+# Both what this module defines and what Triton's own library defines must be interpreted.
+INTERPRETED = tl.constexpr(not isinstance(ordered, triton.JITFunction) and not isinstance(tl.sum, triton.JITFunction))
+
+
+def _mend_interpreter() -> None:
+    """Where Triton 3.6 interprets kernels otherwise than a GPU runs them, or slower than it need.
+
+    Loop bounds: from numpy 2.4 on an array of one element is no number. Infinities: a GPU does not warn. bfloat16: a
+    GPU rounds to the nearest. Functions that a kernel calls: the language is prepared once a launch, not once a call,
+    which takes most of the time.
+    """
+    from triton.runtime import interpreter
+
+    patch, call = interpreter._patch_lang_tensor, interpreter.GridExecutor.__call__
+    truncate = interpreter.InterpreterBuilder.create_fp_trunc
+
+    def patch_and_index(tensor, scope) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    def call_prepared(self, *args, **kwargs):
+        prepared = interpreter._patch_lang(tl.sum.fn)
+        try:
+            with numpy.errstate(all="ignore"):
+                return call(self, *args, **kwargs)
+        finally:
+            prepared.restore()
+
+    def round_and_truncate(self, src, dst_type):
+        if dst_type.scalar == tl.bfloat16:
+            rounded = torch.from_numpy(src.data.astype("float32")).bfloat16().float().numpy()
+            src = interpreter.TensorHandle(rounded, src.dtype)
+        return truncate(self, src, dst_type)
+
+    interpreter._patch_lang_tensor = patch_and_index
+    interpreter.InterpreterBuilder.create_fp_trunc = round_and_truncate
+    interpreter.GridExecutor.__call__ = call_prepared
+    interpreter.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
+
+
+if INTERPRETED.value:
+    _mend_interpreter()

@@ -1,0 +1,46 @@
+"""How the work of the short kernels is cut: one table, found by measuring, never searched for at run time.
+
+`LAUNCHES[kernel]` maps a head width to the launch for heads up to that wide, `LAUNCHES["kernel/tf32x3"]` that for
+products of this precision where it differs. Any choice gives the same answer to rounding. A benchmark may put other
+values there and time them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WHOLE = 64  # rows up to this long are one program's work, whole
+LONGEST = 1024  # rows beyond this are for other kernels
+WIDEST = 128  # heads
+MOST_LISTED = 16  # keys that the lists of long rows hold: a program keeps them in registers
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Queries and keys of a tile, and how many warps and pipeline stages work on it."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+LAUNCHES: dict[str, dict[int, Launch]] = {
+    "whole_forward": {64: Launch(WHOLE, WHOLE, 4, 1), 128: Launch(WHOLE, WHOLE, 4, 1)},
+    "whole_backward": {64: Launch(WHOLE, WHOLE, 4, 1), 128: Launch(WHOLE, WHOLE, 8, 1)},
+    "tiled_forward": {64: Launch(64, 64, 4, 2), 128: Launch(64, 32, 4, 2)},
+    "tiled_by_query": {64: Launch(64, 64, 4, 2), 128: Launch(64, 32, 4, 2)},
+    "tiled_by_query/tf32x3": {64: Launch(64, 32, 4, 2), 128: Launch(64, 32, 8, 1)},
+    "tiled_by_key": {64: Launch(64, 64, 4, 2), 128: Launch(32, 64, 4, 1)},
+    "tiled_by_key/tf32x3": {64: Launch(32, 64, 4, 2), 128: Launch(32, 64, 8, 1)},
+    "listed_forward": {64: Launch(64, 64, 4, 2), 128: Launch(64, 64, 4, 2)},
+    "listed_by_query": {64: Launch(32, 0, 4, 1), 128: Launch(16, 0, 4, 1)},
+    "listed_by_key": {64: Launch(64, 64, 8, 2), 128: Launch(32, 64, 8, 2)},
+    "listed_by_key/tf32x3": {64: Launch(32, 64, 4, 2), 128: Launch(32, 64, 4, 2)},
+}
+
+
+def launch_for(kernel: str, width: int, precision: str) -> Launch:
+    """The launch of a kernel for heads this wide and products of this precision."""
+    table = LAUNCHES.get(f"{kernel}/{precision}", LAUNCHES[kernel])
+    return table[min(bound for bound in table if bound >= width)]

@@ -1,0 +1,145 @@
+"""Calls of the short kernels: what each is given, and how many programs of it run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semfocus.attention.kernels import short_listed, short_tiled, short_whole
+from semfocus.attention.kernels.shared import dropout_threshold, precision
+from semfocus.attention.kernels.short_arguments import LEAD, arranged, dropout_type, padded, row_numbers
+from semfocus.attention.kernels.short_configs import LONGEST, launch_for
+from semfocus.attention.kernels.short_ops import plan
+from semfocus.attention.mechanisms import Local, Mechanism, Selective, TopK
+
+KERNELS: dict[str, Any] = {
+    "whole_forward": short_whole.whole_forward,
+    "whole_backward": short_whole.whole_backward,
+    "tiled_forward": short_tiled.tiled_forward,
+    "tiled_by_query": short_tiled.tiled_by_query,
+    "tiled_by_key": short_tiled.tiled_by_key,
+    "listed_forward": short_listed.listed_forward,
+    "listed_by_query": short_listed.listed_by_query,
+    "listed_by_key": short_listed.listed_by_key,
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: its inputs, and the two passes over them. q has all the leading dimensions."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    lengths: Tensor | None
+    dropout_seed: Tensor | None
+    mechanism: Mechanism
+    causal: bool
+    scale: float
+    dropout_p: float
+    tf32: bool
+
+    def forward(self, out: Tensor, kept: Tensor, lse: Tensor, saved: Tensor, careful: bool) -> None:
+        """Fill the results."""
+        x, dropout, sizes = self._arguments({"out": out})
+        given = [*_pick(x, "q k v out mask lengths"), dropout]
+        numbers = [sizes, *self._lengths, self.scale]
+        kind = plan(*self._lengths, self.mechanism)
+        results = {"whole": [kept, lse], "tiled": [lse, saved], "listed": [kept, lse, saved]}
+        self._run(f"{kind}_forward", *given, *results[kind], *numbers, CAREFUL=careful)
+
+    def backward(
+        self, grad: Tensor, grad_lse: Tensor | None, out: Tensor, kept: Tensor, saved: Tensor, dq: Tensor, dk: Tensor,
+        dv: Tensor,
+    ) -> None:  # fmt: skip
+        """Fill the gradients."""
+        slopes = None if grad_lse is None else grad_lse.unsqueeze(-1)
+        x, dropout, sizes = self._arguments(
+            {"grad": grad, "grad_lse": slopes, "out": out, "dq": dq, "dk": dk, "dv": dv}
+        )
+        numbers = [sizes, *self._lengths, self.scale]
+        kind = plan(*self._lengths, self.mechanism)
+        if kind == "whole":
+            given = [*_pick(x, "grad grad_lse q k v mask lengths"), dropout, kept]
+            self._run("whole_backward", *given, *_pick(x, "dq dk dv"), *numbers)
+        elif kind == "tiled":
+            totals = torch.empty_like(saved[..., 0, :])
+            given = [*_pick(x, "grad grad_lse q k v out mask lengths"), dropout, saved, totals]
+            self._run("tiled_by_query", *given, x["dq"], *numbers)
+            given = [*_pick(x, "grad grad_lse q k v mask lengths"), dropout, saved, totals]
+            self._run("tiled_by_key", *given, *_pick(x, "dk dv"), *numbers)
+        else:
+            dropped, changes = torch.empty_like(saved), torch.empty_like(saved)
+            given = [*_pick(x, "grad grad_lse k v"), dropout, kept, saved, dropped, changes]
+            self._run("listed_by_query", *given, x["dq"], *numbers)
+            given = [*_pick(x, "grad q lengths"), kept, dropped, changes]
+            self._run("listed_by_key", *given, *_pick(x, "dk dv"), *numbers[:-1])
+
+    def _run(self, name: str, *arguments: Any, **options: Any) -> None:
+        """Launch a kernel with the constants that it asks for: a program for each problem, or tile of its rows."""
+        kernel = KERNELS[name]
+        launch = launch_for(name, max(self.q.shape[-1], self.v.shape[-1]), precision(self.q.dtype, self.tf32))
+        queries, keys = self._lengths
+        programs = self.q.shape[:-2].numel()
+        if name.startswith("whole"):
+            tile = {"Q": padded(queries), "K": padded(keys)}
+        else:
+            tile = {"Q": launch.queries, "K": launch.keys}
+            programs *= -(-keys // launch.keys) if name.endswith("by_key") else -(-queries // launch.queries)
+        constants = {key: value for key, value in (self._constants | tile).items() if key in kernel.arg_names}
+        with torch.cuda.device_of(self.q):
+            kernel[(programs,)](*arguments, **constants, **options, num_warps=launch.warps, num_stages=launch.stages)
+
+    def _arguments(self, tensors: dict[str, Tensor | None]) -> tuple[dict[str, Any], Any, tuple[int, ...]]:
+        """All tensors as kernels take them, the dropout, and the sizes of the leading dimensions."""
+        lead, mask, seed = self.q.shape[:-2], self.mask, self.dropout_seed
+        numbers = None
+        if mask is not None:  # its broadcast rows and columns get stride 0
+            mask = mask.view(torch.uint8).expand(*mask.shape[:-2], *self._lengths)
+        if seed is not None:
+            seed = seed[(None,) * max(2 - seed.dim(), 0)]
+            numbers = row_numbers(lead, seed, self._lengths[0])
+        inputs = {"q": self.q, "k": self.k, "v": self.v, "mask": mask, "lengths": self.lengths, "seed": seed}
+        sizes, given, numbers = arranged(lead, inputs | tensors, numbers)
+        seeds = given.pop("seed")
+        if seeds is None:
+            return given, None, sizes
+        bits = (dropout_threshold(self.dropout_p), 1 / (1 - self.dropout_p))
+        return given, dropout_type(len(sizes))(seeds.data, *bits, *seeds[LEAD:], *numbers), sizes
+
+    @property
+    def _lengths(self) -> tuple[int, int]:
+        return self.q.shape[-2], self.k.shape[-2]
+
+    @property
+    def _constants(self) -> dict[str, Any]:
+        """What kernels are compiled for. A window or block beyond all keys is as good as any other such."""
+        mechanism, keys = self.mechanism, self._lengths[1]
+        d, dv = self.q.shape[-1], self.v.shape[-1]
+        local = isinstance(mechanism, Local)
+        forced = isinstance(mechanism, TopK)
+        most = min(mechanism.k, keys) if isinstance(mechanism, Selective) else 0
+        return {
+            "MASK": "none" if self.mask is None else "keys" if self.mask.shape[-2] == 1 else "pairs",
+            "KIND": mechanism.name,
+            "WIDTH": min(mechanism.width, 2 * LONGEST) if local else 0,
+            "GLOBALS": min(mechanism.globals, LONGEST) if local else 0,
+            "MOST": most,
+            "SINKS": min(mechanism.sinks, LONGEST) if forced else 0,
+            "WINDOW": min(mechanism.window, 2 * LONGEST) if forced else 0,
+            "W": -(-keys // 32) if most else 0,
+            "CAUSAL": self.causal,
+            "PRECISION": precision(self.q.dtype, self.tf32),
+            "D": d,
+            "DP": padded(d),
+            "DV": dv,
+            "DVP": padded(dv),
+        }
+
+
+def _pick(given: dict[str, Any], names: str) -> list[Any]:
+    return [given[name] for name in names.split()]

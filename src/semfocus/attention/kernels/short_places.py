@@ -1,0 +1,187 @@
+"""Which pairs of query and key a short kernel computes: addresses, positions, masks and dropout, for all of them.
+
+A problem is one batch row and head; `n` is its number. Leading dimensions are as many as the tensors need: each
+tensor comes with its own strides for them, 0 where it is shared. `i` are queries, `j` keys, in any two shapes that
+broadcast; query i stands at position i + keys - queries.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from semfocus.attention.kernels import short_arguments
+from semfocus.attention.kernels.shared import MINUS_INF, row_hash, survives
+
+LEAD = tl.constexpr(short_arguments.LEAD)
+
+
+@triton.jit
+def offset(n, sizes, x, FIRST: tl.constexpr):
+    """Where the part of a tensor that belongs to problem n begins, by the strides x[FIRST], x[FIRST + 1] and so on."""
+    rest = n
+    total = n.to(tl.int64) * 0
+    for back in tl.static_range(1, len(sizes) + 1):
+        size = sizes[len(sizes) - back]
+        total += (rest % size).to(tl.int64) * x[FIRST + len(sizes) - back]
+        rest = rest // size
+    return total
+
+
+@triton.jit
+def start_of(x, n, sizes):
+    """The address of the part of a tensor that belongs to problem n."""
+    return x.data + offset(n, sizes, x, LEAD)
+
+
+@triton.jit
+def load_rows(x, n, sizes, rows, count, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """(rows, PADDED): these rows of the matrix of problem n, zeros beyond its `count` rows and WIDTH columns."""
+    columns = tl.arange(0, PADDED)
+    inside = (rows < count)[:, None] & (columns < WIDTH)[None, :]
+    at = start_of(x, n, sizes) + rows[:, None] * x.row + columns[None, :] * x.column
+    return tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(x, n, sizes, rows, count, values, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """The other way round."""
+    columns = tl.arange(0, PADDED)
+    inside = (rows < count)[:, None] & (columns < WIDTH)[None, :]
+    at = start_of(x, n, sizes) + rows[:, None] * x.row + columns[None, :] * x.column
+    tl.store(at, values.to(x.data.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def length_of(lengths, n, sizes, keys):
+    """How many keys of problem n are not padding."""
+    limit = keys
+    if lengths is not None:
+        limit = tl.minimum(tl.load(start_of(lengths, n, sizes)), keys).to(tl.int32)
+    return limit
+
+
+@triton.jit
+def window_start(p, keys, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr):
+    """`Places.window_start`."""
+    if CAUSAL:
+        start = p - (WIDTH - 1)
+    else:
+        start = tl.minimum(tl.maximum(p - (WIDTH - 1) // 2, 0), tl.maximum(keys - GLOBALS - WIDTH, 0))
+    return start
+
+
+@triton.jit
+def in_window(p, j, keys, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr):
+    """`Places.window`."""
+    start = window_start(p, keys, WIDTH, GLOBALS, CAUSAL)
+    return (j >= start) & (j < start + WIDTH) & (j < keys - GLOBALS)
+
+
+@triton.jit
+def allowed(
+    scores, i, j, n, sizes, queries, keys, limit, mask, MASK: tl.constexpr,
+    KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Pairs that pattern, causality, length and mask leave; a selective mechanism chooses among them.
+
+    MASK is "keys" where all queries share one row of the mask, "pairs" where not, "none" where there is none.
+    """
+    p = i + (keys - queries)
+    keep = (i < queries) & (j < limit) & (scores != MINUS_INF)
+    if KIND == "banded":
+        pattern = in_window(p, j, keys, WIDTH, GLOBALS, CAUSAL)
+        keep = keep & (pattern | (j >= keys - GLOBALS) | (p >= keys - GLOBALS))
+    if KIND == "block_local":
+        pattern = (p >= 0) & (j // WIDTH == p // WIDTH)
+        keep = keep & (pattern | (j >= keys - GLOBALS) | (p >= keys - GLOBALS))
+    if CAUSAL:
+        keep = keep & (j <= p)
+    if MASK == "keys":
+        keep = keep & (tl.load(start_of(mask, n, sizes) + j * mask.column, mask=j < limit, other=0) != 0)
+    if MASK == "pairs":
+        at = start_of(mask, n, sizes) + i * mask.row + j * mask.column
+        keep = keep & (tl.load(at, mask=keep, other=0) != 0)
+    return keep
+
+
+@triton.jit
+def key_tiles(
+    first, last, queries, keys, limit,
+    KEYS: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Tiles of keys that the queries first .. last may see, as two ranges: start, end, start and end of the second."""
+    p, p_last = first + keys - queries, last + keys - queries
+    low, high = p * 0, p * 0 + keys
+    if KIND == "banded":
+        low = tl.maximum(window_start(p, keys, WIDTH, GLOBALS, CAUSAL), 0)
+        high = window_start(p_last, keys, WIDTH, GLOBALS, CAUSAL) + WIDTH
+    if KIND == "block_local":
+        low = tl.maximum(p, 0) // WIDTH * WIDTH
+        high = (tl.maximum(p_last, 0) // WIDTH + 1) * WIDTH
+    if CAUSAL:
+        high = tl.minimum(high, p_last + 1)
+    border = tl.maximum(keys - GLOBALS, 0)
+    sees_all = (p_last >= border) & (GLOBALS > 0)
+    low, high = tl.where(sees_all, 0, low), tl.where(sees_all, keys, high)
+    start, end = low // KEYS, tl.cdiv(tl.maximum(tl.minimum(high, limit), 0), KEYS)
+    end = tl.maximum(start, end)
+    shared_end = tl.cdiv(tl.maximum(limit, 0), KEYS) if GLOBALS > 0 else end
+    return start, end, tl.maximum(end, border // KEYS), tl.maximum(end, shared_end)
+
+
+@triton.jit
+def query_tiles(
+    first, last, queries, keys, limit,
+    QUERIES: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Tiles of queries that may see the keys first .. last, as two ranges likewise."""
+    shift = keys - queries
+    low, high = first * 0, first * 0 + queries
+    if KIND == "banded":
+        low, high = first - WIDTH - shift, last + WIDTH + 1 - shift
+        if not CAUSAL:  # queries before the first key, where they are more than keys, share its window
+            low = tl.where(first < WIDTH, 0, low)
+    if KIND == "block_local":
+        low, high = first // WIDTH * WIDTH - shift, (last // WIDTH + 1) * WIDTH - shift
+    if CAUSAL:
+        low = tl.maximum(low, first - shift)
+    border = tl.maximum(keys - GLOBALS, 0)
+    seen_by_all = (last >= border) & (GLOBALS > 0)
+    low, high = tl.where(seen_by_all, 0, low), tl.where(seen_by_all, queries, high)
+    high = tl.where(first < limit, tl.minimum(high, queries), 0)
+    start, end = tl.maximum(low, 0) // QUERIES, tl.cdiv(tl.maximum(high, 0), QUERIES)
+    end = tl.maximum(start, end)
+    everyone = tl.where(first < limit, tl.cdiv(queries, QUERIES), 0)
+    global_end = everyone if GLOBALS > 0 else end
+    return start, end, tl.maximum(end, tl.maximum(border - shift, 0) // QUERIES), tl.maximum(end, global_end)
+
+
+@triton.jit
+def tiles_in(start, end, second, second_end):
+    """How many tiles two ranges hold."""
+    return end - start + tl.maximum(second_end - second, 0)
+
+
+@triton.jit
+def tile_at(t, start, end, second):
+    """The t-th tile of two ranges."""
+    return tl.where(t < end - start, start + t, second + t - (end - start))
+
+
+@triton.jit
+def hashes_of(dropout, n, sizes, i):
+    """The hash of each query's row, from which its dropout bits come; nobody looks at it without dropout."""
+    hashes = i
+    if dropout is not None:
+        seed = tl.load(start_of(dropout, n, sizes))
+        hashes = row_hash(seed, (offset(n, sizes, dropout, LEAD + len(sizes)).to(tl.int32) + i) & 0x7FFFFFFF)
+    return hashes
+
+
+@triton.jit
+def drop(weights, hashes, j, dropout):
+    """Weights, or gradients of them, with some dropped and the rest scaled up."""
+    if dropout is not None:
+        weights = tl.where(survives(hashes, j, dropout.threshold), weights * dropout.factor, 0.0)
+    return weights

@@ -1,0 +1,162 @@
+"""Attention over rows of up to 64 positions: one program computes a whole problem, forward or backward.
+
+    forward    scores, kept pairs, softmax, sum of values; saved is, for a mechanism that selects, which keys each query
+               kept, one bit each
+    backward   scores and softmax again, the saved bits, five products; no second pass, no atomics: always the same
+
+Shapes: Q, K queries and keys padded to a power of two, W words of 32 keys. Bits are stored (problems, W, queries).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, NO_KEY, finite, ordered, product
+from semfocus.attention.kernels.short_places import (
+    allowed,
+    drop,
+    hashes_of,
+    in_window,
+    length_of,
+    load_rows,
+    start_of,
+    store_rows,
+)
+
+
+@triton.jit
+def take_best(keys, j):
+    """The row's best key is taken away: its value, its index (the lowest of equals), and what is left."""
+    best = tl.max(keys, axis=1)
+    first = tl.min(tl.where(keys == best[:, None], j, BEYOND), axis=1)
+    return best, first, tl.where(j == first[:, None], NO_KEY, keys)
+
+
+@triton.jit
+def chosen(scores, may, i, j, queries, keys, KIND: tl.constexpr, MOST: tl.constexpr, SINKS: tl.constexpr,
+           WINDOW: tl.constexpr, CAUSAL: tl.constexpr):  # fmt: skip
+    """Of the pairs that may be kept, the MOST best of each row, besides sinks and window."""
+    forced = may & (j < SINKS)
+    if WINDOW > 0:
+        forced = forced | (may & in_window(i + (keys - queries), j, keys, WINDOW, 0, CAUSAL))
+    free = may & ~forced
+    rank = ordered(-scores) if KIND == "bottomk" else ordered(scores)
+    left = tl.where(free, rank, NO_KEY)
+    for _ in range(MOST):
+        _best, _first, left = take_best(left, j)
+    return forced | (free & (left == NO_KEY))
+
+
+@triton.jit
+def store_bits(kept, n, i, j, queries, keep, W: tl.constexpr):
+    """Which keys each query kept, as words of 32 bits."""
+    bit = tl.where(keep, 1 << (j % 32), 0)
+    for word in tl.static_range(W):
+        at = kept + (n.to(tl.int64) * W + word) * queries + i
+        tl.store(at, tl.sum(tl.where(j // 32 == word, bit, 0), axis=1), mask=i < queries)
+
+
+@triton.jit
+def load_bits(kept, n, i, j, queries, W: tl.constexpr):
+    """The kept pairs again."""
+    words = tl.zeros((i.shape[0], j.shape[1]), tl.int32)
+    for word in tl.static_range(W):
+        at = kept + (n.to(tl.int64) * W + word) * queries + i
+        words = tl.where(j // 32 == word, tl.load(at, mask=i < queries, other=0)[:, None], words)
+    return ((words >> (j % 32)) & 1) != 0
+
+
+@triton.jit(do_not_specialize=["queries", "keys"])
+def whole_forward(
+    q, k, v, out, mask, lengths, dropout, kept, lse, sizes, queries, keys, scale,
+    MASK: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, MOST: tl.constexpr,
+    SINKS: tl.constexpr, WINDOW: tl.constexpr, CAUSAL: tl.constexpr, CAREFUL: tl.constexpr,
+    PRECISION: tl.constexpr, W: tl.constexpr,
+    Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
+):  # fmt: skip
+    """One problem. W is 0 where nothing is selected."""
+    n = tl.program_id(0)
+    rows, columns = tl.arange(0, Q), tl.arange(0, K)
+    i, j = rows[:, None], columns[None, :]
+    q_tile = load_rows(q, n, sizes, rows, queries, D, DP)
+    k_tile = load_rows(k, n, sizes, columns, keys, D, DP)
+    scores = product(q_tile, tl.trans(k_tile), PRECISION) * scale
+    limit = length_of(lengths, n, sizes, keys)
+    keep = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, KIND, WIDTH, GLOBALS, CAUSAL)
+    if W > 0:
+        keep = chosen(scores, keep, i, j, queries, keys, KIND, MOST, SINKS, WINDOW, CAUSAL)
+        store_bits(kept, n, rows, j, queries, keep, W)
+    weights, top, total = exponentials(scores, keep)
+    tl.store(lse + n.to(tl.int64) * queries + rows, top + tl.log(total), mask=rows < queries)
+    weights = drop(weights, hashes_of(dropout, n, sizes, i), j, dropout)
+    v_tile = load_rows(v, n, sizes, columns, keys, DV, DVP)
+    mixed = mixture(weights, keep, v_tile, CAREFUL, PRECISION) / nonzero(total)[:, None]
+    store_rows(out, n, sizes, rows, queries, mixed, DV, DVP)
+
+
+@triton.jit
+def exponentials(scores, keep):
+    """exp(score - top) of the kept pairs, top (0 for a row without keys) and the sum of the row."""
+    scores = tl.where(keep, scores, MINUS_INF)
+    top = tl.max(scores, axis=1)
+    top = tl.where(top == MINUS_INF, 0.0, top)
+    weights = tl.exp(scores - top[:, None])
+    return weights, top, tl.sum(weights, axis=1)
+
+
+@triton.jit
+def nonzero(total):
+    """What to divide by: a row without keys has no weights to divide."""
+    return tl.where(total == 0.0, 1.0, total)
+
+
+@triton.jit
+def mixture(weights, keep, values, CAREFUL: tl.constexpr, PRECISION: tl.constexpr):
+    """weights @ values; with care, a value that is not finite makes NaN of what keeps it, and of nothing else."""
+    if not CAREFUL:
+        mixed = product(weights, values, PRECISION)
+    else:
+        sound = finite(values.to(tl.float32))
+        mixed = product(weights, tl.where(sound, values, 0.0), PRECISION)
+        if tl.min(tl.min(sound.to(tl.int32), axis=1), axis=0) == 0:
+            spoiled = product(keep.to(tl.float32), 1.0 - sound.to(tl.float32), "tf32")
+            mixed = tl.where(spoiled > 0.0, float("nan"), mixed)
+    return mixed
+
+
+@triton.jit(do_not_specialize=["queries", "keys"])
+def whole_backward(
+    grad, grad_lse, q, k, v, mask, lengths, dropout, kept, dq, dk, dv, sizes, queries, keys, scale,
+    MASK: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr, W: tl.constexpr,
+    Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
+):  # fmt: skip
+    """dv = P' dout;  dP = dout v';  dS = P (dP - sum P dP + dlse) scale;  dq = dS k;  dk = dS' q."""
+    n = tl.program_id(0)
+    rows, columns = tl.arange(0, Q), tl.arange(0, K)
+    i, j = rows[:, None], columns[None, :]
+    q_tile = load_rows(q, n, sizes, rows, queries, D, DP)
+    k_tile = load_rows(k, n, sizes, columns, keys, D, DP)
+    scores = product(q_tile, tl.trans(k_tile), PRECISION) * scale
+    if W > 0:
+        keep = load_bits(kept, n, rows, j, queries, W)
+    else:
+        limit = length_of(lengths, n, sizes, keys)
+        keep = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, KIND, WIDTH, GLOBALS, CAUSAL)
+    weights, _top, total = exponentials(scores, keep)
+    weights = weights / nonzero(total)[:, None]
+    hashes = hashes_of(dropout, n, sizes, i)
+    grad_tile = load_rows(grad, n, sizes, rows, queries, DV, DVP)
+    dv_tile = product(tl.trans(drop(weights, hashes, j, dropout)), grad_tile, PRECISION)
+    store_rows(dv, n, sizes, columns, keys, dv_tile, DV, DVP)
+    v_tile = load_rows(v, n, sizes, columns, keys, DV, DVP)
+    dp = drop(product(grad_tile, tl.trans(v_tile), PRECISION), hashes, j, dropout)
+    dp = tl.where(keep, dp, 0.0)
+    total = tl.sum(weights * dp, axis=1)
+    if grad_lse is not None:
+        at = start_of(grad_lse, n, sizes) + rows * grad_lse.row
+        total -= tl.load(at, mask=rows < queries, other=0.0)
+    ds = tl.where(keep, weights * (dp - total[:, None]) * scale, 0.0)
+    store_rows(dq, n, sizes, rows, queries, product(ds, k_tile, PRECISION), D, DP)
+    store_rows(dk, n, sizes, columns, keys, product(tl.trans(ds), q_tile, PRECISION), D, DP)

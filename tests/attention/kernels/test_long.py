@@ -1,0 +1,154 @@
+"""The kernels for long rows, with tiles so small that every border is met: answers, gradients, adversarial inputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from semfocus import TopK
+from semfocus.attention import operator
+from semfocus.attention.kernels.backend import long_refuses
+from tests.conftest import DEVICE
+
+FLOAT32_ERROR = 2e-5
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several stretches, octets, chunks of queries and pieces of a hub, in rows of a few dozen keys."""
+    from semfocus.attention.kernels import long
+
+    tiles = long.Tiles(queries=16, lanes=16, group=4, maxima_warps=4)
+    monkeypatch.setattr(long, "tiles_for", lambda keys, width, wide: tiles)
+    monkeypatch.setattr(long, "HUB", 8)
+    monkeypatch.setattr(long, "CHUNK", 4)
+    monkeypatch.setattr(long, "SCRATCH_BYTES", 4 * 16 * 32)
+    monkeypatch.setitem(operator.BACKENDS, "long", operator.Backend(long.long, long_refuses))
+
+
+def drawn(*shape: int, integers: bool = True, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if integers:
+        return torch.randint(-2, 3, shape, generator=generator).float().to(DEVICE)
+    return torch.randn(shape, generator=generator).to(DEVICE)
+
+
+def results(backend: str, qkv, mechanism: TopK, **options):
+    """Output, kept keys and gradients; the oracle in float64."""
+    leaves = [tensor.clone().requires_grad_() for tensor in qkv]
+    given = [leaf.double() for leaf in leaves] if backend == "reference" else leaves
+    generator = torch.Generator(DEVICE).manual_seed(3) if options.get("dropout_p") else None
+    out, info = operator.attend(*given, mechanism, backend=backend, return_info=True, generator=generator, **options)
+    slope = torch.linspace(-1, 2, out.shape[-1], device=DEVICE)
+    grads = torch.autograd.grad((out * slope).sum() + out.pow(2).sum() / 7, leaves)
+    return out.double(), info.indices.long(), [grad.double() for grad in grads]
+
+
+def agree(qkv, mechanism: TopK, **options) -> None:
+    wanted, found = (results(backend, qkv, mechanism, **options) for backend in ("reference", "long"))
+    assert torch.equal(wanted[1], found[1])
+    for name, a, b in zip(("out", "dq", "dk", "dv"), [wanted[0], *wanted[2]], [found[0], *found[2]], strict=True):
+        largest = a.abs().max().clamp(min=1.0)
+        assert (a - b).abs().max() <= FLOAT32_ERROR * largest, name
+
+
+CASES = {
+    "self": ((2, 1, 21, 16), (2, 1, 21, 16), TopK(3), {}),
+    "causal": ((1, 1, 70, 16), (1, 1, 70, 16), TopK(3), {"causal": True}),
+    "few queries, causal": ((1, 1, 7, 16), (1, 1, 41, 16), TopK(3), {"causal": True}),
+    "more queries than keys": ((1, 1, 23, 16), (1, 1, 7, 16), TopK(3), {"causal": True}),
+    "k beyond the row": ((1, 1, 5, 16), (1, 1, 5, 16), TopK(50), {}),
+    "one": ((1, 1, 1, 16), (1, 1, 1, 16), TopK(1), {}),
+    "lengths": ((3, 1, 17, 16), (3, 1, 17, 16), TopK(3), {"lengths": [0, 1, 9]}),
+    "mask": ((2, 1, 17, 16), (2, 1, 33, 16), TopK(3), {"mask": 0.6}),
+    "sinks and window": ((1, 1, 45, 16), (1, 1, 45, 16), TopK(2, sinks=2, window=3), {}),
+    "sinks and window, causal": ((1, 1, 70, 16), (1, 1, 70, 16), TopK(2, sinks=2, window=3), {"causal": True}),
+    "shared keys": ((1, 4, 21, 16), (1, 2, 21, 16), TopK(3), {"enable_gqa": True}),
+    "dropout": ((1, 2, 21, 16), (1, 2, 21, 16), TopK(3), {"dropout_p": 0.3}),
+    "a width that is no power of two": ((1, 1, 45, 24), (1, 1, 45, 24), TopK(5), {}),
+    "no batch": ((19, 16), (19, 16), TopK(3), {}),
+    "keys for all": ((2, 2, 20, 16), (1, 1, 20, 16), TopK(3), {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_and_gradients_are_the_oracles(name: str) -> None:
+    q_shape, k_shape, mechanism, options = CASES[name]
+    options = dict(options)
+    if "lengths" in options:
+        options["lengths"] = torch.tensor(options["lengths"], device=DEVICE)
+    if "mask" in options:
+        shape = (k_shape[0], 1, q_shape[-2], k_shape[-2])
+        options["mask"] = drawn(*shape, integers=False, seed=9) > -0.2
+    agree((drawn(*q_shape), drawn(*k_shape, seed=1), drawn(*k_shape, seed=2)), mechanism, **options)
+
+
+def test_real_numbers_are_chosen_as_by_the_oracle() -> None:
+    qkv = [drawn(1, 1, 53, 16, integers=False, seed=seed) for seed in range(3)]
+    agree(qkv, TopK(4))
+
+
+ADVERSARIES = {
+    "all ties": lambda row, length: torch.zeros(length),
+    "rising": lambda row, length: torch.arange(length).float(),
+    "falling": lambda row, length: -torch.arange(length).float(),
+    "one group holds all the best": lambda row, length: (torch.arange(length) // 4 == 3).float(),
+    "one in every group": lambda row, length: (torch.arange(length) % 4 == 2).float(),
+    "one in every octet of groups": lambda row, length: (torch.arange(length) % 32 == 31).float(),
+    "one key for all": lambda row, length: (torch.arange(length) == 17).float(),
+}
+
+
+@pytest.mark.parametrize("name", ADVERSARIES)
+def test_patterns_that_mislead_a_search_by_groups_are_chosen_exactly(name: str) -> None:
+    length = 75
+    k = torch.zeros(1, 1, length, 16)
+    k[..., 0] = ADVERSARIES[name](0, length)
+    q = torch.zeros(1, 1, 20, 16)
+    q[..., 0] = 1.0
+    agree((q.to(DEVICE), k.to(DEVICE), drawn(1, 1, length, 16, seed=2)), TopK(5))
+
+
+def test_a_nan_score_reaches_its_own_row_alone_and_masked_tails_reach_none() -> None:
+    q, k, v = (drawn(1, 1, 30, 16, seed=seed) for seed in range(3))
+    clean = operator.attend(q, k, v, TopK(3), backend="long", lengths=torch.tensor([20], device=DEVICE))
+    q[..., 4, 0] = float("nan")
+    v[..., 20:, :] = float("nan")
+    out = operator.attend(q, k, v, TopK(3), backend="long", lengths=torch.tensor([20], device=DEVICE))
+    others = [row for row in range(30) if row != 4]
+    assert torch.equal(out[..., others, :], clean[..., others, :])
+    assert out[..., 4, :].isnan().all()
+
+
+def test_a_backward_pass_repeats_to_the_bit() -> None:
+    qkv = [drawn(1, 1, 24, 16, integers=False, seed=seed) for seed in range(3)]
+    first = results("long", qkv, TopK(3))[2]
+    for _ in range(250 if DEVICE.type == "cuda" else 1):
+        assert all(torch.equal(a, b) for a, b in zip(first, results("long", qkv, TopK(3))[2], strict=True))
+
+
+def test_the_gradient_of_a_hub_does_not_depend_on_what_else_is_in_the_batch() -> None:
+    k = torch.zeros(1, 1, 40, 16)
+    k[..., 11, 0] = 9.0  # every query keeps it
+    q, v = drawn(1, 1, 40, 16, integers=False).abs(), drawn(1, 1, 40, 16, integers=False, seed=2)
+    k = k.to(DEVICE)
+    alone = results("long", (q, k, v), TopK(2))[2]
+    more = [torch.cat([drawn(1, 1, 40, 16, integers=False, seed=5), tensor]) for tensor in (q, k, v)]
+    for ours, batch in zip(alone, results("long", more, TopK(2))[2], strict=True):
+        assert torch.equal(ours[0], batch[1])
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "options", "reason"),
+    [
+        (TopK(100), {}, "at most 64 keys by score"),
+        (TopK(3, window=90), {}, "sinks and window"),
+        (TopK(3), {"scale": -1.0}, "not positive"),
+        (TopK(3), {"mask": torch.zeros(200, device=DEVICE)}, "float mask"),
+        ("banded:3", {}, "top-k attention only"),
+    ],
+)
+def test_what_the_kernels_cannot_serve_is_refused_with_the_reason(mechanism, options, reason: str) -> None:
+    x = drawn(1, 1, 200, 16)
+    with pytest.raises(Exception, match=reason):
+        operator.attend(x, x, x, mechanism, backend="long", **options)

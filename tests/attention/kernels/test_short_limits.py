@@ -1,0 +1,115 @@
+"""What the short kernels refuse and say so, and how they are told where tensors lie."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from semfocus.attention.kernels import short_arguments, short_configs
+from semfocus.attention.kernels.short import short_refuses
+from semfocus.attention.mechanisms import parse_mechanism
+from semfocus.attention.normalisers import Sigmoid, Softmax
+from semfocus.attention.problem import Problem
+from tests.conftest import DEVICE
+
+
+def problem(
+    mechanism="topk:5", queries=40, keys=40, width=16, dtype=torch.float32, device=DEVICE, **options
+) -> Problem:
+    q = torch.empty(2, queries, width, dtype=dtype, device=device)
+    k = torch.empty(2, keys, width, dtype=dtype, device=device)
+    return Problem(q, k, k, parse_mechanism(mechanism), options.pop("normaliser", Softmax()), **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (problem(dtype=torch.float64), "float64"),
+        (problem(keys=1025), "at most 1024 long, not 1025"),
+        (problem(queries=2000), "not 2000"),
+        (problem(width=129), "at most 128 wide, not 129"),
+        (problem("topk:17", keys=65), "at most 16 keys a query, not 17"),
+        (problem("topk:5+1s", keys=65), "sinks or window of topk:5"),
+        (problem("randomk:5"), "no kernel for randomk:5"),
+        (problem(keys=0), "nothing to compute"),
+        (problem(queries=0), "nothing to compute"),
+        (problem(normaliser=Sigmoid()), "softmax only, not sigmoid"),
+        (problem(straight_through=True), "straight_through"),
+        (problem(bias=torch.zeros(40, 40)), "float mask"),
+        (problem(device=torch.device("meta")), "meta"),
+    ],
+)
+def test_a_refusal_names_what_is_not_served(given, reason) -> None:
+    assert reason in (short_refuses(given) or "")
+
+
+def test_what_fits_is_not_refused() -> None:
+    assert short_refuses(problem(dtype=torch.bfloat16)) is None
+    assert short_refuses(problem("full", 1024, 1024, 128)) is None
+    for mechanism, keys in (("topk:64", 64), ("topk:99", 9), ("topk:16", 1024), ("topk:5+2s+3w", 64)):
+        assert short_refuses(problem(mechanism, keys=keys)) is None
+
+
+def test_lists_by_position_are_refused_and_lists_by_score_are_not() -> None:
+    assert "return_info" in (short_refuses(problem("banded:5"), want_info=True) or "")
+    assert short_refuses(problem(), want_info=True) is None
+
+
+def test_without_triton_the_kernels_refuse_and_everything_else_works() -> None:
+    script = """
+import sys
+sys.modules["triton"] = None
+import torch
+from semfocus.attention import TopK, attend
+from semfocus.attention.kernels.short import short_refuses
+from semfocus.attention.normalisers import Softmax
+from semfocus.attention.problem import Problem
+q = torch.zeros(1, 4, 16)
+assert "semfocus[gpu]" in short_refuses(Problem(q, q, q, TopK(2), Softmax()))
+assert attend(q, q, q, TopK(2)).shape == q.shape
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_dimensions_that_follow_each_other_in_every_tensor_are_merged() -> None:
+    lead = torch.Size((3, 2, 4))
+    plain, broadcast = torch.empty(3, 2, 4, 5, 6), torch.empty(3, 1, 1, 1, 1)
+    sizes, given, _ = short_arguments.arranged(lead, {"a": plain, "none": None})
+    assert sizes == (24,)
+    assert given["none"] is None
+    assert tuple(given["a"])[1:] == (6, 1, 30)
+    sizes, given, numbers = short_arguments.arranged(lead, {"a": plain, "b": broadcast}, [0, 4 * 5, 5])
+    assert sizes == (3, 8)
+    assert tuple(given["a"])[1:] == (6, 1, 240, 30)
+    assert tuple(given["b"])[3:] == (1, 0)
+    assert numbers == (0, 5)
+    assert short_arguments.arranged(torch.Size((1, 1)), {"a": torch.empty(1, 1, 5, 6)})[0] == (1,)
+
+
+def test_rows_too_far_apart_for_32_bits_are_brought_together() -> None:
+    far = torch.empty_strided((1, 3, 16), (1, 2**30, 1), device="meta")
+    _, given, _ = short_arguments.arranged(torch.Size((1,)), {"a": far})
+    assert given["a"].row == 16
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 2, 3), (0, 2, 1, 3), (2, 1, 0, 3)])
+def test_results_lie_in_memory_as_the_input_does(order) -> None:
+    shape = (2, 3, 4, 5)
+    stored = torch.empty([shape[d] for d in order])
+    tensor = stored.permute([order.index(d) for d in range(4)])[..., :3]  # a slice has gaps, the result has none
+    result = short_arguments.alike(tensor, (2, 3, 4, 7))
+    assert result.permute(order).is_contiguous()
+
+
+def test_every_kernel_has_a_launch_for_every_width() -> None:
+    from semfocus.attention.kernels.short_launch import KERNELS
+
+    for name in KERNELS:
+        for width in (1, 64, 65, short_configs.WIDEST):
+            for precision in ("tf32", "tf32x3"):
+                launch = short_configs.launch_for(name, width, precision)
+                assert launch.queries >= 16  # tensor cores take no less
+                assert launch.keys >= 16 or name == "listed_by_query"
