@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import semfocus
+from semfocus.training import Progress, train
+from tests.training.helpers import run_of, runtime, tiny
 
 SMALL = [
     "--option", "length=8", "--seeds", "2", "--epochs", "2", "--attention", "full,topk:3", "--threads", "1",
@@ -27,7 +31,7 @@ def _semfocus(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_compare_trains_prints_a_table_and_does_not_train_again(tmp_path: Path) -> None:
-    first = _semfocus("compare", "parity", *SMALL, "--out", str(tmp_path))
+    first = _semfocus("compare", "parity", *SMALL, "--keep", "0,1", "--out", str(tmp_path))
     assert first.returncode == 0, first.stderr
     assert "epochs to 95 %" in first.stdout
     assert "A hint, not a proof" in first.stdout
@@ -43,7 +47,62 @@ def test_compare_trains_prints_a_table_and_does_not_train_again(tmp_path: Path) 
     listed = json.loads(_semfocus("runs", str(tmp_path), "--json").stdout)
     assert sorted(row["state"] for row in listed) == ["done"] * 4 + ["foreign"] * 2
     shown = _semfocus("show", runs[0].name[:6], "--out", str(tmp_path)).stdout
-    assert "checkpoints at steps: 8" in shown
+    assert "checkpoints: epoch 0 (step 0, kept), epoch 1 (step 4, kept), epoch 2 (step 8)" in shown
+
+
+def _reviews(path: Path, last: str) -> Path:
+    rows = "".join(f"{'good fine nice' if i % 2 else 'bad poor awful'} word{i % 17},{i % 2}\n" for i in range(79))
+    path.write_text(f"text,label\n{rows}{last},1\n")
+    return path
+
+
+def test_ctrl_c_stops_every_process_and_exits_130_and_changed_data_are_told_of(tmp_path: Path) -> None:
+    data, runs = _reviews(tmp_path / "reviews.csv", "good"), tmp_path / "runs"
+    begin = [
+        "compare", str(data), "--attention", "full,topk:2", "--seeds", "1", "--threads", "1", "--jobs", "2",
+        "--compile", "off", "--out", str(runs),
+        *(f"--set={change}" for change in ("model.blocks=1", "model.d_model=8", "model.d_mlp=8")),
+    ]  # fmt: skip
+    started = subprocess.Popen(
+        [sys.executable, "-m", "semfocus.cli", *begin, "--epochs", "1000000"], stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 120
+    while not any(path.stat().st_size for path in runs.glob("*/metrics.jsonl")):
+        assert time.monotonic() < end
+        assert started.poll() is None
+        time.sleep(0.02)
+    started.send_signal(signal.SIGINT)
+    _, errors = started.communicate(timeout=120)
+    assert started.returncode == 130, errors
+    assert "interrupted by SIGINT; saved" in errors
+    stopped = json.loads(_semfocus("runs", str(runs), "--json").stdout)
+    assert len(stopped) == 2
+    assert "interrupted" in {row["state"] for row in stopped} <= {"interrupted", "empty"}
+    _reviews(data, "better")
+    refused = _semfocus("resume", stopped[0]["id"], "--out", str(runs))
+    assert refused.returncode == 2
+    assert "have changed since it began" in refused.stderr
+    anew = _semfocus(*begin, "--epochs", "1")
+    assert anew.returncode == 0
+    assert f"{data} has changed since {', '.join(row['id'] for row in stopped)} began" in anew.stderr
+
+
+def test_resume_finishes_what_was_begun_and_says_when_there_is_nothing_left(tmp_path: Path) -> None:
+    pair = [tiny(seed, "topk:3") for seed in (1, 2)]
+
+    def stop(progress: Progress) -> None:
+        if progress.step == 5:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        train(pair, tmp_path, runtime(checkpoint_seconds=0), stop)
+    one = _semfocus("resume", run_of(pair[0], tmp_path).id[:8], "--out", str(tmp_path))
+    assert one.returncode == 0, one.stderr
+    assert f"give {run_of(pair[1], tmp_path).id} too for results to the bit" in one.stderr
+    rest = _semfocus("resume", "--out", str(tmp_path))
+    assert rest.stdout.count(": done, ") == 1
+    assert [run_of(config, tmp_path).status()["state"] for config in pair] == ["done", "done"]
+    assert "nothing to go on with" in _semfocus("resume", "--out", str(tmp_path)).stdout
 
 
 def test_clean_says_what_would_go_and_removes_it_only_when_told(tmp_path: Path) -> None:
@@ -92,6 +151,7 @@ def test_the_same_from_python_with_a_users_own_file(tmp_path: Path) -> None:
         (["compare", "parity", "--set", "training.lrr=1"], "did you mean 'training.lr'"),
         (["compare", "parity", "--set", "training.lr=-1"], "training.lr = -1"),
         (["compare", "parity", "--epochs", "0"], "training.epochs = 0"),
+        (["compare", "parity", "--keep", "0,x"], "'x' is not an epoch"),
         (["compare", "parity", "--quick", "--option", "length=9"], "--quick chooses"),
         (["compare", "nowhere.csv"], "nowhere.csv"),
         (["train", "nowhere.toml"], "nowhere.toml"),

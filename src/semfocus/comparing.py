@@ -17,10 +17,11 @@ from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.config import RunConfig
 from semfocus.config_files import apply_overrides, parse_config
 from semfocus.errors import UsageError
+from semfocus.execution.local import train
 from semfocus.store import RunDirectory, RunStore
 from semfocus.studies import recipes
-from semfocus.training.runtime import Runtime
-from semfocus.training.session import RunOutcome, train
+from semfocus.training.runtime import Runtime, parse_epochs
+from semfocus.training.session import RunOutcome
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,9 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of it: the table, the figure's files, and how each run stands."""
+class Trained:
+    """How each run stands."""
 
-    comparison: Comparison
-    figures: list[Path]
     runs: list[RunOutcome]
 
     @property
@@ -56,6 +55,14 @@ class Outcome:
     def held(self) -> list[RunDirectory]:
         """Runs that another process is working on."""
         return [outcome.run for outcome in self.runs if outcome.state == "held"]
+
+
+@dataclass(frozen=True)
+class Outcome(Trained):
+    """What came of it: the table and the figure's files too."""
+
+    comparison: Comparison
+    figures: list[Path]
 
 
 def plan(
@@ -105,7 +112,7 @@ def carry_out(job: Job, runtime: Runtime = Runtime(), watcher: Callable = lambda
     task = job.configs[0].task
     name = Path(task.name).stem if "." in task.name else task.name
     comparison = compare_records(name, records, task.build().baselines)
-    return Outcome(comparison, _draw(comparison, records, job.store.root), outcomes)
+    return Outcome(outcomes, comparison, _draw(comparison, records, job.store.root))
 
 
 def _draw(comparison: Comparison, records: list[Record], root: Path) -> list[Path]:
@@ -116,6 +123,12 @@ def _draw(comparison: Comparison, records: list[Record], root: Path) -> list[Pat
     return draw_curves(comparison, records, root / f"curves-{comparison.task}")
 
 
-def compare(task: str, *, device: str = "auto", threads: int | None = None, **choices: Any) -> Comparison:
-    """Compare mechanisms on a task or a data file; `choices` as for `plan`. The same as `semfocus compare`."""
-    return carry_out(plan(task, **choices), Runtime(device=device, threads=threads)).comparison
+def compare(
+    task: str, *, device: str = "auto", threads: int | None = None, jobs: int = 1, keep: str = "", **choices: Any
+) -> Comparison:
+    """Compare mechanisms on a task or a data file; `choices` as for `plan`. The same as `semfocus compare`.
+
+    With `jobs` above 1 in a script, call this below `if __name__ == "__main__":`.
+    """
+    runtime = Runtime(device=device, threads=threads, jobs=jobs, keep_epochs=parse_epochs(keep))
+    return carry_out(plan(task, **choices), runtime).comparison

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from semfocus.attention.mechanisms import Local, Mechanism, Selective, parse_mechanism
+from semfocus.attention.mechanisms import Local, Mechanism, parse_mechanism
 from semfocus.errors import UsageError
 from semfocus.tasks import Task, get_task
 
@@ -76,7 +76,7 @@ class AttentionConfig(_Part):
     def size(self) -> int | None:
         """k or the width of the window; None for full attention."""
         value = self.value
-        return value.k if isinstance(value, Selective) else value.width if isinstance(value, Local) else None
+        return value.width if isinstance(value, Local) else getattr(value, "k", None)
 
 
 class ModelConfig(_Part):
@@ -137,7 +137,7 @@ class RunConfig(_Part):
         """The checks that need the task itself: sizes against lengths, rows against what there is."""
         size = self.attention.size
         if size is not None and size > task.width:
-            kind = "k" if isinstance(self.attention.value, Selective) else "width"
+            kind = "width" if isinstance(self.attention.value, Local) else "k"
             raise UsageError(
                 f"attention.mechanism = {self.attention.mechanism}: {kind} = {size} exceeds the sequence length "
                 f"{task.width} of task {self.task.name}; choose {kind} <= {task.width}"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semfocus import counters
-from semfocus.attention.mechanisms import BlockLocal, BottomK, Full, Mechanism, RandomK, TopK
+from semfocus.attention.mechanisms import BlockLocal, BottomK, Full, Mechanism, RandomK, RandomKReplaced, TopK
 from semfocus.attention.normalisers import Normaliser, Sigmoid, Softmax
 from semfocus.attention.operator import attend
 from semfocus.config import AttentionConfig, ModelConfig
@@ -77,7 +77,7 @@ class Spec:
     @property
     def draws(self) -> bool:
         """Whether a training step needs random numbers at all: for dropout, or to choose keys."""
-        return self.model.dropout > 0 or isinstance(self.mechanism, RandomK)
+        return self.model.dropout > 0 or self.mechanism.draws
 
     @cached_property
     def layout(self) -> Layout:
@@ -88,7 +88,7 @@ def _ignores_filler(mechanism: Mechanism) -> bool:
     """Whether masked positions behind the row change nothing. A window counts from the end, and would move."""
     if isinstance(mechanism, TopK):
         return not mechanism.window
-    return isinstance(mechanism, (Full, BlockLocal, BottomK, RandomK))
+    return isinstance(mechanism, (Full, BlockLocal, BottomK, RandomK, RandomKReplaced))
 
 
 @dataclass(frozen=True)
@@ -242,17 +242,17 @@ def block(
     y = norm(x, epsilon) if pre else x
     q, k, v = (_heads(part, spec) for part in _linear(y, aw, ab).chunk(3, dim=-1))
     mixed = _attention(q, k, v, mask, seeds, spec, train)
-    x = x + drop(_linear(mixed.transpose(2, 3).flatten(3), ow, ob), 1)
+    x = drop(_linear(mixed.transpose(2, 3).flatten(3), ow, ob), 1).add_(x)
     x = x if pre else norm(x, epsilon)
     hidden = drop(_linear(norm(x, NORM_EPSILON) if pre else x, iw, ib), 2)
-    x = x + drop(_linear(ACTIVATIONS[spec.model.activation](hidden), tw, tb), 3)
+    x = drop(_linear(ACTIVATIONS[spec.model.activation](hidden), tw, tb), 3).add_(x)
     return x if pre else norm(x, NORM_EPSILON)
 
 
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seeds: Tensor | None, spec: Spec, train: bool
 ) -> Tensor:
-    """(E, B, H, L, w); a GPU has room for all scores at once, a CPU takes lists of keys where rows are long."""
+    """(E, B, H, L, w)."""
     p = spec.model.dropout if train or spec.model.dropout_in_evaluation else 0.0
     return attend(
         q,
@@ -265,7 +265,6 @@ def _attention(
         dropout_p=p if seeds is not None else 0.0,
         seed=None if seeds is None else seeds[0].view(q.shape[0], -1, 1),
         assume_finite=True,
-        backend="dense" if q.is_cuda else None,
     )
 
 
@@ -299,10 +298,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x (E, B, L, i) times weight (E, i, o), plus bias."""
     members, batch = x.shape[:2]
     # The gradient of a weight sums over B L positions: with few members a GPU needs that sum cut into pieces.
-    pieces = batch if x.is_cuda and members * 4 < ENOUGH_PROGRAMS else 1
+    pieces = batch if x.is_cuda and members * 4 < ENOUGH_PROGRAMS and torch.is_grad_enabled() else 1
     cut = x.reshape(members * pieces, -1, x.shape[-1])
     wide = weight.unsqueeze(1).expand(-1, pieces, -1, -1).reshape(members * pieces, *weight.shape[1:])
-    return torch.bmm(cut, wide).view(*x.shape[:-1], -1) + bias[:, None, None]
+    return torch.bmm(cut, wide).view(*x.shape[:-1], -1).add_(bias[:, None, None])  # in place: memory is what costs
 
 
 def _heads(x: Tensor, spec: Spec) -> Tensor:
@@ -310,13 +309,13 @@ def _heads(x: Tensor, spec: Spec) -> Tensor:
 
 
 def _evaluation_seeds(spec: Spec, tokens: Tensor) -> Tensor | None:
-    """Seeds (blocks, 4, E, B) for what draws in evaluation: dropout as a quirk, and RandomK.
+    """Seeds (blocks, 4, E, B) for what draws in evaluation: dropout as a quirk, and random choices of keys.
 
     They follow from a row's own tokens, so that its scores depend neither on its batch nor on its member's cohort.
     """
-    if not spec.model.dropout_in_evaluation and not isinstance(spec.mechanism, RandomK):
+    if not spec.model.dropout_in_evaluation and not spec.mechanism.draws:
         return None
-    first = spec.mechanism.seed if isinstance(spec.mechanism, RandomK) else 0
+    first = getattr(spec.mechanism, "seed", 0)
     zero = torch.zeros((), dtype=torch.int64, device=tokens.device)
     place = torch.arange(tokens.shape[-1], dtype=torch.int32, device=tokens.device)
     content = counters.random_bits(zero + first, tokens.to(torch.int32), place).to(torch.int64).sum(dim=-1)

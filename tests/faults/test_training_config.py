@@ -23,7 +23,9 @@ def _refusal(changes: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("mechanism", ["topk:9", "bottomk:9", "randomk:9", "banded:9", "block_local:9"])
+@pytest.mark.parametrize(
+    "mechanism", ["topk:9", "bottomk:9", "randomk:9", "randomk_replaced:9", "banded:9", "block_local:9"]
+)
 def test_more_keys_than_the_row_has_are_refused_before_anything_is_made(tmp_path: Path, mechanism: str) -> None:
     """Row 23."""
     with pytest.raises(UsageError, match=rf"attention.mechanism = {mechanism}: (k|width) = 9 exceeds .* 8 .* <= 8"):

@@ -1,4 +1,4 @@
-"""What is measured and when, when a run stops, what is kept: none of which changes what is learned."""
+"""When a run is measured, when it stops, what is kept: none of which changes what is learned."""
 
 from __future__ import annotations
 
@@ -7,51 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
 
-from semfocus.config import TaskConfig
-from semfocus.training import Progress, evaluation, train
-from semfocus.training.evaluation import Evaluator
+from semfocus.training import Progress, train
 from tests.training.helpers import assert_same_bits, begin, run_of, runtime, states, tensors, tiny, trained
-from tests.training.plain import PlainEncoder
-
-
-@pytest.mark.parametrize("mechanism", ["full", "topk:3"])
-@pytest.mark.parametrize("quirk", [False, True], ids=["every row", "not the last row"])
-def test_scores_are_the_mean_loss_and_accuracy_over_whole_sets(
-    monkeypatch: pytest.MonkeyPatch, mechanism: str, quirk: bool
-) -> None:
-    monkeypatch.setitem(evaluation.TOKENS_AT_ONCE, "cpu", 2 * 8 * 4)  # four rows at a time, the last chunk short
-    configs = [tiny(seed, mechanism, drop_one_row=quirk) for seed in (1, 2)]
-    cohort = begin(configs)
-    cohort.parameters *= 3
-    scores = Evaluator(cohort).scores()
-    for i in range(2):
-        plain = PlainEncoder(cohort.spec, cohort.parameters[i])
-        for split, rows in (("train", cohort.train), ("heldout", cohort.heldout)):
-            count = rows.count - quirk
-            tokens, labels = rows.tokens[i, :count].long(), rows.labels[i, :count].long()
-            logits = plain(tokens, torch.full((count,), 8))
-            loss = functional.cross_entropy(logits, labels).item()
-            accuracy = (logits.argmax(dim=-1) == labels).double().mean().item()
-            assert getattr(scores, f"{split}_loss")[i] == pytest.approx(loss, rel=1e-5)
-            assert getattr(scores, f"{split}_accuracy")[i] == pytest.approx(accuracy, abs=1e-12)
-
-
-def test_padded_rows_are_scored_as_a_plain_model_scores_them() -> None:
-    config = tiny(task="listops", rows=(30, 10)).model_copy(update={"task": _short_listops()})
-    cohort = begin([config])
-    assert cohort.train.filled is not None
-    scores = Evaluator(cohort).scores()
-    tokens, lengths = cohort.train.tokens[0].long(), cohort.train.filled[0].sum(dim=-1)
-    logits = PlainEncoder(cohort.spec, cohort.parameters[0])(tokens, lengths)
-    expected = functional.cross_entropy(logits, cohort.train.labels[0].long()).item()
-    assert scores.train_loss[0] == pytest.approx(expected, rel=1e-5)
-
-
-def _short_listops() -> TaskConfig:
-    options = {"min_length": 4, "max_length": 16, "max_depth": 3, "max_args": 4}
-    return TaskConfig(name="listops", options=options, train_rows=30, heldout_rows=10)
 
 
 def test_evaluation_cadence_changes_no_weight_and_no_number_that_both_measure(tmp_path: Path) -> None:
@@ -130,6 +88,31 @@ def test_kept_checkpoints_stay_whatever_the_cadence_of_evaluation(tmp_path: Path
     assert len(steps) <= 5
     first = run.load_checkpoint(0)
     assert torch.equal(first.tensors["parameters"], begin([tiny(epochs=8)]).parameters[0])
+
+
+def test_kept_checkpoints_survive_an_interruption_and_are_still_made_after_it(tmp_path: Path) -> None:
+    """The second session does not repeat the wish: it belongs to the run."""
+    configs = [tiny(seed, epochs=8) for seed in (1, 2)]
+    expected = trained(configs, tmp_path / "undisturbed", keep_epochs=(0, 1, 3, 6))
+
+    def stop(progress: Progress) -> None:
+        if progress.step == 20:
+            raise _Stop
+
+    out = tmp_path / "stopped"
+    with pytest.raises(_Stop):
+        train(configs, out, runtime(checkpoint_seconds=0, keep_epochs=(0, 1, 3, 6)), stop)
+    found = trained(configs, out, checkpoint_seconds=0)
+    for mine, other in zip(found, expected, strict=True):
+        assert mine.kept_steps() == other.kept_steps() == [30, 15, 5, 0]
+        for step in (0, 5, 15, 30):
+            weights = [run.load_checkpoint(step).tensors["parameters"] for run in (mine, other)]
+            assert torch.equal(*weights)
+
+
+def test_what_is_kept_is_no_part_of_what_a_run_is(tmp_path: Path) -> None:
+    configs = [tiny(seed) for seed in (1, 2)]
+    assert_same_bits(trained(configs, tmp_path / "kept", keep_epochs=(0, 1)), trained(configs, tmp_path / "plain"))
 
 
 def test_saving_more_often_changes_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semfocus.errors import UsageError
-from semfocus.training import Runtime
+from semfocus.training import Runtime, parse_epochs
 from semfocus.training.runtime import numerics
 
 
@@ -48,6 +48,23 @@ def test_what_a_session_leaves_open_is_taken_from_the_one_before() -> None:
     assert Runtime(device="cpu").as_before(None) == Runtime(device="cpu")
     elsewhere = before | {"device": "cuda", "compiled": True}
     assert Runtime(device="cpu").as_before(elsewhere).compile == "auto"
+
+
+def test_epochs_once_kept_are_kept_by_the_next_session_too() -> None:
+    more = Runtime(device="cpu", keep_epochs=(3, 0)).as_before({"kept_epochs": [5, 3]})
+    assert more.keep_epochs == (0, 3, 5)
+    for strange in (5, ["1"], [-1], [True], {"1": 2}, None):
+        assert Runtime(device="cpu", keep_epochs=(3,)).as_before({"kept_epochs": strange}).keep_epochs == (3,)
+
+
+def test_epochs_are_written_as_numbers_or_as_a_ladder() -> None:
+    assert parse_epochs("20, 0,1,1") == (0, 1, 20)
+    assert parse_epochs("") == ()
+    assert parse_epochs("ladder") == (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+    assert parse_epochs("ladder,3")[:4] == (0, 1, 2, 3)
+    for wrong in ("1.5", "-1", "steps", "1;2"):
+        with pytest.raises(UsageError, match="is not an epoch; write for example 0,1,20 or ladder"):
+            parse_epochs(wrong)
 
 
 def test_threads_and_tf32_are_as_before_after_a_run_and_after_an_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from semfocus.config import RunConfig, TaskConfig
 from semfocus.errors import CorruptData, UsageError
 from semfocus.tasks import get_task
-from semfocus.training import load
+from semfocus.training import checkpoint_epochs, load
 from semfocus.training.saved import config_of
 from tests.training.helpers import begin, run_of, tensors, tiny, trained
 
@@ -55,6 +56,43 @@ def test_kept_checkpoints_load_by_their_step(tmp_path: Path) -> None:
     assert torch.equal(middle, load(trained([tiny(1, epochs=2)], tmp_path)[0]).row())
     with pytest.raises(UsageError, match="no checkpoint of step 7"):
         load(run, step=7)
+
+
+def test_kept_checkpoints_load_by_their_epoch_and_by_name(tmp_path: Path) -> None:
+    (run,) = trained([tiny(1, epochs=5)], tmp_path, keep_epochs=(0, 2))
+    assert checkpoint_epochs(run) == {0: 0, 2: 10, 5: 25}
+    assert run.kept_steps() == [10, 0]
+    for epoch, step in ((0, 0), (2, 10), (5, 25)):
+        expected = load(run, step=step).row()
+        assert torch.equal(load(run, epoch=epoch).row(), expected)
+        assert torch.equal(load(run, checkpoint=str(epoch)).row(), expected)
+    assert torch.equal(load(run, checkpoint="last").row(), load(run, epoch=5).row())
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"epoch": 3}, "no checkpoint of epoch 3; it has 0, 2, 5. Train with --keep 3"),
+        ({"checkpoint": "first"}, "checkpoint = 'first' is neither 'last' nor an epoch"),
+        ({"checkpoint": "2", "step": 10}, "give one of"),
+        ({"epoch": 2, "step": 10}, "give one of"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(
+    tmp_path: Path, asked: dict[str, Any], message: str
+) -> None:
+    (run,) = trained([tiny(1, epochs=5)], tmp_path, keep_epochs=(0, 2))
+    with pytest.raises(UsageError, match=message):
+        load(run, **asked)
+
+
+def test_a_status_that_does_not_say_how_long_the_run_is_is_no_way_to_an_epoch(tmp_path: Path) -> None:
+    (run,) = trained([tiny(1)], tmp_path)
+    with run.lock() as writer:
+        writer.write_status("done", steps="many")
+    with pytest.raises(CorruptData, match="does not say how long the run is"):
+        load(run, epoch=3)
+    assert load(run).row().isfinite().all()
 
 
 def _file_config(path: Path) -> RunConfig:

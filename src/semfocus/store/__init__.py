@@ -6,19 +6,29 @@
         writer.save_checkpoint(40, tensors, meta)
 
 `atomic` writes, `strict` reads, `logs` and `checkpoints` are what a run consists of, `locks` keeps a second writer
-out, `directory` is a run as readers see it, `writer` as its one writer does, `runs` finds, makes and removes them.
+out, `directory` is a run as readers see it, `writer` as its one writer does, `runs` finds, makes and removes them,
+`measurements` keeps what was measured afterwards.
 """
 
 from semfocus.store.checkpoints import Checkpoint, DamagedCheckpoint
 from semfocus.store.cohort import Save, load_common, save_checkpoints, write_statuses
 from semfocus.store.directory import RunDirectory, is_run_id
 from semfocus.store.locks import Holder
+from semfocus.store.measurements import (
+    DamagedMeasurement,
+    read_arrays,
+    read_measurement,
+    read_measurements,
+    write_arrays,
+    write_measurement,
+)
 from semfocus.store.runs import Entry, RunStore
 from semfocus.store.writer import RunWriter
 
 __all__ = [
     "Checkpoint",
     "DamagedCheckpoint",
+    "DamagedMeasurement",
     "Entry",
     "Holder",
     "RunDirectory",
@@ -27,6 +37,11 @@ __all__ = [
     "Save",
     "is_run_id",
     "load_common",
+    "read_arrays",
+    "read_measurement",
+    "read_measurements",
     "save_checkpoints",
+    "write_arrays",
+    "write_measurement",
     "write_statuses",
 ]

@@ -101,6 +101,11 @@ class RunDirectory:
         folder = self.path / CHECKPOINTS
         return [step for step in checkpoints.all_steps(folder) if checkpoints.looks_sound(folder, step)]
 
+    def kept_steps(self) -> list[int]:
+        """Those of them that were saved to stay, newest first."""
+        folder = self.path / CHECKPOINTS
+        return [step for step in self.checkpoint_steps() if checkpoints.is_kept(folder, step)]
+
     def load_checkpoint(
         self, step: int | None = None, expect: Mapping[str, torch.Tensor] | None = None
     ) -> Checkpoint | None:

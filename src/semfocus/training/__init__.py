@@ -8,12 +8,12 @@ from semfocus.lazy import attach
 
 if TYPE_CHECKING:
     from semfocus.training.loop import Progress
-    from semfocus.training.runtime import Runtime
-    from semfocus.training.saved import load
+    from semfocus.training.runtime import Runtime, parse_epochs
+    from semfocus.training.saved import checkpoint_epochs, load
     from semfocus.training.session import RunOutcome, train
     from semfocus.training.signals import Interrupted
 
-__all__ = ["Interrupted", "Progress", "RunOutcome", "Runtime", "load", "train"]
+__all__ = ["Interrupted", "Progress", "RunOutcome", "Runtime", "checkpoint_epochs", "load", "parse_epochs", "train"]
 
 __getattr__, __dir__ = attach(
     __name__,
@@ -22,7 +22,9 @@ __getattr__, __dir__ = attach(
         "Progress": "semfocus.training.loop",
         "RunOutcome": "semfocus.training.session",
         "Runtime": "semfocus.training.runtime",
+        "checkpoint_epochs": "semfocus.training.saved",
         "load": "semfocus.training.saved",
+        "parse_epochs": "semfocus.training.runtime",
         "train": "semfocus.training.session",
     },
 )

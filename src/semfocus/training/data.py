@@ -35,6 +35,11 @@ class Rows:
         return Rows(self.tokens[members], filled, self.labels[members])
 
 
+def accumulator(device: torch.device) -> torch.dtype:
+    """What to add up many numbers in: float64, but on Apple's GPUs, which have none."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def load(config: RunConfig, task: Task) -> tuple[Batch, Batch]:
     """One member's training and held-out rows."""
     seed = task.data_seed(config.seed)

@@ -13,7 +13,7 @@ import torch
 from semfocus.config import RunConfig
 from semfocus.errors import CorruptData
 from semfocus.model import PLAIN
-from semfocus.store import Checkpoint, RunWriter, Save, load_common, save_checkpoints, write_statuses
+from semfocus.store import Checkpoint, RunDirectory, RunWriter, Save, load_common, save_checkpoints, write_statuses
 from semfocus.tasks import Task
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator, Scores
@@ -36,10 +36,20 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """One run as a watcher sees it, from this process or another."""
+
+    run: RunDirectory
+    config: RunConfig
+    last: dict[str, Any]  # the newest row of metrics, if there is one
+
+
+@dataclass(frozen=True)
 class Progress:
     """What a watcher is told after each evaluation, and at least every few seconds in between."""
 
-    members: list[Member]
+    members: list[Standing]
+    going_on: int  # how many of them are not at their end
     step: int
     total_steps: int
     steps_per_epoch: int
@@ -138,7 +148,8 @@ class Loop:
     def _about(self) -> dict[str, Any]:
         """What every status says: everything that has to be the same for identical results, and the notes."""
         machine = facts(self.device, self.threads, self.parts is not PLAIN)
-        return {"cohort": self.ids, "steps": self.total, **machine, **self.notes}
+        kept = {"kept_epochs": list(self.runtime.keep_epochs)} if self.runtime.keep_epochs else {}
+        return {"cohort": self.ids, "steps": self.total, **machine, **kept, **self.notes}
 
     def _advance(self) -> None:
         """Train up to the next evaluation, the end of the epoch, or a request to stop; evaluate and save if due."""
@@ -155,7 +166,7 @@ class Loop:
         keep = target % self.per_epoch == 0 and target // self.per_epoch in self.runtime.keep_epochs
         if keep or ended or self._long_unsaved():
             self._save(keep=keep)
-        self.watcher(self._progress())
+        self.watcher(self._progress(len(ended)))
         self._finish(ended)
 
     def _next_evaluation(self, step: int) -> int:
@@ -268,10 +279,17 @@ class Loop:
         save_checkpoints(saves)
         self.saved_at = time.monotonic()
 
-    def _progress(self) -> Progress:
-        seconds = time.monotonic() - self.began
-        made = self.cohort.step - self.first_step
-        return Progress(list(self.members), self.cohort.step, self.total, self.per_epoch, seconds, made)
+    def _progress(self, ended: int = 0) -> Progress:
+        standings = [Standing(RunDirectory(member.writer.path), member.config, member.last) for member in self.members]
+        return Progress(
+            standings,
+            going_on=len(standings) - ended,
+            step=self.cohort.step,
+            total_steps=self.total,
+            steps_per_epoch=self.per_epoch,
+            seconds=time.monotonic() - self.began,
+            session_steps=self.cohort.step - self.first_step,
+        )
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -18,6 +18,7 @@ from semfocus.model import PLAIN, Parts, Spec
 # Compiling a block takes some ten seconds on a CPU; below this much arithmetic (FLOP) it does not pay.
 WORTH_COMPILING = 2e13
 MOST_THREADS = 256  # that a status found in a run directory is believed to want
+LADDER = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)  # epochs worth keeping when one looks along a training
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,15 @@ class Runtime:
     checkpoint_seconds: float = 30.0
     keep_epochs: tuple[int, ...] = ()  # checkpoints that stay, for measurements along training; 0 = initialisation
     cohort_size: int | None = None
+    jobs: int | None = 1  # cohorts at a time, each in a process of its own; None: one a core, but one alone on a GPU
 
     def __post_init__(self) -> None:
         if self.threads is not None:
             whole_number("threads", self.threads, at_least=1)
         if self.cohort_size is not None:
             whole_number("cohort_size", self.cohort_size, at_least=1)
+        if self.jobs is not None:
+            whole_number("jobs", self.jobs, at_least=1)
         if not 0 < self.evaluate_every < float("inf"):
             raise UsageError(f"evaluate_every = {self.evaluate_every!r} must be a positive number of epochs")
         if self.compile not in ("auto", "on", "off"):
@@ -61,14 +65,22 @@ class Runtime:
 
     def num_threads(self) -> int:
         """As asked, or as many as are idle: threads that wait for a busy core are far slower than fewer threads."""
-        cores = os.cpu_count() or 1
-        return self.threads or max(1, min(cores - round(os.getloadavg()[0]), 4))
+        return self.threads or max(1, min(_cores() - round(os.getloadavg()[0]), 4))
+
+    def num_jobs(self) -> int:
+        """How many cohorts to train at a time, if there are so many."""
+        return self.jobs or (_cores() if self.torch_device().type == "cpu" else 1)
 
     def as_before(self, status: Mapping[str, Any] | None) -> Runtime:
-        """With the threads and the compile choice that a run began with, where this leaves them open: same bits."""
+        """With the threads and the compile choice that a run began with, where this leaves them open: same bits.
+
+        Epochs whose checkpoints were to be kept are kept still.
+        """
         status = status or {}
-        threads, compiled = status.get("threads"), status.get("compiled")
+        threads, compiled, kept = status.get("threads"), status.get("compiled"), status.get("kept_epochs")
         device, found = self.torch_device(), self
+        if isinstance(kept, list) and all(type(epoch) is int and epoch >= 0 for epoch in kept):
+            found = replace(found, keep_epochs=tuple(sorted({*self.keep_epochs, *kept})))
         if self.threads is None and type(threads) is int and 1 <= threads <= MOST_THREADS:
             found = replace(found, threads=threads)
         if self.compile == "auto" and type(compiled) is bool and status.get("device") == device.type:
@@ -79,6 +91,24 @@ class Runtime:
         """The model's functions as they are, or compiled where a compiler is there and `rows` are worth it."""
         worth = _worth_compiling(spec, rows, device)
         return Parts.compiled() if self.compile == "on" or (self.compile == "auto" and worth) else PLAIN
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def parse_epochs(text: str) -> tuple[int, ...]:
+    """`"0,1,20"` as epochs; `ladder` stands for 0,1,2,5,10,20,50,100,200,500."""
+    found: set[int] = set()
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        if part == "ladder":
+            found |= {*LADDER}
+        elif part.isdecimal():
+            found.add(int(part))
+        else:
+            raise UsageError(f"keep = {text!r}: {part!r} is not an epoch; write for example 0,1,20 or ladder")
+    return tuple(sorted(found))
 
 
 def _worth_compiling(spec: Spec, rows: int, device: torch.device) -> bool:

@@ -34,11 +34,36 @@ def config_of(run: RunDirectory) -> RunConfig:
         raise CorruptData(f"{run.path / 'config.json'} does not describe a run: {error}") from None
 
 
-def load(run: str | Path | RunDirectory, step: int | None = None, out: Path | str | None = None) -> Encoder:
+def checkpoint_epochs(run: RunDirectory) -> dict[float, int]:
+    """The epochs of a run's checkpoints, oldest first, and the step of each: {0: 0, 1: 80, 20: 1600}.
+
+    Whole epochs are ints; one saved between two is a fraction.
+    """
+    steps = run.checkpoint_steps()[::-1]
+    if not steps:
+        return {}
+    try:
+        total = whole_number("steps", (run.status() or {}).get("steps"), 1, MOST)
+    except UsageError as error:
+        raise CorruptData(f"{run.path / 'status.json'} does not say how long the run is: {error}") from None
+    per_epoch = max(1, total // config_of(run).training.epochs)
+    return {step // per_epoch if step % per_epoch == 0 else step / per_epoch: step for step in steps}
+
+
+def load(
+    run: str | Path | RunDirectory,
+    step: int | None = None,
+    out: Path | str | None = None,
+    *,
+    epoch: float | None = None,
+    checkpoint: str = "last",
+) -> Encoder:
     """The model of a run, by its path or the beginning of its id, at its newest or a kept checkpoint.
 
     model = semfocus.load("runs/1f0c...")
     model.predict(tokens)
+    semfocus.load("1f0c", epoch=20)              # one that `--keep 20` left; 0 is the initialisation
+    semfocus.load("1f0c", checkpoint="last")     # the default; checkpoint="20" is epoch=20
     """
     found = run if isinstance(run, RunDirectory) else RunStore(out).find(str(run))
     fields = found.config()
@@ -52,7 +77,29 @@ def load(run: str | Path | RunDirectory, step: int | None = None, out: Path | st
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptData(f"{found.path / 'config.json'} does not describe a model: {error}") from None
     row = torch.empty(spec.layout.size, device="meta")
-    checkpoint = found.load_checkpoint(step, expect=dict.fromkeys(("parameters", *MOMENTS[training.optimizer]), row))
-    if checkpoint is None:
+    expect = dict.fromkeys(("parameters", *MOMENTS[training.optimizer]), row)
+    saved = found.load_checkpoint(_step_meant(found, step, epoch, checkpoint), expect=expect)
+    if saved is None:
         raise UsageError(f"run {found.id} has no checkpoint yet; train it first")
-    return Encoder(spec, checkpoint.tensors["parameters"]).eval()
+    return Encoder(spec, saved.tensors["parameters"]).eval()
+
+
+def _step_meant(run: RunDirectory, step: int | None, epoch: float | None, checkpoint: str) -> int | None:
+    """The step of the checkpoint that was asked for, one way or another; None: the newest."""
+    if (step is not None) + (epoch is not None) + (checkpoint != "last") > 1:
+        raise UsageError(f"give one of step = {step}, epoch = {epoch}, checkpoint = {checkpoint!r}")
+    if checkpoint != "last":
+        try:
+            epoch = float(checkpoint)
+        except ValueError:
+            raise UsageError(f"checkpoint = {checkpoint!r} is neither 'last' nor an epoch such as '20'") from None
+    if epoch is None:
+        return step
+    there = checkpoint_epochs(run)
+    if epoch not in there:
+        known = ", ".join(f"{known:g}" for known in there) or "none"
+        raise UsageError(
+            f"run {run.id} has no checkpoint of epoch {epoch:g}; it has {known}. "
+            f"Train with --keep {epoch:g} (keep_epochs in Python) to have one"
+        )
+    return there[epoch]

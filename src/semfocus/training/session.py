@@ -13,7 +13,7 @@ from pathlib import Path
 
 from semfocus.config import RunConfig
 from semfocus.errors import Locked
-from semfocus.store import RunDirectory, RunStore
+from semfocus.store import RunDirectory, RunStore, RunWriter
 from semfocus.tasks import Task
 from semfocus.training import saved
 from semfocus.training.cohort import spec_of
@@ -38,7 +38,9 @@ class RunOutcome:
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
+    """A run to be trained."""
+
     config: RunConfig
     task: Task
     run: RunDirectory
@@ -50,25 +52,45 @@ def train(
     runtime: Runtime = Runtime(),
     watcher: Watcher = lambda progress: None,
 ) -> list[RunOutcome]:
-    """Train these runs and return how each stands, in the same order. Interrupted: saves, then raises Interrupted."""
+    """Train these runs, a cohort after the other, and return how each stands, in the same order.
+
+    Interrupted: saves, then raises Interrupted.
+    """
+    jobs, groups = prepare(configs, out, runtime)
+    return outcomes(jobs, train_in_turn(groups, runtime, watcher))
+
+
+def prepare(
+    configs: Sequence[RunConfig], out: Path | str | None, runtime: Runtime
+) -> tuple[list[Job], list[list[Job]]]:
+    """All runs, their directories made where missing, and the cohorts of those that have not ended."""
     device = runtime.torch_device()
     jobs = _jobs(configs, RunStore(out))
-    waiting = [job for job in jobs if _state(job.run) not in ENDED]
+    return jobs, cohorts([job for job in jobs if _state(job.run) not in ENDED], runtime, device.type)
+
+
+def train_in_turn(groups: Sequence[list[Job]], runtime: Runtime, watcher: Watcher) -> list[str]:
+    """Train cohorts one after the other; the ids of the runs that do not fit into memory even alone."""
     failed: list[str] = []
     with listening() as interruption:
-        for group in cohorts(waiting, runtime, device.type):
+        for group in groups:
             failed += _train_group(group, runtime, watcher, interruption)
             if interruption.signal:
                 raise Interrupted(interruption.signal)
-    outcomes = []
+    return failed
+
+
+def outcomes(jobs: Sequence[Job], failed: Sequence[str]) -> list[RunOutcome]:
+    """How each run stands, now that all has been tried."""
+    found = []
     for job in jobs:
         state = _state(job.run)
         state = state if state in ENDED else "failed" if job.run.id in failed else "held"
-        outcomes.append(RunOutcome(job.config, job.run, state))
-    return outcomes
+        found.append(RunOutcome(job.config, job.run, state))
+    return found
 
 
-def _jobs(configs: Sequence[RunConfig], store: RunStore) -> list[_Job]:
+def _jobs(configs: Sequence[RunConfig], store: RunStore) -> list[Job]:
     tasks: dict[str, Task] = {}
     planned: list[tuple[str, RunConfig, Task]] = []
     for config in configs:
@@ -79,7 +101,7 @@ def _jobs(configs: Sequence[RunConfig], store: RunStore) -> list[_Job]:
         planned.append((config.run_id(tasks[key]), config, tasks[key]))
     documents = {run_id: saved.document(config, task) for run_id, config, task in planned}
     runs = dict(zip(documents, store.create_or_open_all(documents, free=FREE_FIELDS), strict=True))
-    return [_Job(config, task, runs[run_id]) for run_id, config, task in planned]
+    return [Job(config, task, runs[run_id]) for run_id, config, task in planned]
 
 
 def _state(run: RunDirectory) -> str:
@@ -87,10 +109,10 @@ def _state(run: RunDirectory) -> str:
     return status["state"] if status else "new"
 
 
-def cohorts(jobs: Sequence[_Job], runtime: Runtime, device: str) -> list[list[_Job]]:
+def cohorts(jobs: Sequence[Job], runtime: Runtime, device: str) -> list[list[Job]]:
     """Jobs that share shapes and mechanism, as many together as memory allows; resumed ones as they were before."""
     before = _former_cohorts(jobs)
-    groups: dict[tuple[str, tuple[str, ...]], list[_Job]] = {}
+    groups: dict[tuple[str, tuple[str, ...]], list[Job]] = {}
     for job in {job.run.id: job for job in jobs}.values():
         former = before.get(job.run.id, ())
         groups.setdefault((cohort_key(job.config, job.task), former), []).append(job)
@@ -104,7 +126,7 @@ def cohorts(jobs: Sequence[_Job], runtime: Runtime, device: str) -> list[list[_J
     return found
 
 
-def _former_cohorts(jobs: Sequence[_Job]) -> dict[str, tuple[str, ...]]:
+def _former_cohorts(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
     """The ids that each run trained with so far, its own included, in their order."""
     own: dict[str, tuple[str, ...]] = {}
     promised: dict[str, tuple[str, ...]] = {}  # for runs killed before their own status was written
@@ -135,7 +157,7 @@ def cohort_limit(config: RunConfig, task: Task, device: str) -> int:
 
 
 def _train_group(
-    group: list[_Job], runtime: Runtime, watcher: Watcher, interruption: Interruption, too_many: int | None = None
+    group: list[Job], runtime: Runtime, watcher: Watcher, interruption: Interruption, too_many: int | None = None
 ) -> list[str]:
     """Train a cohort under the locks of its runs; out of memory, train its halves. The ids that do not fit even alone.
 
@@ -153,7 +175,7 @@ def _train_group(
         except Exception as error:
             if not out_of_memory(error) or len(members) == 1:
                 for member in members:
-                    _note_failure(member, error)
+                    note_failure(member.writer, f"{type(error).__name__}: {error}")
             if not out_of_memory(error):
                 raise
         if len(members) == 1:
@@ -165,7 +187,7 @@ def _train_group(
     return failed
 
 
-def _members(group: list[_Job], locks: ExitStack) -> list[Member]:
+def _members(group: list[Job], locks: ExitStack) -> list[Member]:
     """The runs of a group that can be locked and that nobody has finished since the group was made."""
     members: list[Member] = []
     for job in group:
@@ -178,10 +200,10 @@ def _members(group: list[_Job], locks: ExitStack) -> list[Member]:
     return members
 
 
-def _note_failure(member: Member, error: Exception) -> None:
+def note_failure(writer: RunWriter, reason: str) -> None:
     """Record why a run failed, beside what its status said before; unless nothing can be recorded."""
     try:
-        known = {name: value for name, value in (member.writer.status() or {}).items() if name != "state"}
-        member.writer.write_status("failed", **known | {"reason": f"{type(error).__name__}: {error}"[:500]})
+        known = {name: value for name, value in (writer.status() or {}).items() if name != "state"}
+        writer.write_status("failed", **known | {"reason": reason[:500]})
     except Exception:  # the storage itself failed: the first error is the one to report
         return

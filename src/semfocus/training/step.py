@@ -6,6 +6,8 @@ gradient is not finite is set aside before its update; nothing here waits for th
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -13,6 +15,7 @@ from torch.nn import functional
 from semfocus import counters
 from semfocus.model import PLAIN, Parts, forward
 from semfocus.training.cohort import Cohort
+from semfocus.training.data import accumulator
 
 BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 
@@ -99,9 +102,11 @@ class Stepper:
         healthy = self.cohort.alive.unsqueeze(1)
         first.copy_(torch.where(healthy, BETAS[0] * first + (1 - BETAS[0]) * gradient, first))
         second.copy_(torch.where(healthy, BETAS[1] * second + (1 - BETAS[1]) * gradient.square(), second))
-        steps = (self.count + 1).to(torch.float64)
-        corrected = first / (1 - BETAS[0] ** steps).float()
-        spread = (second / (1 - BETAS[1] ** steps).float()).sqrt()
+        steps = (self.count + 1).to(accumulator(self.count.device))
+        # 1 - beta^steps, without the difference: at the first steps it would cost float32 half of its digits.
+        shares = [-torch.expm1(steps * math.log(beta)) for beta in BETAS]
+        corrected = first / shares[0].float()
+        spread = (second / shares[1].float()).sqrt()
         change = -rates * corrected / (spread + ADAM_EPSILON)
         return change - rates * training.weight_decay * parameters if training.optimizer == "adamw" else change
 

@@ -1,0 +1,120 @@
+"""Going on with interrupted runs from their own directories: no file and no command of the first time is needed.
+
+    resume([RunStore().find("07d9")])
+
+Configuration, device, threads and compile choice are those that a run began with. Data that have changed since are
+refused: a run would go on with rows that it did not begin with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from semfocus.config import RunConfig
+from semfocus.errors import CorruptData, UsageError
+from semfocus.execution.local import train
+from semfocus.store import RunDirectory, RunStore
+from semfocus.tasks import Task
+from semfocus.training.loop import Watcher
+from semfocus.training.runtime import Runtime
+from semfocus.training.saved import config_of
+from semfocus.training.session import ENDED, RunOutcome
+
+UNFINISHED = ("interrupted", "failed", "empty")  # as a store calls them
+SHOWN = 16  # characters of a value in a message
+
+
+def resume(
+    runs: Sequence[RunDirectory], runtime: Runtime = Runtime(), watcher: Watcher = lambda progress: None
+) -> list[RunOutcome]:
+    """Train these runs to their ends and return how each stands. All are checked before the first goes on."""
+    configs = [recorded(run) for run in runs]
+    devices = [_device(run, runtime) for run in runs]
+    found: dict[int, RunOutcome] = {}
+    for root, device in dict.fromkeys(zip((run.path.parent for run in runs), devices, strict=True)):
+        chosen = [i for i, run in enumerate(runs) if (run.path.parent, devices[i]) == (root, device)]
+        done = train([configs[i] for i in chosen], root, replace(runtime, device=device), watcher)
+        found |= dict(zip(chosen, done, strict=True))
+    return [found[i] for i in range(len(runs))]
+
+
+def unfinished(store: RunStore) -> list[RunDirectory]:
+    """The runs of a store that could go on, and that nobody is working on."""
+    return [store.open(entry.name) for entry in store.entries() if entry.state in UNFINISHED and entry.config]
+
+
+def recorded(run: RunDirectory) -> RunConfig:
+    """The configuration that a run began with, after a look at whether its data are still the same."""
+    config = config_of(run)
+    task = config.task.build()
+    changes = _changes(run.config().get("data"), task)
+    if changes:
+        raise UsageError(
+            f"the data of run {run.id} have changed since it began: {config.task.name} ({'; '.join(changes)}). "
+            f"Restore the data to go on with it, or start new runs from the new data: "
+            f"semfocus compare {config.task.name}"
+        )
+    if config.run_id(task) != run.id:
+        raise CorruptData(f"{run.path / 'config.json'} is not what run {run.id} was named after; it was edited")
+    return config
+
+
+def apart(runs: Sequence[RunDirectory]) -> list[str]:
+    """The ids of runs that trained together with some of these, have not ended, and are not among them."""
+    given = {run.id for run in runs}
+    found: dict[str, None] = {}
+    for run in runs:
+        ids = (run.status() or {}).get("cohort")
+        for other in ids if isinstance(ids, list) else []:
+            path = run.path.parent / str(other)
+            if other not in given and path.is_dir() and (RunDirectory(path).status() or {}).get("state") not in ENDED:
+                found[other] = None
+    return list(found)
+
+
+def begun_with_other_data(configs: Sequence[RunConfig], store: RunStore) -> list[str]:
+    """The ids of unfinished runs on files of the same name as these, begun when the files held something else."""
+    files = {config.task.name: config.task for config in configs if Path(config.task.name).is_file()}
+    if not files:
+        return []
+    now = {name: task.build().fingerprint().get("sha256") for name, task in files.items()}
+    found = []
+    for entry in store.entries():
+        task, data = ((entry.config or {}).get(part) for part in ("task", "data"))
+        name = task.get("name") if isinstance(task, Mapping) else None
+        if entry.state in UNFINISHED and name in now and isinstance(data, Mapping) and data.get("sha256") != now[name]:
+            found.append(entry.name)
+    return found
+
+
+def _changes(before: Any, task: Task) -> list[str]:
+    if not isinstance(before, Mapping):
+        return ["the run does not say what they were"]
+    now = task.fingerprint()
+    return [
+        f"{name} was {_shown(before.get(name))}, is {_shown(now.get(name))}"
+        for name in dict.fromkeys([*before, *now])
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def _device(run: RunDirectory, runtime: Runtime) -> str:
+    """As asked, or as the run began."""
+    before = (run.status() or {}).get("device")
+    if runtime.device != "auto" or not isinstance(before, str):
+        return runtime.device
+    try:
+        return replace(runtime, device=before).torch_device().type
+    except UsageError as error:
+        raise UsageError(
+            f"run {run.id} began on {before[:SHOWN]!r}: {error}. Give --device to go on elsewhere: then results are "
+            "equal to rounding, not to the bit"
+        ) from None

@@ -1,0 +1,140 @@
+"""What was measured on a run after it was trained: `measurements/<name>.json`, and `<name>.safetensors` for arrays.
+
+    write_measurement(run, "dispersion", {"k": 5, ...})      replaces what was there, in one step
+    read_measurement(run, "dispersion")                      None when it was never measured
+    read_measurements(run)                                   all of them; a damaged one is warned about, and left out
+
+Measurements can be made again from the run's checkpoints. They take no lock: a writer of the run never comes here.
+As with everything in a run directory, what is read may be a stranger's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semfocus.errors import CorruptData, OtherFormat, StorageError, UsageError
+from semfocus.store import atomic, formats, strict, tensors
+from semfocus.store.directory import RunDirectory
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FOLDER, DOCUMENT, ARRAYS = "measurements", ".json", ".safetensors"
+MAX_ARRAY_BYTES = 2**30
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+
+
+class DamagedMeasurement(UserWarning):
+    """A measurement that cannot be read, and is left out."""
+
+
+def write_measurement(run: RunDirectory, name: str, payload: Mapping[str, Any]) -> None:
+    """Keep `payload` (JSON; numbers finite or None) with the run under this name."""
+    what = f"the measurement {name!r} of run {run.id}"
+    document = formats.stamp({"run": run.id, "name": name, "payload": dict(payload)})
+    _write(run, name, DOCUMENT, strict.encode(document, what) + b"\n")
+
+
+def read_measurement(run: RunDirectory, name: str) -> dict[str, Any] | None:
+    """What was measured under this name; None when nothing was, CorruptData when it is damaged or another run's."""
+    path = _place(run, name, DOCUMENT)
+    document = formats.read(path, "measurement")
+    if document is None:
+        return None
+    payload = document.get("payload")
+    if document.get("run") != run.id or document.get("name") != name or not isinstance(payload, dict):
+        raise CorruptData(f"{path} is not the measurement {name!r} of run {run.id}")
+    return payload
+
+
+def read_measurements(run: RunDirectory) -> dict[str, dict[str, Any]]:
+    """Every measurement of the run by name; one that cannot be read gives a DamagedMeasurement warning instead."""
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        names = measurement_names(run)
+    except (CorruptData, StorageError) as error:
+        warnings.warn(f"the measurements of run {run.id} are left out: {error}", DamagedMeasurement, stacklevel=2)
+        return found
+    for name in names:
+        try:
+            payload = read_measurement(run, name)
+        except (CorruptData, OtherFormat, StorageError) as error:
+            warnings.warn(f"a measurement of run {run.id} is left out: {error}", DamagedMeasurement, stacklevel=2)
+        else:
+            if payload is not None:
+                found[name] = payload
+    return found
+
+
+def measurement_names(run: RunDirectory) -> list[str]:
+    """The names under which something was measured, sound or damaged."""
+    try:
+        files = os.listdir(_folder(run))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StorageError(f"cannot read {run.path / FOLDER}: {error.strerror}") from error
+    names = (file.removesuffix(DOCUMENT) for file in files if file.endswith(DOCUMENT))
+    return sorted(name for name in names if _NAME.fullmatch(name))
+
+
+def write_arrays(run: RunDirectory, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Keep arrays of numbers or booleans with the run under this name, apart from its JSON."""
+    import torch
+
+    try:
+        values = {key: torch.tensor(array) for key, array in arrays.items()}
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the arrays {name!r} of run {run.id} cannot be kept: {error}") from None
+    data = tensors.encode(values)
+    if len(data) > MAX_ARRAY_BYTES:
+        raise UsageError(f"the arrays {name!r} of run {run.id} take {len(data)} bytes; at most {MAX_ARRAY_BYTES}")
+    _write(run, name, ARRAYS, data)
+
+
+def read_arrays(run: RunDirectory, name: str) -> dict[str, np.ndarray] | None:
+    """The arrays kept under this name; None when there are none, CorruptData when they are damaged."""
+    path = _place(run, name, ARRAYS)
+    try:
+        handle = strict.open_plain(path)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(handle, "rb") as file:
+        size = os.fstat(handle).st_size
+        if size > MAX_ARRAY_BYTES:
+            raise CorruptData(f"{path} is larger than {MAX_ARRAY_BYTES} bytes")
+        values = tensors.decode(file, size, str(path), None)
+    try:
+        return {key: value.numpy() for key, value in values.items()}
+    except TypeError as error:
+        raise CorruptData(f"{path} holds numbers of a kind that arrays do not have: {error}") from None
+
+
+def _write(run: RunDirectory, name: str, suffix: str, data: bytes) -> None:
+    path = _place(run, name, suffix)
+    if not run.path.is_dir():
+        raise StorageError(f"{run.path} is gone; there is no run to keep the measurement {name!r} with")
+    new = not path.parent.exists()
+    atomic.make_directories(path.parent)
+    atomic.ensure_writable(path.parent)
+    atomic.replace_all({path: data})
+    if new:
+        atomic.sync_all([run.path])
+
+
+def _place(run: RunDirectory, name: str, suffix: str) -> Path:
+    if not _NAME.fullmatch(name):  # before it is joined to a path
+        raise UsageError(f"{name!r} is not a measurement's name: lowercase letters, digits, - and _, a letter first")
+    return _folder(run) / f"{name}{suffix}"
+
+
+def _folder(run: RunDirectory) -> Path:
+    folder = run.path / FOLDER
+    if folder.is_symlink():
+        raise CorruptData(f"{folder} is a symbolic link; links in a run directory are not followed")
+    return folder

@@ -1,0 +1,128 @@
+"""What is measured: loss and accuracy over whole sets, whatever the chunks, the padding and the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from semfocus.config import TaskConfig
+from semfocus.training import data, evaluation, step
+from semfocus.training.evaluation import Evaluator
+from semfocus.training.step import Stepper
+from tests.training.helpers import begin, tiny
+from tests.training.plain import PlainEncoder
+
+
+@pytest.mark.parametrize("mechanism", ["full", "topk:3"])
+@pytest.mark.parametrize("quirk", [False, True], ids=["every row", "not the last row"])
+def test_scores_are_the_mean_loss_and_accuracy_over_whole_sets(
+    monkeypatch: pytest.MonkeyPatch, mechanism: str, quirk: bool
+) -> None:
+    monkeypatch.setitem(evaluation.TOKENS_AT_ONCE, "cpu", 2 * 8 * 4)  # four rows at a time, the last chunk short
+    configs = [tiny(seed, mechanism, drop_one_row=quirk) for seed in (1, 2)]
+    cohort = begin(configs)
+    cohort.parameters *= 3
+    scores = Evaluator(cohort).scores()
+    for i in range(2):
+        plain = PlainEncoder(cohort.spec, cohort.parameters[i])
+        for split, rows in (("train", cohort.train), ("heldout", cohort.heldout)):
+            count = rows.count - quirk
+            tokens, labels = rows.tokens[i, :count].long(), rows.labels[i, :count].long()
+            logits = plain(tokens, torch.full((count,), 8))
+            loss = functional.cross_entropy(logits, labels).item()
+            accuracy = (logits.argmax(dim=-1) == labels).double().mean().item()
+            assert getattr(scores, f"{split}_loss")[i] == pytest.approx(loss, rel=1e-5)
+            assert getattr(scores, f"{split}_accuracy")[i] == pytest.approx(accuracy, abs=1e-12)
+
+
+def test_padded_rows_are_scored_as_a_plain_model_scores_them() -> None:
+    config = tiny(task="listops", rows=(30, 10)).model_copy(update={"task": _short_listops()})
+    cohort = begin([config])
+    assert cohort.train.filled is not None
+    scores = Evaluator(cohort).scores()
+    tokens, lengths = cohort.train.tokens[0].long(), cohort.train.filled[0].sum(dim=-1)
+    logits = PlainEncoder(cohort.spec, cohort.parameters[0])(tokens, lengths)
+    expected = functional.cross_entropy(logits, cohort.train.labels[0].long()).item()
+    assert scores.train_loss[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_padding_in_one_set_alone_is_masked_there_and_changes_nothing_in_the_other() -> None:
+    cohort = begin([tiny(1), tiny(2)])
+    expected = Evaluator(cohort).scores()
+    filled = torch.ones(2, 21, 8, dtype=torch.bool)
+    filled[:, ::2, 5:] = False
+    padded = replace(cohort, heldout=replace(cohort.heldout, filled=filled))
+    scores = Evaluator(padded).scores()
+    assert scores.train_loss == pytest.approx(expected.train_loss, rel=1e-5)
+    for i in range(2):
+        logits = PlainEncoder(cohort.spec, cohort.parameters[i])(cohort.heldout.tokens[i].long(), filled[i].sum(-1))
+        loss = functional.cross_entropy(logits, cohort.heldout.labels[i].long()).item()
+        assert scores.heldout_loss[i] == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_member_that_is_lost_spoils_no_score_but_its_own() -> None:
+    cohort = begin([tiny(1), tiny(2)])
+    expected = Evaluator(cohort).scores()
+    cohort.parameters[0] = float("nan")
+    scores = Evaluator(cohort).scores()
+    assert scores.train_loss[1] == expected.train_loss[1]
+    assert scores.heldout_loss[1] == expected.heldout_loss[1]
+    assert all(value != value for value in (scores.train_loss[0], scores.heldout_loss[0]))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "scores", "size"),
+    [
+        (2 * 8 * 1000, 2**29, 64),
+        (2 * 8 * 20, 2**29, 16),
+        (2 * 8 * 33, 2**29, 32),
+        (1, 2**29, 1),
+        (2**14, 2 * 64 * 9, 8),
+    ],
+)
+def test_chunks_fit_the_device_and_are_nearly_full(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, scores: int, size: int
+) -> None:
+    """43 training and 21 held-out rows of 8 tokens, two members, one head."""
+    monkeypatch.setitem(evaluation.TOKENS_AT_ONCE, "cpu", tokens)
+    monkeypatch.setattr(evaluation, "SCORES_AT_ONCE", scores)
+    assert evaluation.chunk_size(begin([tiny(1), tiny(2)])) == size
+
+
+class _NoFloat64(TorchDispatchMode):
+    """Refuses what Apple's GPUs cannot hold."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(found):
+            assert not (isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float64), func
+        return found
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("mechanism", ["full", "topk:3", "randomk:3", "banded:3+1g", "block_local:3"])
+def test_nothing_on_the_device_is_float64_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, mechanism: str, optimizer: str
+) -> None:
+    """As on an `mps` device, which tests cannot count on."""
+    for module in (evaluation, step):
+        monkeypatch.setattr(module, "accumulator", lambda device: torch.float32)
+    cohort = begin([tiny(1, mechanism, optimizer=optimizer, lr=0.01)])
+    scores = Evaluator(cohort).scores()  # position waves are made on the host, in float64, and kept
+    stepper = Stepper(cohort)
+    stepper.begin_epoch(0, 0)
+    with _NoFloat64():
+        stepper.run(2)
+        after = Evaluator(cohort).scores()
+    assert after.train_loss != scores.train_loss
+    assert data.accumulator(torch.device("mps")) == torch.float32
+
+
+def _short_listops() -> TaskConfig:
+    options = {"min_length": 4, "max_length": 16, "max_depth": 3, "max_args": 4}
+    return TaskConfig(name="listops", options=options, train_rows=30, heldout_rows=10)
