@@ -1,0 +1,135 @@
+"""The metrics of one run by column, read fast and no less strictly than the store reads them.
+
+    metrics = read_metrics(run)
+    metrics.column("train_accuracy")      one value an evaluation, as an array
+    metrics[-1]["heldout_accuracy"]       or row by row, as plain dictionaries
+
+A thousand runs of two hundred epochs are two hundred thousand lines. The file is taken apart in one piece when
+nothing about it is unusual; whatever is (a float that was not finite, a text, a repeated key, a line that is not one
+object) goes the store's own careful way, which reads it or says what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semfocus.store import RunDirectory, strict
+from semfocus.store.directory import METRICS, TIMING
+from semfocus.store.logs import MAX_FILE_BYTES
+
+Column = NDArray[Any]
+
+
+class Metrics(Sequence[dict[str, Any]]):
+    """Rows of metrics kept as columns: whole numbers, floats (NaN where a row has none), or objects for texts."""
+
+    def __init__(self, columns: Mapping[str, Column], rows: int) -> None:
+        self.columns = dict(columns)
+        self._rows = rows
+        for values in self.columns.values():
+            values.setflags(write=False)
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> Metrics:
+        """From rows, in their order."""
+        rows = list(rows)
+        names = dict.fromkeys(name for row in rows for name in row)
+        return cls({name: _column([row.get(name) for row in rows]) for name in names}, len(rows))
+
+    def column(self, name: str) -> Column:
+        """All values of one metric; KeyError when no row has it."""
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        values = [column.tolist() for column in self.columns.values()]
+        for row in zip(*values, strict=True):
+            yield dict(zip(self.columns, row, strict=True))
+
+    @overload
+    def __getitem__(self, place: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, place: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"row {place} of {len(self)}")
+        return {name: column[place : place + 1 or None].tolist()[0] for name, column in self.columns.items()}
+
+
+def read_metrics(run: RunDirectory) -> Metrics:
+    """The metrics of a run; CorruptData when they are damaged."""
+    data = strict.read(run.path / METRICS, MAX_FILE_BYTES) or b""
+    plain = _plain(data[: data.rfind(b"\n") + 1])
+    return Metrics.of(run.metrics()) if plain is None else plain
+
+
+def read_seconds(run: RunDirectory) -> float:
+    """The seconds spent on a run so far, by its own clock: the last row of its timing alone is looked at."""
+    data = strict.read(run.path / TIMING, MAX_FILE_BYTES) or b""
+    end = data.rfind(b"\n")
+    if end < 0:
+        return 0.0
+    row = strict.decode_row(data[data.rfind(b"\n", 0, end) + 1 : end], f"the last line of {run.path / TIMING}")
+    seconds = row.get("seconds")
+    return float(seconds) if isinstance(seconds, (int, float)) else 0.0
+
+
+def _plain(data: bytes) -> Metrics | None:
+    """The rows of whole lines, when every line is one flat object of finite numbers; None when any is not.
+
+    One brace at either end of each line and none elsewhere: then the text as one list has one object a line. As many
+    `":` as values: then no key came twice.
+    """
+    lines = data.count(b"\n")
+    if lines == 0:
+        return Metrics({}, 0)
+    framed = data.startswith(b"{") and data.count(b"\n{") == lines - 1 and data.count(b"}\n") == lines
+    if not framed or data.count(b"{") != lines or data.count(b"}") != lines:
+        return None
+    try:
+        rows = json.loads(b"[" + data[:-1].replace(b"\n", b",") + b"]")
+    except (ValueError, RecursionError):
+        return None
+    names = list(rows[0])
+    if (
+        len(rows) != lines
+        or data.count(b'":') != lines * len(names)
+        or any(row.keys() != rows[0].keys() for row in rows)
+    ):
+        return None
+    columns = {name: _column([row[name] for row in rows]) for name in names}
+    return Metrics(columns, lines) if _usual(columns) else None
+
+
+def _usual(columns: Mapping[str, Column]) -> bool:
+    steps = columns.get("step")
+    if steps is None or steps.dtype != np.int64 or steps[0] < 0 or np.any(np.diff(steps) <= 0):
+        return False
+    return all(values.dtype == np.int64 or _finite(values) for values in columns.values())
+
+
+def _finite(values: Column) -> bool:
+    return values.dtype == np.float64 and bool(np.all(np.isfinite(values)))
+
+
+def _column(values: list[Any]) -> Column:
+    kinds = {type(value) for value in values}
+    try:
+        if kinds == {int}:
+            return np.array(values, dtype=np.int64)
+        if kinds <= {int, float, type(None)}:
+            return np.array(values, dtype=np.float64)
+    except OverflowError:
+        pass  # a whole number beyond 64 bits stays what it is
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column

@@ -1,0 +1,33 @@
+"""A verdict on each claim of the paper (arXiv 2506.14095), by rules that are fixed here and not by the runs they judge.
+
+    for verdict in judge(load_records("runs").records):
+        print(verdict.claim, verdict.outcome, verdict.because)
+
+`settings` says which runs may be compared, `pairs` what two arms of a setting say, the other modules which parts a
+claim has, and `evidence` what the parts come to. The same rules in words: docs/verdicts.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semfocus.analysis.records import Record
+from semfocus.analysis.verdicts import ablations, generalising, learning, masks, measured, text
+from semfocus.analysis.verdicts.evidence import Claim, Measurements, Outcome, Verdict, conclude
+from semfocus.analysis.verdicts.settings import gather
+
+__all__ = ["CLAIMS", "Claim", "Measurements", "Outcome", "Verdict", "judge"]
+
+NOTHING: Measurements = {}
+CLAIMS: tuple[Claim, ...] = tuple(
+    sorted(
+        (claim for part in (learning, masks, generalising, ablations, measured, text) for claim in part.CLAIMS),
+        key=lambda claim: int(claim.id[1:]),
+    )
+)
+
+
+def judge(records: Sequence[Record], measurements: Measurements = NOTHING) -> list[Verdict]:
+    """Judge C1 to C14, in this order. Runs that have not ended say nothing; the order of runs makes no difference."""
+    settings = gather(records)
+    return [conclude(claim, claim.parts(settings, measurements)) for claim in CLAIMS]

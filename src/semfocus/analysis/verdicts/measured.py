@@ -1,0 +1,291 @@
+"""What was measured on trained models: C9 (dispersion), C10 (loss surface), C12 (masks under noise), C13 (prediction).
+
+Measurements are kept with their runs, by name. They may be a stranger's: a value that is not a finite number where
+one is expected counts as not measured.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from semfocus.analysis.as_good import sign_p
+from semfocus.analysis.correlation import spearman
+from semfocus.analysis.intervals import Interval, mean_interval
+from semfocus.analysis.multiple import ALPHA, not_enough
+from semfocus.analysis.paired import EXACT_PAIRS, exact_swap_p, sampled_swap_p
+from semfocus.analysis.records import Record
+from semfocus.analysis.verdicts.evidence import Claim, Decision, Measurements, Part, missing
+from semfocus.analysis.verdicts.pairs import gained, interval_text
+from semfocus.analysis.verdicts.settings import FULL, TASKS, TOPK, Setting, choose
+
+K = 5
+TABLED = ("listops", "parity", "even_pairs", "missing_duplicate")  # table 6 and figure 27
+PERCENTILES, STEEPNESS = ("75", "90", "95", "100"), ("50", "75", "95", "99")
+THEOREM = "100"  # the percentile at which the definitions are met
+SMALLEST = 1e-9  # separations and slopes below count as this
+STRONG = 0.5  # a rank correlation that predicts
+
+
+def number(values: Any, *path: str) -> float | None:
+    """The finite number at the end of a path through a measurement; None when there is none."""
+    for name in path:
+        values = values.get(name) if isinstance(values, Mapping) else None
+    is_number = isinstance(values, (int, float)) and not isinstance(values, bool)
+    return float(values) if is_number and math.isfinite(values) else None
+
+
+def c9(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
+    """For each task of the paper's table: a lower dispersion, and the theory's two conditions."""
+
+    def last(record: Record, name: str, percentile: str) -> float | None:
+        payload = measurements.get(record.id, {}).get("dispersion")
+        return number(payload, "checkpoints", "last", name, percentile) if number(payload, "k") == K else None
+
+    def has(record: Record) -> bool:
+        names = ("delta", "separation", "in_degree") if record.mechanism == TOPK else ("delta",)
+        return all(last(record, name, percentile) is not None for name in names for percentile in PERCENTILES)
+
+    parts = []
+    for task in TABLED:
+        names = f"{task}: lower dispersion", f"{task}: conditions"
+        setting = choose(settings, task, usable=has)
+        if setting is None:
+            parts += [missing(name, f"no pair of {FULL} and {TOPK} with a measured dispersion") for name in names]
+            continue
+        parts.append(_smaller(names[0], setting, has, last, "delta", PERCENTILES))
+        parts.append(_conditions(names[1], setting, has, last))
+    return parts
+
+
+def _conditions(name: str, setting: Setting, has: Callable[[Record], bool], last: Callable[..., float | None]) -> Part:
+    """W < 1 and X < 1 in significantly more than half of the pairs of models, by the exact sign test."""
+    from semfocus.theory.lipschitz import condition_w, condition_x  # with it comes torch
+
+    seeds = setting.seeds(FULL, TOPK, usable=has)
+    found = []
+    for seed in seeds:
+        full, topk = setting.arms[FULL][seed], setting.arms[TOPK][seed]
+        whole, heavy = last(full, "delta", THEOREM), last(topk, "delta", THEOREM)
+        gap, degree = last(topk, "separation", THEOREM), last(topk, "in_degree", THEOREM)
+        deltas = max(whole or 0.0, 0.0), max(heavy or 0.0, 0.0), max(gap or 0.0, SMALLEST)
+        found.append((float(condition_w(*deltas)), float(condition_x(*deltas, max(degree or 0.0, 0.0) / K))))
+    met, n = sum(w < 1 and x < 1 for w, x in found), len(seeds)
+    p = sign_p(met, n)
+    decision: Decision = "undecided" if p > ALPHA else "yes" if 2 * met > n else "no"
+    medians = [statistics.median(values) for values in zip(*found, strict=True)]
+    effect = f"W = {medians[0]:.3g}, X = {medians[1]:.3g}, both below 1 in {met} of {n} pairs"
+    why = "" if decision == "yes" else not_enough(n, 1) or effect
+    return Part(name, decision, p, effect, None, setting.ids(seeds, FULL, TOPK), why, setting.note())
+
+
+def _smaller(
+    name: str,
+    setting: Setting,
+    has: Callable[[Record], bool],
+    value: Callable[..., float | None],
+    what: str,
+    percentiles: Sequence[str],
+) -> Part:
+    """Is a positive quantity smaller with top-k than with full attention, at each percentile, pair by pair?
+
+    Shown: the exact swap test of the log ratios is significant that way at every percentile. Refuted: at the last, the
+    most extreme one, it is significant the other way.
+    """
+    seeds = setting.seeds(FULL, TOPK, usable=has)
+    p_values, ratios = [], np.empty(0)
+    for percentile in percentiles:
+        arms = [[value(setting.arms[m][seed], what, percentile) for seed in seeds] for m in (FULL, TOPK)]
+        full, topk = (np.log(np.maximum(np.array(arm, dtype=float), SMALLEST)) for arm in arms)
+        ratios = full - topk
+        p = exact_swap_p(ratios) if len(seeds) <= EXACT_PAIRS else sampled_swap_p(ratios)
+        p_values.append((p, float(np.mean(ratios))))
+    decision: Decision = "undecided"
+    if all(p <= ALPHA and mean > 0 for p, mean in p_values):
+        decision = "yes"
+    elif p_values[-1][0] <= ALPHA and p_values[-1][1] < 0:
+        decision = "no"
+    spread = mean_interval(ratios)
+    interval = None if spread is None else Interval(math.exp(spread.low), math.exp(spread.high))
+    effect = f"full / top-k = {math.exp(p_values[-1][1]):.3g} at percentile {percentiles[-1]}"
+    why = "" if decision == "yes" else not_enough(len(seeds), 1) or f"{effect}, {interval_text(interval)}"
+    p = max(p for p, _ in p_values) if decision == "yes" else p_values[-1][0]
+    return Part(name, decision, p, effect, interval, setting.ids(seeds, FULL, TOPK), why, setting.note())
+
+
+def c10(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
+    """For each task: smaller slopes of the loss around the trained model, per true distance."""
+
+    def slope(record: Record, what: str, percentile: str) -> float | None:
+        payload = measurements.get(record.id, {}).get("surface", {})
+        table = payload.get(what)
+        row = table.get(percentile) if isinstance(table, Mapping) else None
+        values = [number({"": item}, "") for item in row] if isinstance(row, list) else []
+        if not values or any(item is None for item in values):
+            return None
+        return math.exp(statistics.fmean(math.log(max(item or 0.0, SMALLEST)) for item in values))
+
+    def has(record: Record) -> bool:
+        return all(slope(record, "per_distance", percentile) is not None for percentile in STEEPNESS)
+
+    parts = []
+    for task in TABLED:
+        setting = choose(settings, task, usable=has)
+        if setting is None:
+            parts.append(missing(task, f"no pair of {FULL} and {TOPK} with a measured loss surface"))
+            continue
+        alike = {_how(measurements[record.id]["surface"]) for record in _measured(setting, has)}
+        if len(alike) > 1:
+            parts.append(missing(task, "surfaces were measured with different grids, squares or rows"))
+        else:
+            parts.append(_smaller(task, setting, has, slope, "per_distance", STEEPNESS))
+    return parts
+
+
+def _measured(setting: Setting, has: Callable[[Record], bool]) -> list[Record]:
+    seeds = setting.seeds(FULL, TOPK, usable=has)
+    return [setting.arms[mechanism][seed] for mechanism in (FULL, TOPK) for seed in seeds]
+
+
+def _how(payload: Mapping[str, Any]) -> str:
+    return str([payload.get(name) for name in ("grid", "extent", "squares", "rows", "directions")])
+
+
+def c12(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
+    """Over tasks: separation against the share of keys that stay under noise, and against the speed-up."""
+
+    def payload(record: Record) -> dict[str, Any]:
+        found = measurements.get(record.id, {}).get("mask_stability", {})
+        return found if number(found, "k") == K else {}
+
+    def stays(record: Record) -> float | None:
+        kept = payload(record).get("kept")
+        values = [number({"": item}, "") for item in kept] if isinstance(kept, list) else []
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if known and len(known) == len(values) else None
+
+    def gap(record: Record) -> float | None:
+        return number(payload(record), "separation", "50")
+
+    def has(record: Record) -> bool:
+        return record.mechanism == FULL or (stays(record) is not None and gap(record) is not None)
+
+    chosen = _chosen(settings, has)
+    levels = {str(payload(r).get("noise")) for s in chosen.values() for r in s.arms[TOPK].values() if has(r)}
+    names = "small separation: unstable masks", "small separation: slower"
+    if len(levels) > 1:
+        return [missing(name, "masks were tried with different levels of noise") for name in names]
+    gaps = {task: _median(setting, has, gap) for task, setting in chosen.items()}
+    kept = {task: _median(setting, has, stays) for task, setting in chosen.items()}
+    return [
+        _correlated(names[0], gaps, kept, 1, chosen, has),
+        _correlated(names[1], gaps, _speed_ups(chosen), 1, chosen, has),
+    ]
+
+
+def c13(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
+    """Over tasks: the ratio of dispersions before training against the speed-up."""
+
+    def delta(record: Record) -> float | None:
+        payload = measurements.get(record.id, {}).get("dispersion")
+        return number(payload, "checkpoints", "0", "delta", THEOREM) if number(payload, "k") == K else None
+
+    def has(record: Record) -> bool:
+        return (delta(record) or 0.0) > 0
+
+    chosen = _chosen(settings, has)
+    ratios = {}
+    for task, setting in chosen.items():
+        seeds = setting.seeds(FULL, TOPK, usable=has)
+        pairs = [(delta(setting.arms[TOPK][seed]), delta(setting.arms[FULL][seed])) for seed in seeds]
+        ratios[task] = statistics.median((topk or 0.0) / (full or 1.0) for topk, full in pairs)
+    name = "smaller ratio, larger speed-up"
+    return [_correlated(name, ratios, _speed_ups(chosen), -1, chosen, has)]
+
+
+def _chosen(settings: Sequence[Setting], has: Callable[[Record], bool]) -> dict[str, Setting]:
+    found = {task: choose(settings, task, usable=has) for task in TASKS}
+    return {task: setting for task, setting in found.items() if setting is not None}
+
+
+def _median(setting: Setting, has: Callable[[Record], bool], value: Callable[[Record], float | None]) -> float:
+    runs = [setting.arms[TOPK][seed] for seed in setting.seeds(FULL, TOPK, usable=has)]
+    return statistics.median(found for run in runs if (found := value(run)) is not None)
+
+
+def _speed_ups(chosen: Mapping[str, Setting]) -> dict[str, float]:
+    """By task, where there is one; a bound stands for itself."""
+    found = {task: gained(setting) for task, setting in chosen.items()}
+    return {task: gain.ratio.value for task, gain in found.items() if gain.ratio.value is not None}
+
+
+def _correlated(
+    name: str,
+    x: Mapping[str, float],
+    y: Mapping[str, float],
+    sign: int,
+    chosen: Mapping[str, Setting],
+    has: Callable[[Record], bool],
+) -> Part:
+    """Shown: rho has this sign at 5 %. Refuted: it has the other one, or its interval excludes 0.5 in strength."""
+    found = spearman(x, y)
+    runs = frozenset(record.id for setting in chosen.values() for record in _measured(setting, has))
+    notes = "; ".join(sorted({setting.note() for setting in chosen.values()} - {""}))
+    if found.rho is None or found.p is None or found.interval is None:
+        return Part(name, "undecided", runs=runs, why=found.why, setting=notes)
+    strongest = max(sign * found.interval.low, sign * found.interval.high)
+    decision: Decision = "undecided"
+    if found.p <= ALPHA:
+        decision = "yes" if sign * found.rho > 0 else "no"
+    elif strongest < STRONG:
+        decision = "no"
+    effect = f"rho = {found.rho:.2f} over {found.items} tasks"
+    why = "" if decision == "yes" else f"{effect}, {interval_text(found.interval)}"
+    return Part(name, decision, found.p, effect, found.interval, runs, why, notes)
+
+
+CLAIMS = (
+    Claim(
+        "C9",
+        "Trained top-k models have a lower semantic dispersion than trained full models, and the conditions of "
+        "the theory are met.",
+        "Two parts for each of ListOps, Parity, Even Pairs and Missing Duplicates, from the measurement "
+        "`dispersion` (k = 5) at the last checkpoint, pairs of one seed. Lower: the exact swap test of the log "
+        "ratios full / top-k is significant at 5 % at each of the percentiles 75, 90, 95 and 100 (refuted: at 100"
+        " the other way). Conditions: W < 1 and X < 1 at percentile 100, the only one that the theorem is about, "
+        "in more than half of the pairs by the exact sign test (refuted: in fewer than half).",
+        c9,
+    ),
+    Claim(
+        "C10",
+        "The loss surface around a trained top-k model has smaller estimated Lipschitz constants than around a "
+        "full one.",
+        "A part for each of ListOps, Parity, Even Pairs and Missing Duplicates, from the measurement `surface`, "
+        "pairs of one seed: slopes per true distance in parameter space, their geometric mean over all squares. "
+        "The exact swap test of the log ratios full / top-k is significant at 5 % at each of the percentiles 50, "
+        "75, 95 and 99 (refuted: at 99 the other way).",
+        c10,
+    ),
+    Claim(
+        "C12",
+        "A small semantic separation makes the mask unstable under input noise, and hurts convergence.",
+        "Two parts, each a Spearman correlation over the eight tasks with an exact permutation p-value, of the "
+        "median over seeds from the measurement `mask_stability` (k = 5): the median separation against the share"
+        " of kept keys that stay, averaged over the levels of noise; and against the speed-up of topk:5 over "
+        "full. Shown: positive at 5 %. Refuted: negative at 5 %, or the 95 % interval lies below 0.5.",
+        c12,
+    ),
+    Claim(
+        "C13",
+        "The ratio of dispersions (top-k / full) predicts the speed-up across tasks.",
+        "One part: the Spearman correlation over the eight tasks, with an exact permutation p-value, of the "
+        "median ratio over seeds at percentile 100 before training (at the end it is an outcome), from the "
+        "measurement `dispersion` (k = 5), with the speed-up of topk:5 over full. Shown: negative at 5 %. "
+        "Refuted: positive at 5 %, or the 95 % interval lies above -0.5.",
+        c13,
+    ),
+)

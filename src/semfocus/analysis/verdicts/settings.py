@@ -1,0 +1,176 @@
+"""Runs that may be compared: the same in everything but seed and mechanism. Never by a study's name.
+
+    settings = gather(records)
+    choose(settings, "listops", {"model.blocks": 15})      the setting nearest to the paper's that has 15 blocks
+
+How far a setting is from the paper's is counted field by field against the recipe `paper`; the quirks that the clean
+recipe turns off count less than anything else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from semfocus.analysis.multiple import pairs_needed
+from semfocus.analysis.paired import PairedTest
+from semfocus.analysis.records import Record
+from semfocus.analysis.survival import Times
+from semfocus.studies import recipes
+from semfocus.tasks import get_task
+
+TASKS = tuple(recipes.PAPER)  # the eight of the paper
+FULL, TOPK = "full", "topk:5"
+NEXT_TOKEN = "next_token"
+QUIRKS = frozenset(
+    f"{part}.{name}"
+    for part, names in {
+        "model": ("padding_visible", "pad_to_multiple", "dropout_in_evaluation", "first_norm_exact"),
+        "training": ("drop_one_row",),
+    }.items()
+    for name in names
+)
+STOPS_EARLY = ("training.until", "training.patience")
+_SHOWN = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """All runs of one task, model, recipe and data; arms are the runs that ended, by mechanism and seed."""
+
+    key: str
+    task: str
+    fields: Mapping[str, Any]  # dotted field -> value
+    departures: Mapping[str, Any]  # those in which it is not the paper's
+    arms: dict[str, dict[int, Record]] = field(default_factory=dict)
+    tests: dict[Any, PairedTest] = field(default_factory=dict)  # results that several claims ask for
+
+    def seeds(self, *mechanisms: str, usable: Callable[[Record], bool] = lambda record: True) -> list[int]:
+        """The seeds of which every one of these mechanisms has a run that ended and can be used."""
+        arms = [
+            {seed for seed, record in self.arms.get(mechanism, {}).items() if usable(record)}
+            for mechanism in mechanisms
+        ]
+        return sorted(set.intersection(*arms)) if arms else []
+
+    def times(self, mechanism: str, level: float) -> Times:
+        """Epochs to a training accuracy, by seed; a diverged run never gets there."""
+        runs = self.arms.get(mechanism, {})
+        return self.as_times({seed: None if failed(run) else run.first_at(level) for seed, run in runs.items()})
+
+    def as_times(self, epochs: Mapping[int, float | None]) -> Times:
+        return Times.of(epochs, horizon=float(self.fields["training.epochs"]))
+
+    def ids(self, seeds: Sequence[int], *mechanisms: str) -> frozenset[str]:
+        return frozenset(self.arms[mechanism][seed].id for mechanism in mechanisms for seed in seeds)
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether runs end before their last epoch: their last accuracy is then not the one a claim is about."""
+        return any(self.fields.get(name) is not None for name in STOPS_EARLY)
+
+    def differs(self, changes: Mapping[str, Any] = {}) -> tuple[list[str], list[str]]:
+        """Fields that are not as in the paper, beside the `changes` that were asked for; its quirks apart."""
+        others = sorted(name for name in self.departures if name not in changes)
+        return [name for name in others if name not in QUIRKS], [name for name in others if name in QUIRKS]
+
+    def note(self, changes: Mapping[str, Any] = {}) -> str:
+        """The same in words; empty when nothing differs."""
+        fields, quirks = self.differs(changes)
+        texts = ["clean recipe"] if quirks else []
+        texts += [f"{name} = {self.departures[name]}" for name in fields[:_SHOWN]]
+        return ", ".join(texts) + (f" and {len(fields) - _SHOWN} more" if len(fields) > _SHOWN else "")
+
+
+def failed(record: Record) -> bool:
+    """Whether a run diverged."""
+    return record.state == "diverged"
+
+
+def gather(records: Sequence[Record]) -> list[Setting]:
+    """The settings of all runs that ended, in the order of their keys.
+
+    Of two runs of one seed and mechanism, which no store has, the one of smaller id counts.
+    """
+    found: dict[str, Setting] = {}
+    for record in sorted((record for record in records if record.ended), key=lambda record: record.id):
+        task, fields = _task(record), flat(record.config)
+        key = json.dumps([task, fields], sort_keys=True, default=str)
+        if key not in found:
+            found[key] = Setting(key, task, fields, departures(task, fields))
+        found[key].arms.setdefault(record.mechanism, {}).setdefault(record.seed, record)
+    return [found[key] for key in sorted(found)]
+
+
+def choose(
+    settings: Sequence[Setting],
+    task: str,
+    changes: Mapping[str, Any] = {},
+    mechanisms: Sequence[str] | Callable[[Setting], Sequence[str]] = (FULL, TOPK),
+    usable: Callable[[Record], bool] = lambda record: True,
+    to_the_end: bool = False,
+) -> Setting | None:
+    """The setting of this task that has `changes` and is nearest to the paper's otherwise.
+
+    One with enough pairs of runs to test anything comes before one without; `mechanisms` (or those that suit a
+    setting) must all be there. `to_the_end` asks for runs that made all
+    their epochs. None when no setting has a single pair.
+    """
+
+    def pairs_of(setting: Setting) -> int:
+        wanted = mechanisms(setting) if callable(mechanisms) else mechanisms
+        return len(setting.seeds(*wanted, usable=usable))
+
+    def order(setting: Setting) -> tuple[Any, ...]:
+        pairs = pairs_of(setting)
+        fields, quirks = setting.differs(changes)
+        return pairs < pairs_needed(1), len(fields), len(quirks), -pairs, setting.key
+
+    fitting = [
+        setting
+        for setting in settings
+        if setting.task == task
+        and all(setting.fields.get(name) == value for name, value in changes.items())
+        and not (to_the_end and setting.stops_early)
+        and pairs_of(setting)
+    ]
+    return min(fitting, key=order, default=None)
+
+
+def departures(task: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a configuration is not the paper's; nothing is known of tasks that the paper does not have."""
+    wanted = _paper(task) if task in TASKS else {}
+    return {name: fields[name] for name, value in wanted.items() if name in fields and fields[name] != value}
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides a result, by dotted field, seed and mechanism aside; options of the task as `task.<option>`."""
+    task, data = _dict(config, "task"), _dict(config, "data")
+    parts = {part: _dict(config, part) for part in ("model", "training", "attention")}
+    parts["task"] = {name: task.get(name) for name in ("train_rows", "heldout_rows")}
+    parts["task"] |= _dict(data, "options") if "options" in data else _dict(task, "options")
+    parts["data"] = {name: value for name, value in data.items() if name not in ("options", "task")}
+    fields = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+    fields.pop("attention.mechanism", None)
+    return fields | {"precision": config.get("precision", "fp32"), "sizes.width": _dict(config, "sizes").get("width")}
+
+
+@cache
+def _paper(task: str) -> dict[str, Any]:
+    config = recipes.configure(task, FULL, 0, "paper").model_dump(mode="json")
+    options = json.loads(json.dumps(get_task(task).options))
+    wanted = flat(config | {"data": {"options": options}})
+    return {name: value for name, value in wanted.items() if name not in ("precision", "sizes.width")}
+
+
+def _task(record: Record) -> str:
+    return str(_dict(record.config, "data").get("task", record.config["task"]["name"]))
+
+
+def _dict(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A part of a configuration; a stranger's may hold anything under any name."""
+    part = values.get(name)
+    return part if isinstance(part, dict) else {}

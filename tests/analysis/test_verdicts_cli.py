@@ -1,0 +1,84 @@
+"""`semfocus verdicts` and `semfocus export`, as a person calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from semfocus.analysis.records import Record
+from semfocus.cli import app
+from semfocus.errors import UsageError
+from semfocus.store import RunStore
+from tests.analysis.made import both
+
+
+def stored(root: Path, records: list[Record]) -> None:
+    configs = {record.id: record.config for record in records}
+    runs = RunStore(root).create_or_open_all(configs)
+    for run, record in zip(runs, records, strict=True):
+        with run.lock() as writer:
+            for row in record.metrics:
+                writer.append_metrics(row)
+            writer.write_status(record.state)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    root = tmp_path / "runs"
+    stored(root, both(60, 20, ["even_pairs"], seeds=9) + both(60, 20, ["parity"], seeds=1, state="interrupted"))
+    (root / "notes.txt").write_text("mine")
+    return root
+
+
+def call(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_one_line_a_claim_each_starting_with_its_id(store: Path) -> None:
+    found = call("verdicts", store)
+    assert found.exit_code == 0
+    lines = found.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [f"C{i}" for i in range(1, 15)]
+    assert lines[0].startswith("C1   holds in part    Top-k attention")
+    assert "18 runs, even_pairs: 2.9" in lines[0]
+    assert "notes.txt: foreign" in found.stderr
+    assert found.stderr.count("interrupted, left out") == 2
+
+
+def test_at_length_it_gives_rule_effect_interval_p_runs_and_reason(store: Path) -> None:
+    text = call("verdicts", store, "--long").stdout
+    first = text.split("\nC2 ")[0]
+    for name in ("rule", "effect", "interval", "p  ", "runs", "because"):
+        assert f"     {name}" in first
+    assert "exact paired log-rank test" in first
+    assert max(len(line) for line in text.splitlines() if line.startswith("     ")) <= 100
+
+
+def test_for_machines_it_is_json_with_faults_and_unfinished_runs(store: Path) -> None:
+    document = json.loads(call("verdicts", store, "--json").stdout)
+    assert [verdict["claim"] for verdict in document["verdicts"]] == [f"C{i}" for i in range(1, 15)]
+    assert document["verdicts"][0]["outcome"] == "holds in part"
+    assert document["runs"] == 20
+    assert len(document["unfinished"]) == 2
+    assert document["faults"] == [{"name": "notes.txt", "what": "foreign: not a run directory"}]
+
+
+def test_missing_data_are_an_answer_and_a_missing_store_is_an_error(tmp_path: Path) -> None:
+    found = call("verdicts", tmp_path)
+    assert found.exit_code == 0
+    assert found.stdout.count("not enough data") == 14
+    assert isinstance(call("verdicts", tmp_path / "nothing").exception, UsageError)
+
+
+def test_export_writes_the_file_and_says_how_much(store: Path, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    out = tmp_path / "table.csv"
+    found = call("export", store, "--to", "csv", "--out", out)
+    assert found.exit_code == 0, found.output
+    rows = out.read_text().splitlines()
+    assert f"{len(rows) - 1} rows of 20 runs" in found.stdout
+    assert "notes.txt: foreign" in found.stderr
+    assert call("export", store, "--to", "xls", "--out", out).exit_code == 2

@@ -1,0 +1,173 @@
+"""C9, C10, C12 and C13 on measurements made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from semfocus.analysis.records import Record
+from semfocus.analysis.verdicts.measured import TABLED
+from semfocus.analysis.verdicts.settings import TASKS
+from tests.analysis.made import arm, both, measure, run, verdict
+
+PERCENTS = ("50", "75", "90", "95", "100")
+
+
+def _dispersion(full: float, topk: float, gap: float = 1.0, degree: float = 5.0) -> Callable[[Record], dict[str, Any]]:
+    """The same at every percentile and checkpoint, a little more with every seed."""
+
+    def payload(record: Record) -> dict[str, Any]:
+        delta = (full if record.mechanism == "full" else topk) * (1 + 0.01 * record.seed)
+        values = {"delta": delta, "separation": gap, "in_degree": degree}
+        checkpoint = {name: dict.fromkeys(PERCENTS, value) for name, value in values.items()}
+        return {"k": 5, "checkpoints": {"0": checkpoint, "last": checkpoint}}
+
+    return payload
+
+
+def _judged(claim: str, records: list[Record], name: str, payload: Callable[[Record], dict[str, Any] | None]):
+    return verdict(claim, records, measure(records, name, payload))
+
+
+def test_c9_holds_when_dispersion_is_lower_and_both_conditions_are_met() -> None:
+    found = _judged("C9", both(60, 20, TABLED), "dispersion", _dispersion(20, 5))
+    assert found.outcome == "holds"  # W = (5 + ln 4) / 20
+    assert found.runs == 80
+
+
+def test_c9_holds_in_part_when_only_the_conditions_fail() -> None:
+    found = _judged("C9", both(60, 20, TABLED), "dispersion", _dispersion(6, 5))
+    assert found.outcome == "holds in part"  # W = (5 + ln 4) / 6 > 1
+    assert "4 refuted: listops: conditions (W = 1.0" in found.because
+
+
+def test_c9_does_not_hold_when_dispersion_is_higher() -> None:
+    assert _judged("C9", both(60, 20, TABLED), "dispersion", _dispersion(5, 20)).outcome == "does not hold"
+
+
+def test_c9_wants_a_lower_dispersion_at_every_percentile() -> None:
+    def payload(record: Record) -> dict[str, Any]:
+        made = _dispersion(20, 5)(record)
+        if record.mechanism == "topk:5":
+            made["checkpoints"]["last"]["delta"]["90"] = 30.0
+        return made
+
+    found = _judged("C9", both(60, 20, TABLED), "dispersion", payload)
+    assert "listops: lower dispersion" in found.because.split("undecided")[1]
+
+
+@pytest.mark.parametrize("broken", [None, {}, {"k": 9}, {"k": 5, "checkpoints": {"last": {"delta": {"75": "high"}}}}])
+def test_c9_takes_a_measurement_that_is_not_one_for_none(broken: dict[str, Any] | None) -> None:
+    found = _judged("C9", both(60, 20, TABLED), "dispersion", lambda record: broken)
+    assert found.outcome == "not enough data"
+    assert "with a measured dispersion" in found.because
+
+
+def _surface(full: float, topk: float, grid: int = 51) -> Callable[[Record], dict[str, Any]]:
+    def payload(record: Record) -> dict[str, Any]:
+        slope = (full if record.mechanism == "full" else topk) * (1 + 0.02 * (record.seed % 4))
+        table = {percent: [slope, 2 * slope] for percent in ("50", "75", "95", "99")}
+        reverse = {percent: [1 / slope, 1 / slope] for percent in table}
+        about = {"grid": grid, "extent": 1.0, "squares": [0.1, 0.7], "rows": 100, "directions": "random", "seed": 0}
+        return about | {"per_distance": table, "per_step": reverse}
+
+    return payload
+
+
+def test_c10_compares_slopes_per_true_distance() -> None:
+    records = both(60, 20, TABLED)
+    assert _judged("C10", records, "surface", _surface(4, 1)).outcome == "holds"
+    assert _judged("C10", records, "surface", _surface(1, 4)).outcome == "does not hold"
+    assert _judged("C10", both(60, 20, TABLED[:2]), "surface", _surface(4, 1)).outcome == "holds in part"
+    assert _judged("C10", both(60, 20, TABLED, seeds=5), "surface", _surface(4, 1)).outcome == "not enough data"
+
+
+def test_c10_does_not_compare_surfaces_of_different_grids() -> None:
+    records = both(60, 20, TABLED)
+    found = _judged("C10", records, "surface", lambda r: _surface(4, 1, 51 if r.mechanism == "full" else 101)(r))
+    assert found.outcome == "not enough data"
+    assert "different grids" in found.because
+
+
+def _eight(speed: Callable[[int], float]) -> list[Record]:
+    """Eight tasks whose speed-ups differ."""
+    records = []
+    for i, task in enumerate(TASKS):
+        records += arm(task, "full", 60, seeds=3) + arm(task, "topk:5", 60 / speed(i), seeds=3)
+    return records
+
+
+def _stability(gap: Callable[[int], float], kept: Callable[[int], float], noise=(0.1, 0.2)):
+    def payload(record: Record) -> dict[str, Any] | None:
+        i = TASKS.index(record.config["task"]["name"])
+        found = {"k": 5, "noise": list(noise), "kept": [kept(i), kept(i) / 2], "separation": {"50": gap(i)}}
+        return None if record.mechanism == "full" else found
+
+    return payload
+
+
+def test_c12_correlates_separation_with_stable_masks_and_with_speed() -> None:
+    rising, falling = (lambda i: 1 + i / 10), (lambda i: 2 - i / 10)
+    both_rise = _judged("C12", _eight(rising), "mask_stability", _stability(rising, lambda i: i / 10))
+    assert both_rise.outcome == "holds"
+    half = _judged("C12", _eight(falling), "mask_stability", _stability(rising, lambda i: i / 10))
+    assert half.outcome == "holds in part"
+    assert "rho = -1.00 over 8 tasks" in half.because
+    neither = _judged("C12", _eight(falling), "mask_stability", _stability(rising, lambda i: 1 - i / 10))
+    assert neither.outcome == "does not hold"
+
+
+def test_c12_does_not_average_over_different_levels_of_noise() -> None:
+    rising = lambda i: 1 + i / 10  # noqa: E731
+    records = _eight(rising)
+
+    def payload(record: Record) -> dict[str, Any] | None:
+        noise = (0.1, 0.2) if record.config["task"]["name"] == "parity" else (0.1, 0.5)
+        return _stability(rising, rising, noise)(record)
+
+    assert "different levels of noise" in _judged("C12", records, "mask_stability", payload).because
+
+
+def _ratios(ratio: Callable[[int], float]) -> Callable[[Record], dict[str, Any]]:
+    return lambda record: _dispersion(10, 10 * ratio(TASKS.index(record.config["task"]["name"])))(record)
+
+
+def test_c13_is_shown_by_a_falling_and_refuted_by_a_rising_relation() -> None:
+    records = _eight(lambda i: 1 + i / 10)
+    assert _judged("C13", records, "dispersion", _ratios(lambda i: 0.9 - i / 10)).outcome == "holds"
+    assert _judged("C13", records, "dispersion", _ratios(lambda i: 0.1 + i / 10)).outcome == "does not hold"
+    mixed = [0.3, 0.7, 0.2, 0.5, 0.8, 0.1, 0.6, 0.4]
+    assert _judged("C13", records, "dispersion", _ratios(lambda i: mixed[i])).outcome == "not enough data"
+
+
+def test_c13_is_judged_before_training_and_not_at_the_end() -> None:
+    records = _eight(lambda i: 1 + i / 10)
+
+    def payload(record: Record) -> dict[str, Any]:
+        made = _ratios(lambda i: 0.9 - i / 10)(record)
+        made["checkpoints"]["last"] = _ratios(lambda i: 0.1 + i / 10)(record)["checkpoints"]["last"]
+        return made
+
+    assert _judged("C13", records, "dispersion", payload).outcome == "holds"
+
+
+def test_three_tasks_are_no_correlation() -> None:
+    records = [r for r in _eight(lambda i: 1 + i / 10) if r.config["task"]["name"] in TASKS[:3]]
+    found = _judged("C13", records, "dispersion", _ratios(lambda i: 0.9 - i / 10))
+    assert found.outcome == "not enough data"
+    assert "3 items" in found.because
+
+
+def test_a_run_that_was_not_measured_leaves_its_pair_out() -> None:
+    records = both(60, 20, TABLED)
+    found = _judged("C9", records, "dispersion", lambda r: _dispersion(20, 5)(r) if r.seed < 5 else None)
+    assert found.outcome == "not enough data"
+    assert found.runs == 40
+    assert "5 paired seeds" in found.because
+
+
+def test_measurements_of_unknown_runs_change_nothing() -> None:
+    measured = measure([run("parity", "full", 1)], "dispersion", _dispersion(20, 5))
+    assert verdict("C9", [], measured).outcome == "not enough data"
