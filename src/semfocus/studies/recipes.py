@@ -1,19 +1,21 @@
-"""The paper's hyperparameters by task, the seeds, and the two recipes.
+"""The paper's hyperparameters by task, the seeds, the two recipes and the three scales.
 
 `clean` masks padding and adds none; `paper` lets it be seen and pads sparse rows to a multiple of k, as the paper's
-code does. `quick` is the same architecture and optimiser with smaller numbers, for a laptop.
+code does. Of the scales, `paper` has the paper's numbers, `quick` the same architecture and optimiser with smaller
+numbers, for a laptop, and `smoke` numbers so small that a run takes a moment: it shows that things work, no more.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
-from semfocus.errors import whole_number
+from semfocus.errors import unknown, whole_number
 
 Recipe = Literal["clean", "paper"]
+Scale = Literal["paper", "quick", "smoke"]
 
 PAPER_SEEDS = (
     153476998, 235510766, 205084180, 129959864, 149896109,
@@ -22,6 +24,10 @@ PAPER_SEEDS = (
 
 COMPACT = ("full", "banded:5", "block_local:5", "banded:5+1g", "block_local:5+1g", "topk:5")
 QUICK = ("full", "banded:5", "topk:5")
+GRID = (
+    "full", *(f"{name}:{size}" for name in ("topk", "banded", "block_local") for size in (5, 9)),
+    *(f"{name}:{size}+{extra}g" for name in ("banded", "block_local") for size in (5, 9) for extra in (1, 3)),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,12 +79,22 @@ def configure(
     )
 
 
-def quick(task: str, mechanism: str, seed: int) -> RunConfig:
+def at_scale(task: str, mechanism: str, seed: int, recipe: Recipe = "clean", scale: Scale = "paper") -> RunConfig:
+    """The run of this task, mechanism and seed, as large as `scale` says."""
+    if recipe not in get_args(Recipe):
+        raise unknown("recipe", recipe, get_args(Recipe))
+    makers = {"paper": configure, "quick": quick, "smoke": smoke}
+    if scale not in makers:
+        raise unknown("scale", scale, makers)
+    return makers[scale](task, mechanism, seed, recipe)
+
+
+def quick(task: str, mechanism: str, seed: int, recipe: Recipe = "clean") -> RunConfig:
     """Smaller numbers, same everything else: rows of 20 tokens, 3 blocks, 2000 rows, at most 20 epochs.
 
     A run stops when it has learned its training rows to 95 %. ListOps keeps its rule with rows of up to 79 tokens.
     """
-    base = configure(task, mechanism, seed)
+    base = configure(task, mechanism, seed, recipe)
     shorter = {"min_length": 20, "max_length": 80, "max_depth": 6} if task == "listops" else {"length": 20}
     return base.model_copy(
         update={
@@ -90,3 +106,21 @@ def quick(task: str, mechanism: str, seed: int) -> RunConfig:
             "training": base.training.model_copy(update={"epochs": 20, "until": 0.95}),
         }
     )  # fmt: skip
+
+
+def smoke(task: str, mechanism: str, seed: int, recipe: Recipe = "clean") -> RunConfig:
+    """A moment's work: rows of 12 tokens (ListOps: up to 19), one block 8 wide, 60 training rows, 2 epochs."""
+    base = configure(task, mechanism, seed, recipe)
+    shorter = {"min_length": 10, "max_length": 20, "max_depth": 4} if task == "listops" else {"length": 12}
+    whole = TaskConfig(name=task, options=shorter if task in PAPER else {})
+    built = whole.build()
+    sizes = {"train_rows": built.size("train"), "heldout_rows": built.size("heldout")}  # None: without end
+    few = {"train_rows": 60, "heldout_rows": 30}
+    rows = {name: min(few[name], size or few[name]) for name, size in sizes.items()}
+    return base.model_copy(
+        update={
+            "task": whole.model_copy(update=rows),
+            "model": base.model.model_copy(update={"blocks": 1, "d_model": 8, "d_mlp": 8}),
+            "training": base.training.model_copy(update={"epochs": 2}),
+        }
+    )
