@@ -1,0 +1,49 @@
+"""HOW a model attends: anybody's model, and the runs in a store, measured and held against the theory.
+
+watching, torch_calls, registry    seeing every attention of a model without changing it
+scores, sketch, tally              its numbers, added up by layer and head in fixed memory
+diagnosing, sentences, checkpoints what they say about a model; a Hugging Face checkpoint on a text file
+runs, norms, conditions, table6    trained runs: the paper's Table 6, stored with the run
+masks, against_speed               do kept keys stay under noise; does dispersion predict the speed-up
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semfocus.lazy import attach
+
+if TYPE_CHECKING:
+    from semfocus.diagnostics.against_speed import Point, dispersion_against_speed, dispersion_points
+    from semfocus.diagnostics.checkpoints import diagnose_checkpoint
+    from semfocus.diagnostics.conditions import Conditions, condition
+    from semfocus.diagnostics.diagnosing import Diagnosis, diagnose
+    from semfocus.diagnostics.masks import measure_mask_stability
+    from semfocus.diagnostics.runs import MeasuredRun, measure_run, tables
+
+__all__ = [
+    "Conditions",
+    "Diagnosis",
+    "MeasuredRun",
+    "Point",
+    "condition",
+    "diagnose",
+    "diagnose_checkpoint",
+    "dispersion_against_speed",
+    "dispersion_points",
+    "measure_mask_stability",
+    "measure_run",
+    "tables",
+]
+
+_HOMES = {
+    "against_speed": ("Point", "dispersion_against_speed", "dispersion_points"),
+    "checkpoints": ("diagnose_checkpoint",),
+    "conditions": ("Conditions", "condition"),
+    "diagnosing": ("Diagnosis", "diagnose"),
+    "masks": ("measure_mask_stability",),
+    "runs": ("MeasuredRun", "measure_run", "tables"),
+}
+__getattr__, __dir__ = attach(
+    __name__, {name: f"semfocus.diagnostics.{home}" for home, names in _HOMES.items() for name in names}
+)

@@ -1,0 +1,154 @@
+"""What focusing would do to a model, told from one look at how it attends.
+
+    report = semfocus.diagnose(model, batches, k=8)
+    print(report)                               a line a layer, and what they say
+    report.save(Path("diagnosis.html"))
+
+The model may be any module that calls our `attend`, any transformers model, or any torch model whose attention is
+torch's own; it is run as it is, in the mode it is in, and its outputs do not change by a bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from semfocus.diagnostics.conditions import Conditions, conditions, w_and_x
+from semfocus.diagnostics.sentences import sentences
+from semfocus.diagnostics.tally import Layer, Summary, Tally
+from semfocus.diagnostics.watching import Sighting, watching
+from semfocus.errors import UsageError
+from semfocus.tasks.base import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """How a model attends: layer by layer, head by head, and as a whole, for one k."""
+
+    model: str
+    k: int
+    longest: int  # keys of the longest call
+    error: float  # of quantiles that are not exact, relative
+    layers: tuple[Layer, ...]
+    whole: Summary
+    unseen: tuple[str, ...]  # attention modules that ran and showed nothing
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat row for each layer and head, for a data frame."""
+        return [
+            {"layer": i, "name": layer.name, "head": h, "queries": head.queries}
+            | {f"{name}_{p}": v for name, spread in {**head.spreads, **both}.items() for p, v in spread.items()}
+            for i, layer in enumerate(self.layers)
+            for h, (head, both) in enumerate(zip(layer.heads, w_and_x(layer.heads, self.k), strict=True))
+        ]
+
+    def conditions(self, layer: int | None = None) -> dict[str, Conditions]:
+        """W and X of the paper by percentile, both dispersions from this one model."""
+        return conditions(self.whole if layer is None else self.layers[layer].whole, self.k)
+
+    def sentences(self) -> list[str]:
+        """Where focusing would change little, where it would bite, and which k keeps the weight."""
+        return sentences(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON; numbers that are not finite are None."""
+        return {
+            "model": self.model,
+            "k": self.k,
+            "longest": self.longest,
+            "error": self.error,
+            "unseen": list(self.unseen),
+            "whole": _described(self.whole, self.k),
+            "layers": [
+                {"layer": i, "name": layer.name, **_described(layer.whole, self.k)}
+                | {"heads": _described_heads(layer.heads, self.k)}
+                for i, layer in enumerate(self.layers)
+            ],
+            "findings": self.sentences(),
+        }
+
+    def to_json(self) -> str:
+        """The same as text."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+
+    def save(self, path: Path | str) -> Path:
+        """Write one HTML page that needs nothing else; its heat maps stand beside it as .svg, .pdf and .png."""
+        from semfocus.report.diagnosis import write_model_page
+
+        return write_model_page(self.to_dict(), Path(path))
+
+    def __str__(self) -> str:
+        from semfocus.report.diagnosis import model_text
+
+        return model_text(self.to_dict())
+
+
+def diagnose(model: nn.Module, batches: Iterable[Any], k: int = 8, error: float = 0.01) -> Diagnosis:
+    """Run `model` on every batch and say how it attends.
+
+    batches   what the model is called with: a tensor, a tuple of arguments, a mapping of named ones, or rows of a task
+    k         how many keys a focused query would keep
+    error     relative error of quantiles once there are more than a few thousand values; below, they are exact
+    """
+    tally = Tally(k, error)
+    unseen = observe(model, batches, tally.see)
+    if k > tally.longest:
+        raise UsageError(
+            f"k = {k} exceeds the longest sequence, {tally.longest} keys: nothing would be dropped; "
+            f"choose k <= {tally.longest}, or longer text"
+        )
+    return Diagnosis(type(model).__name__, tally.k, tally.longest, error, tally.layers(), tally.whole(), tuple(unseen))
+
+
+def observe(model: nn.Module, batches: Iterable[Any], see: Callable[[Sighting], None]) -> list[str]:
+    """Run the model on every batch while `see` looks on; the attention modules that showed nothing.
+
+    An error where nothing at all was seen.
+    """
+    passes = 0
+    with watching(model, see) as watch, torch.no_grad():
+        for batch in batches:
+            watch.begin_pass()
+            _call(model, batch)
+            passes += 1
+        unseen = watch.unseen()
+    if not passes:
+        raise UsageError("batches is empty: there is nothing to observe")
+    if not watch.count:
+        whose = f"; these computed it their own way: {', '.join(unseen[:8])}" if unseen else ""
+        hint = " (nn.MultiheadAttention does with need_weights=True)" if "(MultiheadAttention)" in whose else ""
+        raise UsageError(
+            f"the attention of {type(model).__name__} cannot be observed: it called neither semfocus.attend nor "
+            f"torch's scaled_dot_product_attention, nor took its attention from transformers' registry{whose}{hint}"
+        )
+    return unseen
+
+
+def _call(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, Batch):
+        model(batch.tokens, batch.lengths)
+    elif isinstance(batch, Mapping):
+        model(**batch)
+    elif isinstance(batch, (tuple, list)):
+        model(*batch)
+    else:
+        model(batch)
+
+
+def _described_heads(heads: Sequence[Summary], k: int) -> list[dict[str, Any]]:
+    """Each head with W and X beside its own quantiles."""
+    return [
+        replace(head, spreads={**head.spreads, **both}).to_dict()
+        for head, both in zip(heads, w_and_x(heads, k), strict=True)
+    ]
+
+
+def _described(summary: Summary, k: int) -> dict[str, Any]:
+    cells = {percent: cell.to_dict() for percent, cell in conditions(summary, k).items()}
+    return summary.to_dict() | {"conditions": cells}

@@ -1,0 +1,143 @@
+"""Quantiles of values that stream by, in memory that does not grow with them.
+
+    sketch = Sketch(groups=4, error=0.01)           # one group a head
+    sketch.add(groups, values)                      # as often as you like; values >= 0, inf allowed
+    sketch.quantiles((0.5, 1.0), group=2)
+
+Up to `EXACT` values a group are kept as they are. From then on they are counted in cells whose borders grow by a
+constant factor, so that a quantile is within `error` (relative) of the value of that rank. The smallest and the
+largest value stay exact. What lies below `LOWEST` counts as 0, above `HIGHEST` as infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from semfocus.errors import UsageError
+from semfocus.theory import aggregate
+
+EXACT = 4096
+LOWEST, HIGHEST = 1e-9, 1e9
+
+
+class Sketch:
+    """Values by group."""
+
+    def __init__(self, groups: int, error: float = 0.01) -> None:
+        if not 0 < error < 1:
+            raise UsageError(f"error = {error!r} must lie between 0 and 1")
+        self.groups, self.error = groups, error
+        self._step = math.log((1 + error) / (1 - error))
+        # Cell 0 holds what counts as zero, the last one infinity.
+        self._cells = math.ceil((math.log(HIGHEST) - math.log(LOWEST)) / self._step) + 2
+        self._kept: list[tuple[Tensor, Tensor]] | None = []
+        self._num_kept = 0
+        self._counts: Tensor | None = None
+        self._low = torch.full((groups,), math.inf, dtype=torch.float64)
+        self._high = torch.full((groups,), -math.inf, dtype=torch.float64)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every value is still there."""
+        return self._kept is not None
+
+    def count(self, group: int | None = None) -> int:
+        """How many values were added, to one group or to all."""
+        if self._counts is not None:
+            return int((self._counts if group is None else self._counts[group]).sum())
+        return self._num_kept if group is None else int(sum((g == group).sum() for g, _ in self._kept or []))
+
+    def add(self, groups: Tensor, values: Tensor) -> None:
+        """Add values (n,) to the groups (n,) int64 that they belong to."""
+        if not values.numel():
+            return
+        if self._kept is not None and self._num_kept + values.numel() <= EXACT * self.groups:
+            self._kept.append((groups.cpu(), values.double().cpu()))
+            self._num_kept += values.numel()
+            return
+        self._spill()
+        self._tally(groups, values)
+
+    def quantiles(self, levels: Sequence[float], group: int | None = None) -> list[float | None]:
+        """The quantiles of one group, or of all values together; None where there are none.
+
+        While every value is there, linear between neighbours; afterwards the value of the nearest lower rank.
+        """
+        if self._kept is not None:
+            parts = [values if group is None else values[g == group] for g, values in self._kept]
+            values = torch.cat(parts) if parts else torch.empty(0)
+            if not values.numel():
+                return [None] * len(levels)
+            return torch.as_tensor(aggregate(values, list(levels))).tolist()
+        if self._counts is None:
+            raise RuntimeError("a sketch keeps values or counts them")
+        counts = self._counts.sum(0) if group is None else self._counts[group]
+        low, high = (self._low.amin(), self._high.amax()) if group is None else (self._low[group], self._high[group])
+        return [self._rank(counts.cpu(), level, low.item(), high.item()) for level in levels]
+
+    @staticmethod
+    def pooled(sketches: Iterable[Sketch]) -> Sketch:
+        """The values of all these sketches, as one group."""
+        given = list(sketches)
+        total = Sketch(1, max((sketch.error for sketch in given), default=0.01))
+        for sketch in given:
+            if sketch._kept is not None:
+                for groups, values in sketch._kept:
+                    total.add(torch.zeros_like(groups), values)
+            elif sketch._counts is not None:
+                if sketch.error != total.error:
+                    raise UsageError(f"sketches of errors {sketch.error} and {total.error} cannot be put together")
+                total._spill()
+                total._merge(sketch)
+        return total
+
+    def _merge(self, other: Sketch) -> None:
+        if self._counts is None or other._counts is None:
+            raise RuntimeError("only counted values can be merged")
+        self._counts += other._counts.sum(0, keepdim=True).to(self._counts.device)
+        self._low = torch.minimum(self._low, other._low.amin().to(self._low.device))
+        self._high = torch.maximum(self._high, other._high.amax().to(self._high.device))
+
+    def _spill(self) -> None:
+        """From keeping to counting."""
+        if self._kept is None:
+            return
+        kept, self._kept = self._kept, None
+        self._counts = torch.zeros(self.groups, self._cells, dtype=torch.int64)
+        for groups, values in kept:
+            self._tally(groups, values)
+
+    def _tally(self, groups: Tensor, values: Tensor) -> None:
+        if self._counts is None:
+            raise RuntimeError("values are counted only after the first few were kept")
+        if self._counts.device != values.device:
+            self._counts = self._counts.to(values.device)
+            self._low, self._high = self._low.to(values.device), self._high.to(values.device)
+        values = values.double()
+        cells = ((values.clamp(min=LOWEST).log() - math.log(LOWEST)) / self._step).floor().clamp(max=self._cells) + 1
+        cells = torch.where(values < LOWEST, 0, torch.where(values > HIGHEST, self._cells - 1, cells))
+        places = groups * self._cells + cells.long().clamp(max=self._cells - 1)
+        self._counts += torch.bincount(places, minlength=self.groups * self._cells).view_as(self._counts)
+        self._low.scatter_reduce_(0, groups, values, "amin")
+        self._high.scatter_reduce_(0, groups, values, "amax")
+
+    def _rank(self, counts: Tensor, level: float, low: float, high: float) -> float | None:
+        total = int(counts.sum())
+        if not total:
+            return None
+        rank = math.floor(level * (total - 1))
+        if rank == 0 or rank == total - 1:
+            return low if rank == 0 else high
+        cell = int((counts.cumsum(0) <= rank).sum())
+        if cell == 0:
+            return max(0.0, low)
+        if cell == self._cells - 1:
+            return math.inf
+        # The middle of a cell in the sense that both of its borders are equally far, relatively.
+        start = LOWEST * math.exp((cell - 1) * self._step)
+        middle = start * 2 / (1 + math.exp(-self._step))
+        return min(max(middle, low), high)

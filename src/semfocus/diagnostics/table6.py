@@ -1,0 +1,93 @@
+"""The paper's Table 6 on our runs: dispersions, separation, in-degree, W and X, percentile by percentile.
+
+The paper takes delta_s from a model trained with full attention and the rest from another one trained with top-k
+(`two_models`); apart from it, both can come from one model (`one_model`), where delta_heavy + separation <= delta_full
+in every row. `PUBLISHED` are the paper's numbers (arXiv 2506.14095, k = 5, one seed), with W and X worked out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from semfocus.diagnostics.conditions import condition
+from semfocus.errors import UsageError
+
+COLUMNS = ("75", "90", "95", "100")
+FLOOR = 1e-9  # the paper's, under separations: a tie would make every bound infinite
+PAPER_K = 5
+Way = Literal["two models", "one model", "published"]
+
+# The length of the rows; delta_s, delta_h, Delta_h and the in-degree at COLUMNS.
+PUBLISHED: dict[str, tuple[int, tuple[tuple[float, ...], ...]]] = {
+    "listops": (
+        599, ((8.61, 18.5, 29.4, 87.8), (3.51, 6.74, 9.67, 28.2), (0.016, 0.005, 0.002, 1e-9), (1, 3, 15, 598)),
+    ),
+    "parity": (40, ((8.30, 10.1, 11.2, 19.4), (2.31, 3.13, 3.78, 9.16), (0.062, 0.022, 0.011, 1e-6), (8, 13, 16, 33))),
+    "even_pairs": (
+        40, ((2.03, 4.73, 9.44, 14.6), (1.03, 2.84, 5.50, 8.25), (0.009, 0.003, 0.002, 3e-8), (6, 17, 26, 40)),
+    ),
+    "missing_duplicate": (
+        40, ((4.63, 9.25, 17.1, 23.9), (2.36, 4.25, 4.88, 10.5), (0.018, 0.006, 0.003, 1e-7), (7, 15, 21, 40)),
+    ),
+}  # fmt: skip
+
+
+def published(task: str) -> dict[str, Any] | None:
+    """The paper's row of this task, or None where it has none."""
+    if task not in PUBLISHED:
+        return None
+    length, lines = PUBLISHED[task]
+    cells = {
+        percent: condition(full, heavy, gap, degree, k=PAPER_K, length=length).to_dict()
+        for percent, full, heavy, gap, degree in zip(COLUMNS, *lines, strict=True)
+    }
+    return {"way": "published", "task": task, "k": PAPER_K, "length": length, "cells": cells}
+
+
+def two_models(full: Mapping[str, Any], heavy: Mapping[str, Any], checkpoint: str = "last") -> dict[str, Any]:
+    """As the paper does it, from the "dispersion" measurements of a full and of a top-k run."""
+    whole, focused = _at(full, checkpoint), _at(heavy, checkpoint)
+    sources = {"delta_full": whole, "delta_heavy": focused, "separation": focused, "in_degree": focused}
+    names = {"delta_heavy": "delta"}  # what the top-k model itself keeps
+    return _row("two models", heavy["k"], checkpoint, sources, names, whole["keys"])
+
+
+def one_model(measured: Mapping[str, Any], checkpoint: str = "last") -> dict[str, Any]:
+    """Both dispersions from the same rows of scores of one run."""
+    whole = _at(measured, checkpoint)
+    sources = dict.fromkeys(("delta_full", "delta_heavy", "separation", "in_degree"), whole)
+    return _row("one model", measured["k"], checkpoint, sources, {}, whole["keys"])
+
+
+def _row(
+    way: Way,
+    k: int,
+    checkpoint: str,
+    sources: Mapping[str, Mapping[str, Any]],
+    names: Mapping[str, str],
+    length: int,
+) -> dict[str, Any]:
+    cells = {}
+    for percent in COLUMNS:
+        numbers = [_number(source, names.get(name, name), percent) for name, source in sources.items()]
+        known = [number for number in numbers if number is not None]
+        if len(known) == len(sources):
+            spread, heavy, gap, degree = known
+            cells[percent] = condition(spread, heavy, max(gap, FLOOR), degree, k=k, length=length).to_dict()
+    return {"way": way, "k": k, "checkpoint": checkpoint, "length": length, "cells": cells}
+
+
+def _number(source: Mapping[str, Any], name: str, percent: str) -> float | None:
+    """A stored quantile; one that was infinite (nothing is dropped) is stored as null and named so."""
+    value = source[name][percent]
+    if value is None and percent in source.get("infinite", {}).get(name, ()):
+        return float("inf")
+    return value
+
+
+def _at(measured: Mapping[str, Any], checkpoint: str) -> Mapping[str, Any]:
+    known = measured["checkpoints"]
+    if checkpoint not in known:
+        raise UsageError(f"checkpoint {checkpoint!r} was not measured; there are: {', '.join(known)}")
+    return known[checkpoint]

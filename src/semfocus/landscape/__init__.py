@@ -1,0 +1,51 @@
+"""HOW STEEP it is: the loss around a trained model, and its gradient and curvature along training.
+
+    found = measure_surface(run, SurfaceSettings(grid=51, rows=1000))
+    found.losses                                 (51, 51), stored with the run; an interrupted one is taken up again
+    measure_sharpness(run)["hessian_top"]        one number a kept checkpoint
+
+`subject` is a model with its rows, `losses` evaluates many models at once, `directions` spans planes, `surface`
+walks a grid, `slopes` reads it, `hessian` multiplies and diagonalises, `certificate` measures what the theory's
+bounds need. `stored` reads surfaces back without torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semfocus.lazy import attach
+
+if TYPE_CHECKING:
+    from semfocus.landscape.certificate import certify_model
+    from semfocus.landscape.hessian import top_eigenpairs
+    from semfocus.landscape.sharpness import measure_sharpness
+    from semfocus.landscape.slopes import slopes
+    from semfocus.landscape.stored import Surface, read_surface
+    from semfocus.landscape.subject import Subject, open_subject
+    from semfocus.landscape.surface import SurfaceSettings, measure_surface
+
+__all__ = [
+    "Subject",
+    "Surface",
+    "SurfaceSettings",
+    "certify_model",
+    "measure_sharpness",
+    "measure_surface",
+    "open_subject",
+    "read_surface",
+    "slopes",
+    "top_eigenpairs",
+]
+
+_HOMES = {
+    "certificate": ("certify_model",),
+    "hessian": ("top_eigenpairs",),
+    "sharpness": ("measure_sharpness",),
+    "slopes": ("slopes",),
+    "stored": ("Surface", "read_surface"),
+    "subject": ("Subject", "open_subject"),
+    "surface": ("SurfaceSettings", "measure_surface"),
+}
+__getattr__, __dir__ = attach(
+    __name__, {name: f"semfocus.landscape.{home}" for home, names in _HOMES.items() for name in names}
+)

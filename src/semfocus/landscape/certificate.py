@@ -1,0 +1,210 @@
+"""The norms that the theory's certificates need, measured on a model of ours, and the certificate itself.
+
+    constants = certify_model(spec, row, rows)       of the loss at this model on these rows, masks as they are
+    constants.blocks[0].query, constants.input, constants.parameters
+
+    here, there = trace(spec, row, rows, masks_may_change=True), trace(spec, other, rows, masks_may_change=True)
+    here.covering(there).certify()                    between the two models
+
+Everything is measured in float64. Selection by top-k is certified, windows and full attention are; what has no theory
+(bottom-k, random keys, keys kept besides the top k, weights other than softmax) is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semfocus.attention.mechanisms import Full, Local, TopK
+from semfocus.errors import UsageError
+from semfocus.landscape.subject import cut
+from semfocus.model import ACTIVATIONS, NORM_EPSILON, Parts, Spec, forward
+from semfocus.theory import (
+    BlockNorms,
+    HeadNorms,
+    LossConstants,
+    NormRows,
+    certify,
+    covering,
+    measure_head,
+    separation,
+    spectral_norm,
+)
+from semfocus.training.data import Rows
+
+ROWS_AT_ONCE = 2**12  # positions; scores are kept in float64
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a model does on some rows: norms of each block, what each query keeps (B, H, L, L), and the read-out's."""
+
+    spec: Spec
+    blocks: tuple[BlockNorms, ...]
+    masks: tuple[Tensor, ...]
+    read_out: float
+    features: float
+    pooled: int
+    repeats: int
+
+    def covering(self, other: Trace) -> Trace:
+        """Norms that hold at both. Where all masks are equal they count as fixed."""
+        blocks = tuple(covering(a, b) for a, b in zip(self.blocks, other.blocks, strict=True))
+        same = all(torch.equal(a, b) for a, b in zip(self.masks, other.masks, strict=True))
+        return replace(
+            self,
+            blocks=tuple(map(_with_fixed_masks, blocks)) if same else blocks,
+            read_out=max(self.read_out, other.read_out),
+            features=max(self.features, other.features),
+        )
+
+    def certify(self) -> LossConstants:
+        return certify(
+            self.blocks,
+            pooled=self.pooled,
+            read_out=self.read_out,
+            features=self.features,
+            embedding_scale=math.sqrt(self.spec.model.d_model),
+            repeats=self.repeats,
+        )
+
+
+def certify_model(spec: Spec, row: Tensor, rows: Rows) -> LossConstants:
+    """How fast the loss on these rows can change around a model (P,) while no mask changes: bounds on its gradient."""
+    chunk = max(1, ROWS_AT_ONCE // spec.length)
+    traces = [trace(spec, row, cut(rows, first, first + chunk)) for first in range(0, rows.count, chunk)]
+    worst = replace(
+        traces[0],
+        blocks=tuple(covering(*blocks) for blocks in zip(*(found.blocks for found in traces), strict=True)),
+        features=max(found.features for found in traces),
+        pooled=min(found.pooled for found in traces),
+        repeats=max(found.repeats for found in traces),
+    )
+    return worst.certify()
+
+
+def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x: Tensor | None = None) -> Trace:
+    """Run the model (P,) on rows (member axis 1), or on embedded tokens x (1, B, L, d) in their place, and measure."""
+    _check(spec)
+    parameters = spec.layout.split(row.detach().double().cpu().unsqueeze(0))
+    blocks: list[BlockNorms] = []
+    masks: list[Tensor] = []
+    features: list[Tensor] = []
+
+    def embed(table: Tensor, tokens: Tensor, waves: Tensor, *rest: Any) -> Tensor:
+        return Parts().embed(table, tokens, waves, *rest) if x is None else x.detach().double()
+
+    def block(
+        x: Tensor, weights: list[Tensor], mask: Tensor | None, seeds: Any, spec: Spec, epsilon: float, train: bool
+    ):
+        norms, keep, out = _traced_block(x, weights, mask, spec, epsilon, masks_may_change)
+        blocks.append(norms)
+        masks.append(keep)
+        return out
+
+    def read_out(x: Tensor, filled: Tensor | None, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
+        # With the identity for its weight the read-out gives what it reads.
+        eye = torch.eye(weight.shape[1], dtype=x.dtype).unsqueeze(0)
+        features.append(Parts().read_out(x, filled, eye, torch.zeros_like(eye[:, 0]), spec))
+        return features[-1] @ weight + bias.unsqueeze(1)
+
+    tokens = rows.tokens.long().cpu()
+    filled = None if rows.filled is None else rows.filled.cpu()
+    with torch.no_grad():
+        forward(parameters, tokens, filled, spec, None, Parts(embed, block, read_out))
+    seen = torch.ones_like(tokens, dtype=torch.bool) if filled is None else filled
+    counts = torch.zeros(tokens.shape[1], spec.num_ids).scatter_add_(1, tokens[0], torch.ones(tokens[0].shape))
+    return Trace(
+        spec,
+        tuple(blocks),
+        tuple(masks),
+        spectral_norm(parameters["readout.weight"][0]),
+        _longest(features[0]),
+        1 if spec.model.pooling == "cls" else int(seen[..., : spec.padded_width].sum(-1).min()),
+        int(counts.max()),
+    )
+
+
+def _traced_block(
+    x: Tensor, weights: list[Tensor], mask: Tensor | None, spec: Spec, epsilon: float, masks_may_change: bool
+) -> tuple[BlockNorms, Tensor, Tensor]:
+    """`model.block` without dropout, again, with its insides measured; a test compares what the two give."""
+    aw, ab, ow, ob, iw, ib, tw, tb = (weight[0] for weight in weights)
+    pre = spec.model.norm == "pre"
+    entering = _normed(x, epsilon) if pre else x
+    mixed, keep, heads = _traced_attention(entering, (aw, ab, ow, ob), mask, spec, masks_may_change)
+    middle = x + mixed if pre else _normed(x + mixed, epsilon)
+    into = _normed(middle, NORM_EPSILON) if pre else middle
+    hidden = ACTIVATIONS[spec.model.activation](into @ iw + ib)
+    out = middle + hidden @ tw + tb
+    norms = BlockNorms(
+        heads=heads,
+        tokens=_longest(entering),
+        first=_rows(x if pre else x + mixed, epsilon),
+        second=_rows(middle if pre else out, NORM_EPSILON),
+        mlp_tokens=_longest(into),
+        mlp_in=spectral_norm(iw),
+        mlp_out=spectral_norm(tw),
+        hidden=_longest(hidden),
+        activation=spec.model.activation,
+        order=spec.model.norm,
+    )
+    return norms, keep, out if pre else _normed(out, NORM_EPSILON)
+
+
+def _traced_attention(
+    x: Tensor, weights: tuple[Tensor, ...], mask: Tensor | None, spec: Spec, masks_may_change: bool
+) -> tuple[Tensor, Tensor, tuple[HeadNorms, ...]]:
+    aw, ab, ow, ob = weights
+    width, count = spec.model.head_dim, spec.model.heads
+    scale = spec.attention.inverse_temperature / math.sqrt(width)
+    q, k, v = (part.unflatten(-1, (count, width)).transpose(2, 3) for part in (x @ aw + ab).chunk(3, dim=-1))
+    scores = scale * q @ k.mT
+    keep = spec.mechanism.keep(scores, mask).broadcast_to(scores.shape)
+    mixed = torch.where(keep, scores, -math.inf).softmax(dim=-1) @ v
+    valid = torch.ones_like(keep) if mask is None else mask.broadcast_to(scores.shape)
+    may_change = masks_may_change and isinstance(spec.mechanism, TopK)
+    thirds, biases = aw.chunk(3, dim=-1), ab.chunk(3)
+    heads = []
+    for h in range(count):
+        own = slice(h * width, (h + 1) * width)
+        query, key, value = ((thirds[i][:, own].T, biases[i][own]) for i in range(3))
+        norms = measure_head(x[0], query=query, key=key, value=value, output=ow[own].T, scale=scale, keep=keep[0, :, h])
+        if may_change:
+            gaps = separation(scores[0, :, h], keep[0, :, h], valid[0, :, h])
+            norms = replace(norms, separation=gaps.min().item())
+        heads.append(norms)
+    return mixed.transpose(2, 3).flatten(3) @ ow + ob, keep[0], tuple(heads)
+
+
+def _with_fixed_masks(block: BlockNorms) -> BlockNorms:
+    return replace(block, heads=tuple(replace(head, separation=None) for head in block.heads))
+
+
+def _check(spec: Spec) -> None:
+    mechanism = spec.mechanism
+    known = isinstance(mechanism, (Full, Local)) or (
+        isinstance(mechanism, TopK) and not mechanism.sinks and not mechanism.window
+    )
+    if not known:
+        raise UsageError(f"no certificate is known for {mechanism}; it is for full, banded, block_local and topk:k")
+    if spec.attention.normaliser != "softmax":
+        raise UsageError(f"no certificate is known for attention.normaliser = {spec.attention.normaliser}; use softmax")
+    if spec.model.dropout_in_evaluation:
+        raise UsageError("model.dropout_in_evaluation draws at random in evaluation; no certificate covers that")
+
+
+def _normed(x: Tensor, epsilon: float) -> Tensor:
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], eps=epsilon)
+
+
+def _rows(x: Tensor, epsilon: float) -> NormRows:
+    return NormRows(x.std(-1, correction=0).min().item(), epsilon)
+
+
+def _longest(rows: Tensor) -> float:
+    return rows.norm(dim=-1).max().item()

@@ -1,0 +1,97 @@
+"""Two directions in parameter space that span a plane through a trained model.
+
+    random     normal draws, each parameter tensor scaled to the norm of that tensor in the model
+    path       the two principal directions of the way that training took, from the checkpoints that were kept
+    hessian    the eigenvectors of the two largest eigenvalues of the loss's Hessian
+
+Every direction is as long as the model's parameters together, the first kind by its own rule and the others scaled
+so: a step of 1 goes as far as the parameters are from zero, whichever plane it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semfocus.errors import UsageError
+from semfocus.model import Spec
+from semfocus.randomness import stream
+
+KINDS = ("random", "path", "hessian")
+FLAT = 1e-6  # a principal direction that holds less than this share of the path is rounding
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Directions (2, P) in float32, and what is known about them."""
+
+    directions: Tensor
+    values: tuple[float, ...] = ()  # of "path": their shares of it; of "hessian": their eigenvalues
+    path: Tensor | None = None  # (n, 2) where checkpoints lie in the plane, oldest first
+
+    @property
+    def lengths(self) -> tuple[float, float]:
+        first, second = self.directions.double().contiguous().norm(dim=1).tolist()
+        return first, second
+
+
+def random_plane(spec: Spec, row: Tensor, seed: int) -> Plane:
+    """Streams are named by parameter: the same seed gives the same draws, wherever shapes agree."""
+    drawn = torch.cat([normal_row(spec, seed, f"landscape/direction/{i}") for i in range(2)])
+    for direction, own in zip(_tensors(spec, drawn), _tensors(spec, row.double().cpu().unsqueeze(0)), strict=True):
+        size = direction.flatten(1).norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
+        direction *= (own.norm() / size).view(-1, *[1] * (direction.ndim - 1))
+    return Plane(_nonzero(drawn, "random").float().to(row.device))
+
+
+def path_plane(row: Tensor, checkpoints: Tensor) -> Plane:
+    """From checkpoints (n, P), oldest first; the plane goes through the last, which is `row`."""
+    away = checkpoints.double().cpu() - row.double().cpu()
+    moved = away[away.norm(dim=1) > 0]
+    if len(moved) < 2:
+        raise UsageError(
+            f"the path has {len(moved) + 1} different checkpoints; its two principal directions need three: "
+            "keep some along training (keep_epochs=(0, 1, 2, 5, 10))"
+        )
+    _, sizes, axes = torch.linalg.svd(moved, full_matrices=False)
+    if sizes[1] < FLAT * sizes[0]:
+        raise UsageError("the checkpoints lie on one line, so that the path's second direction has zero norm")
+    scaled = axes[:2] * row.double().norm().cpu()
+    _nonzero(scaled, "path")
+    share = (sizes**2 / (sizes**2).sum())[:2].tolist()
+    places = away @ scaled.T / scaled.norm(dim=1) ** 2
+    return Plane(scaled.float().to(row.device), tuple(share), places)
+
+
+def hessian_plane(row: Tensor, vectors: Tensor, values: tuple[float, ...]) -> Plane:
+    """From eigenvectors (2, P) of length 1 and their eigenvalues."""
+    scaled = _nonzero(vectors.double() * row.double().norm().to(vectors.device), "hessian")
+    return Plane(scaled.float().to(row.device), values)
+
+
+def normal_row(spec: Spec, seed: int, name: str) -> Tensor:
+    """(1, P) standard normal draws in float64, zero in the columns between parameters."""
+    parts = []
+    for parameter, shape in spec.layout.shapes.items():
+        uniform = torch.from_numpy(stream(seed, f"{name}/{parameter}").uniform((1, *shape)))
+        parts.append(torch.special.ndtri(uniform.clamp(2.0**-54, 1 - 2.0**-53)))
+    return spec.layout.join(parts)
+
+
+def _tensors(spec: Spec, matrix: Tensor) -> Iterator[Tensor]:
+    """Views of each parameter tensor; the joint projection of queries, keys and values counts as the three it is."""
+    for name, tensor in spec.layout.split(matrix).items():
+        yield from tensor.chunk(3, dim=-1) if ".qkv." in name else (tensor,)
+
+
+def _nonzero(directions: Tensor, kind: str) -> Tensor:
+    for i, length in enumerate(directions.norm(dim=1).tolist()):
+        if not 0 < length < float("inf"):
+            raise UsageError(
+                f"direction {i + 1} ({kind}) has norm {length:g}: no plane goes through it; the model's parameters "
+                "must be finite and not all zero"
+            )
+    return directions

@@ -1,0 +1,87 @@
+"""The groups of parameters that a certificate speaks of, and how near a model's real gradients come to it.
+
+group_masks(spec)["blocks.0.query"]          (P,) bool: weights and biases of the queries' projection
+looseness(spec, row, rows)["input"]          gradient norm / certified constant: 1 would be tight
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from semfocus.landscape.certificate import trace
+from semfocus.landscape.subject import cut
+from semfocus.model import PLAIN, Parts, Spec, embed, forward, positions
+from semfocus.theory import LossConstants
+from semfocus.training.data import Rows
+
+PROJECTIONS = ("query", "key", "value")
+LAYERS = {"o": "output", "mlp_in": "mlp_in", "mlp_out": "mlp_out"}
+
+
+def group_masks(spec: Spec) -> dict[str, Tensor]:
+    """Which columns of a parameter row belong to each group, a weight together with its bias."""
+    masks: dict[str, Tensor] = {}
+
+    def mark(group: str, name: str, third: int | None = None) -> None:
+        matrix = masks.setdefault(group, torch.zeros(1, spec.layout.size, dtype=torch.bool))
+        view = spec.layout.split(matrix)[name]
+        (view if third is None else view.chunk(3, dim=-1)[third]).fill_(True)
+
+    mark("embedding", "embedding")
+    for i in range(spec.model.blocks):
+        for kind in ("weight", "bias"):
+            for third, projection in enumerate(PROJECTIONS):
+                mark(f"blocks.{i}.{projection}", f"blocks.{i}.qkv.{kind}", third)
+            for layer, group in LAYERS.items():
+                mark(f"blocks.{i}.{group}", f"blocks.{i}.{layer}.{kind}")
+    for kind in ("weight", "bias"):
+        mark("read_out", f"readout.{kind}")
+    return {group: matrix[0] for group, matrix in masks.items()}
+
+
+def constant_of(constants: LossConstants, group: str) -> float:
+    """The certified constant of one of these groups, or of `input`."""
+    if not group.startswith("blocks."):
+        return getattr(constants, group)
+    _, block, name = group.split(".")
+    return getattr(constants.blocks[int(block)], name)
+
+
+def looseness(spec: Spec, row: Tensor, rows: Rows) -> dict[str, float]:
+    """For the input and each group: the largest ratio, over single rows, of the loss's gradient to its certificate."""
+    masks, found = group_masks(spec), {}
+    for i in range(rows.count):
+        one = cut(rows, i, i + 1)
+        constants = trace(spec, row, one).certify()
+        inside, parameters = gradients(spec, row, one)
+        norms = {"input": inside.norm().item()}
+        norms |= {group: parameters[mask].norm().item() for group, mask in masks.items()}
+        for group, norm in norms.items():
+            found[group] = max(found.get(group, 0.0), norm / constant_of(constants, group))
+    return found
+
+
+def embedded(spec: Spec, row: Tensor, rows: Rows) -> Tensor:
+    """(1, B, L, d) the tokens of rows as they enter the first block, in float64."""
+    table = spec.layout.split(row.detach().double().cpu().unsqueeze(0))["embedding"]
+    behind = spec.padded_width + spec.filler
+    waves = positions(spec.length, spec.model.d_model, table.device, behind, spec.filler)
+    return embed(table, rows.tokens.long().cpu(), waves, spec, None)
+
+
+def mean_loss(spec: Spec, matrix: Tensor, rows: Rows, x: Tensor | None = None) -> Tensor:
+    """Of one model (1, P), on the CPU in its own precision; `x` in the place of embedded tokens."""
+    parts = PLAIN if x is None else Parts(embed=lambda *given: x)
+    filled = None if rows.filled is None else rows.filled.cpu()
+    logits = forward(spec.layout.split(matrix), rows.tokens.long().cpu(), filled, spec, None, parts)
+    return functional.cross_entropy(logits[0], rows.labels[0].long().cpu())
+
+
+def gradients(spec: Spec, row: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Of the mean loss: in the embedded tokens (1, B, L, d) and in the parameters (P,), in float64."""
+    matrix = row.detach().double().cpu().unsqueeze(0).requires_grad_()
+    x = embedded(spec, row, rows).requires_grad_()
+    inside = torch.autograd.grad(mean_loss(spec, matrix, rows, x), x)[0]
+    return inside, torch.autograd.grad(mean_loss(spec, matrix, rows), matrix)[0][0]

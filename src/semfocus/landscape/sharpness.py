@@ -1,0 +1,87 @@
+"""How steep and how curved the loss is along training: at every checkpoint that a run kept.
+
+    measure_sharpness(run)      {"epochs": [0, 1, 2, ...], "gradient_norm": [...], "hessian_top": [...], ...}
+
+All checkpoints of a run are members of one parameter matrix, so that they are measured together. Beside the
+measured gradient stands the bound that docs/theory.md certifies for it, where that applies to the model.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from semfocus.errors import UsageError, whole_number
+from semfocus.landscape.certificate import certify_model
+from semfocus.landscape.directions import normal_row
+from semfocus.landscape.hessian import STEPS, Curvature, top_eigenpairs
+from semfocus.landscape.subject import Subject, find_run, open_subject
+from semfocus.store import RunDirectory
+from semfocus.store.measurements import read_measurement, write_measurement
+from semfocus.training.runtime import Runtime, numerics
+
+NAME = "sharpness"
+CERTIFIED_ROWS = 200  # norms are measured in float64, row by row; these many tell the order of the bound
+
+
+def measure_sharpness(
+    run: str | Path | RunDirectory,
+    rows: int | None = 1000,
+    runtime: Runtime = Runtime(),
+    *,
+    seed: int = 0,
+    lanczos_steps: int = STEPS,
+    out: Path | str | None = None,
+) -> dict[str, Any]:
+    """Measure and keep with the run; what was measured before on the same checkpoints and rows is read.
+
+    `gradient_norm` is that of the mean training loss, `hessian_top` its largest eigenvalue by Lanczos, `residual` how
+    far off that can be; `certified` bounds the gradient over `certified_rows` rows.
+    """
+    whole_number("seed", seed, at_least=0)
+    if rows is not None:
+        whole_number("rows", rows, at_least=1)
+    found, device = find_run(run, out), runtime.torch_device()
+    steps = tuple(sorted(found.checkpoint_steps()))
+    if not steps:
+        raise UsageError(f"run {found.id} has no checkpoint yet; train it first")
+    subject = open_subject(found, steps=steps, device=device)
+    subject = subject if rows is None else subject.first(rows)
+    asked = {"steps": list(steps), "rows": subject.rows.count, "seed": seed, "lanczos_steps": lanczos_steps}
+    known = read_measurement(found, NAME)
+    if known is not None and all(known.get(name) == value for name, value in asked.items()):
+        return known
+    with numerics("fp32", runtime.threads or runtime.num_threads()):
+        payload = asked | {"epochs": subject.epochs} | _measured(subject, seed, lanczos_steps) | _certified(subject)
+    write_measurement(found, NAME, payload)
+    return payload
+
+
+def _measured(subject: Subject, seed: int, lanczos_steps: int) -> dict[str, Any]:
+    curvature, spec, parameters = Curvature(subject.spec, subject.rows), subject.spec, subject.parameters
+    gradient = curvature.gradient(parameters)
+    top = top_eigenpairs(
+        lambda vectors: curvature.product(parameters, vectors),
+        lambda i: normal_row(spec, seed, f"landscape/lanczos/{i}").to(parameters.device).expand(len(parameters), -1),
+        steps=lanczos_steps,
+        rank=spec.layout.num_parameters,
+    )
+    return {
+        "gradient_norm": _plain(gradient.double().norm(dim=1).tolist()),
+        "hessian_top": _plain(top.values[:, 0].tolist()),
+        "residual": _plain(top.residuals[:, 0].tolist()),
+    }
+
+
+def _certified(subject: Subject) -> dict[str, Any]:
+    few = subject.first(CERTIFIED_ROWS)
+    try:
+        bounds = [certify_model(few.spec, row, few.rows).parameters for row in few.parameters]
+    except UsageError as error:
+        return {"certified": None, "certified_why_not": str(error)}
+    return {"certified": _plain(bounds), "certified_rows": few.rows.count}
+
+
+def _plain(values: list[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]

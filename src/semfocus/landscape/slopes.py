@@ -1,0 +1,52 @@
+"""How steep a surface is: finite differences between neighbouring grid points inside growing squares.
+
+slopes(losses, axis, lengths)["per_distance"]["95"]      one number a square
+
+Divided by the grid step, as the paper does, and by the true distance in parameter space: directions are scaled to the
+model's own norm, so that only the latter compares models whose norms differ. A difference that is not finite counts as
+infinitely steep; a percentile that falls on one is None, and so is every percentile of a square without neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+SQUARES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+PERCENTILES = (50, 75, 95, 99)
+ROUNDING = 1e-9  # a point on a square's border is inside it
+
+
+def slopes(
+    losses: np.ndarray, axis: np.ndarray, lengths: Sequence[float], squares: Sequence[float] = SQUARES
+) -> dict[str, dict[str, list[float | None]]]:
+    """Percentiles of |difference| / step of losses (row i: axis[i] along direction 2, column j: along direction 1)."""
+    found: dict[str, dict[str, list[float | None]]] = {}
+    for name, scales in (("per_step", (1.0, 1.0)), ("per_distance", lengths)):
+        columns = [_percentiles(_inside(losses, axis, scales, square)) for square in squares]
+        found[name] = {str(p): [column[i] for column in columns] for i, p in enumerate(PERCENTILES)}
+    return found
+
+
+def _inside(losses: np.ndarray, axis: np.ndarray, scales: Sequence[float], square: float) -> np.ndarray:
+    """Every slope between two neighbours that both lie in [-square, square]^2."""
+    within = np.flatnonzero(np.abs(axis) <= square + ROUNDING)
+    if len(within) < 2:
+        return np.empty(0)
+    part, step = losses[np.ix_(within, within)], float(axis[1] - axis[0])
+    with np.errstate(invalid="ignore"):
+        across = np.abs(np.diff(part, axis=1)) / (step * scales[0])
+        up = np.abs(np.diff(part, axis=0)) / (step * scales[1])
+    found = np.concatenate([across.ravel(), up.ravel()])
+    return np.where(np.isfinite(found), found, math.inf)
+
+
+def _percentiles(values: np.ndarray) -> list[float | None]:
+    if not len(values):
+        return [None] * len(PERCENTILES)
+    # Between a finite value and an infinite one there is nothing to interpolate: take the steeper of the two.
+    method = "linear" if np.isfinite(values).all() else "higher"
+    found = np.percentile(values, PERCENTILES, method=method)
+    return [float(value) if math.isfinite(value) else None for value in found]

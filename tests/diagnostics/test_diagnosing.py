@@ -1,0 +1,304 @@
+"""A diagnosis of anybody's model: the numbers of a plain computation, unchanged outputs, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import semfocus
+from semfocus.diagnostics import diagnose
+from semfocus.diagnostics.tally import NAMES, PERCENTS
+from semfocus.errors import UsageError
+from semfocus.integrations.transformers import focus
+from semfocus.tasks.base import Batch
+from semfocus.theory import condition_w, condition_x
+from tests.diagnostics.models import HandMade, SdpaBlock, attention_layer, encoder, rows, sdpa_model, seeded, tokens
+from tests.diagnostics.plain import plain_statistics, quantile
+from tests.integrations import tiny
+
+
+class Fixed(nn.Module):
+    """Attention over given queries and keys (R, H, L, D)."""
+
+    def __init__(self, q: Tensor, k: Tensor | None = None) -> None:
+        super().__init__()
+        self.q, self.k = q, q if k is None else k
+
+    def forward(self, mask: Tensor | None = None) -> Tensor:
+        return functional.scaled_dot_product_attention(self.q, self.k, self.k, attn_mask=mask, scale=1.0)
+
+
+def expected_of(weights: Tensor, attentive: Tensor, k: int) -> dict[str, list[float]]:
+    """The plain statistics of a head from the weights (R, L, L) that a model says it used."""
+    parts = []
+    for row, allowed in zip(weights, attentive, strict=True):
+        parts.append(plain_statistics(row.double().log(), allowed, k))
+    return {name: [value for part in parts for value in part[name]] for name in parts[0]}
+
+
+@pytest.mark.parametrize("family", list(tiny.FAMILIES))
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_transformers_models_are_measured_as_their_own_weights_say(
+    family: str, implementation: str, padded: bool
+) -> None:
+    model = tiny.FAMILIES[family](attn_implementation=implementation)
+    ids = tiny.tokens(2, 12)
+    batch: dict[str, Tensor] = {"input_ids": ids}
+    lengths = [12, 8] if padded else [12, 12]
+    if padded:
+        batch["attention_mask"] = (torch.arange(12) < torch.tensor(lengths)[:, None]).long()
+    with torch.no_grad():
+        before = model(**batch).logits
+        found = diagnose(model, [batch], k=3)
+        assert torch.equal(before, model(**batch).logits)
+    assert len(found.layers) == 3
+    assert not found.unseen
+    eager = tiny.FAMILIES[family](attn_implementation="eager")
+    with torch.no_grad():
+        attentions = eager(**batch, output_attentions=True).attentions
+    inside = torch.arange(12) < torch.tensor(lengths)[:, None]
+    allowed = inside[:, None, :] & inside[:, :, None]
+    allowed = allowed & torch.ones(12, 12, dtype=torch.bool).tril() if family in tiny.DECODERS else allowed
+    for layer, weights in zip(found.layers, attentions, strict=True):
+        assert len(layer.heads) == 4
+        for h, head in enumerate(layer.heads):
+            plain = expected_of(weights[:, h], allowed, 3)
+            assert head.queries == sum(lengths)
+            for name in ("delta_full", "delta_heavy", "entropy", "in_degree", "top_share", "k95"):
+                level = (lambda p: 1 - p) if name == "top_share" else (lambda p: p)
+                for percent in PERCENTS:
+                    value = quantile(plain[name], level(int(percent) / 100))
+                    assert head.at(name, percent) == pytest.approx(value, rel=1e-3, abs=1e-3), (name, percent)
+
+
+@pytest.mark.parametrize("mechanism", ["topk:3", "banded:5"])
+def test_a_focused_model_is_seen_through_attend_with_what_it_keeps(mechanism: str) -> None:
+    model, ids = tiny.llama(), tiny.tokens(2, 10)
+    full = diagnose(model, [ids], k=3)
+    focus(model, mechanism)
+    before = tiny.logits(model, ids)
+    found = diagnose(model, [ids], k=3)
+    assert torch.equal(before, tiny.logits(model, ids))
+    first, whole = found.layers[0].whole, full.layers[0].whole
+    for percent in PERCENTS:  # the first layer is given the same tokens, and sees them the same way
+        assert first.at("delta_full", percent) == pytest.approx(whole.at("delta_full", percent), rel=1e-4)
+        assert (first.at("delta", percent) or 0) <= (whole.at("delta", percent) or 0) + 1e-6
+    if mechanism == "topk:3":
+        assert first.spreads["delta"] == first.spreads["delta_heavy"]
+
+
+def test_the_registry_is_as_before_even_after_an_exception() -> None:
+    from transformers import AttentionInterface
+
+    before = AttentionInterface.__dict__["get_interface"]
+    model = tiny.gpt2()
+    with pytest.raises((IndexError, RuntimeError)):
+        diagnose(model, [torch.full((1, 4), 10**6)], k=2)
+    assert AttentionInterface.__dict__["get_interface"] is before
+
+
+def test_scores_that_a_model_changes_behind_our_back_are_refused() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    def capped(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **options):
+        scores = (3 * torch.tanh(query @ key.mT / 3)).softmax(-1)
+        return (scores @ value).transpose(1, 2), scores
+
+    AttentionInterface.register("of_a_test", capped)
+    AttentionMaskInterface.register("of_a_test", eager_mask)
+    model = tiny.gpt2(attn_implementation="of_a_test")
+    with pytest.raises(UsageError, match=r"of_a_test.*set_attn_implementation"):
+        diagnose(model, [tiny.tokens(1, 6)], k=2)
+    from transformers.models.gpt2 import modeling_gpt2
+
+    model = tiny.gpt2(attn_implementation="eager")
+    original = modeling_gpt2.eager_attention_forward
+    modeling_gpt2.eager_attention_forward = capped
+    try:
+        with pytest.raises(UsageError, match="not the softmax of what is seen"):
+            diagnose(model, [tiny.tokens(1, 6)], k=2)
+    finally:
+        modeling_gpt2.eager_attention_forward = original
+
+
+def test_our_encoder_and_a_plain_torch_model_give_the_numbers_of_their_scores() -> None:
+    model, given = encoder("topk:3"), rows()
+    lengths = torch.tensor([8, 8, 5, 8, 3])
+    found = semfocus.diagnose(model, [Batch(given, torch.zeros(5), lengths)], k=3)
+    assert [layer.name for layer in found.layers] == ["attention #0", "attention #1"]
+    assert found.whole.queries == 2 * 2 * int(lengths.sum())
+    assert found.layers[0].whole.spreads["delta"] == found.layers[0].whole.spreads["delta_heavy"]
+    block = seeded(SdpaBlock)
+    x = tokens()
+    q, k, _ = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in block.qkv(x).chunk(3, -1))
+    scores = 3 * q @ k.mT / 2
+    seen = diagnose(block, [x], k=2)
+    for h in range(4):
+        every = torch.ones(9, 9, dtype=torch.bool)
+        parts = [plain_statistics(scores[row, h].detach(), every, 2) for row in range(3)]
+        for name in NAMES:
+            values = [value for part in parts for value in part[name]]
+            mirrored = name in ("separation", "top_share")
+            for percent in PERCENTS:
+                level = int(percent) / 100
+                value = quantile(values, 1 - level if mirrored else level)
+                assert seen.layers[0].heads[h].at(name, percent) == pytest.approx(value, rel=1e-4, abs=1e-5)
+
+
+def test_batches_may_be_tensors_tuples_and_mappings_and_add_up() -> None:
+    model, x = sdpa_model(), tokens(6)
+    whole = diagnose(model, [x], k=3)
+    split = diagnose(model, [x[:2], (x[2:4],), {"input": x[4:]}], k=3)
+    assert split.whole.queries == whole.whole.queries
+    for name in NAMES:
+        for percent in PERCENTS:
+            assert split.whole.at(name, percent) == pytest.approx(whole.whole.at(name, percent), rel=1e-4), name
+
+
+def test_a_model_that_cannot_be_observed_is_refused_with_its_modules() -> None:
+    with pytest.raises(UsageError, match=r"HandMade cannot be observed.*attention \(HandMadeAttention\)"):
+        diagnose(HandMade(), [tokens()], k=2)
+    module = seeded(lambda: nn.MultiheadAttention(16, 2))
+
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x, x, x, need_weights=True)[0]
+
+    with pytest.raises(UsageError, match="need_weights=True"):
+        diagnose(Asking(), [tokens()], k=2)
+
+
+def test_attention_that_shows_nothing_beside_some_that_does_is_named() -> None:
+    model = seeded(lambda: nn.Sequential(SdpaBlock(), HandMade()))
+    found = diagnose(model, [tokens()], k=2)
+    assert found.unseen == ("1.attention (HandMadeAttention)",)
+    assert any("1.attention" in line for line in found.sentences())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"k": 10}, r"k = 10 exceeds the longest sequence, 9 keys"),
+        ({"k": 0}, "k = 0"),
+        ({"k": 2.5}, "k = 2.5"),
+        ({"batches": []}, "batches is empty"),
+        ({"error": 2.0}, "error = 2.0"),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        diagnose(**({"model": sdpa_model(), "batches": [tokens()], "k": 2} | arguments))
+    with pytest.raises(TypeError, match="torch module"):
+        diagnose("gpt2", [tokens()], k=2)
+
+
+def test_k_as_long_as_the_row_drops_nothing_and_says_so() -> None:
+    found = diagnose(sdpa_model(), [tokens()], k=9)
+    assert found.whole.at("separation") == math.inf
+    assert found.whole.at("top_share", "100") == pytest.approx(1.0)
+    assert any("nothing would be dropped" in line for line in found.sentences())
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_constant_scores_give_an_infinite_bound_and_never_nan() -> None:
+    found = diagnose(Fixed(torch.ones(1, 1, 5, 2)), [()], k=2)
+    cell = found.conditions()["100"]
+    assert (cell.separation, cell.w, cell.x) == (0.0, math.inf, math.inf)
+    described = found.to_dict()
+    text = json.dumps(described, allow_nan=False)
+    assert "NaN" not in text
+    assert set(described["whole"]["conditions"]["100"]["infinite"]) == {"w", "x"}
+    assert any("infinite" in line for line in found.sentences())
+    assert "inf" in str(found)
+
+
+def test_one_query_is_enough() -> None:
+    found = diagnose(Fixed(torch.ones(1, 1, 1, 2), torch.randn(1, 1, 6, 2)), [()], k=2)
+    assert found.whole.queries == 1
+    assert found.sentences()
+
+
+def test_masked_rows_and_scores_that_are_not_finite_are_left_out_and_said() -> None:
+    q = torch.randn(1, 2, 6, 3, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(6, 6, dtype=torch.bool)
+    mask[2] = False
+    q[0, 1, 4] = math.nan
+    found = diagnose(Fixed(q), [(mask,)], k=2)
+    assert found.whole.empty == 2
+    assert found.whole.not_finite == 1 + 5 - 1  # its own query, and every query that sees its key
+    json.dumps(found.to_dict(), allow_nan=False)
+    assert any("NaN or infinite" in line for line in found.sentences())
+    assert any("may see no key" in line for line in found.sentences())
+
+
+def test_nothing_but_nan_is_reported_without_a_number() -> None:
+    found = diagnose(Fixed(torch.full((1, 1, 4, 2), math.nan)), [()], k=2)
+    assert found.whole.queries == 0
+    assert found.whole.at("delta_full") is None
+    assert any("No query could be counted" in line for line in found.sentences())
+    json.dumps(found.to_dict(), allow_nan=False)
+    assert str(found)
+
+
+def test_plain_sentences_tell_sharp_heads_from_flat_ones() -> None:
+    sharp, flat = torch.eye(8) * 40, torch.zeros(8, 8)
+    q = torch.stack([sharp, flat]).unsqueeze(0)
+    k = torch.eye(8).expand(1, 2, 8, 8)
+    lines = diagnose(Fixed(q, k), [()], k=2).sentences()
+    assert any("change little in 1 of 2 heads" in line and "layer 0 (head 0)" in line for line in lines)
+    assert any("bite in 1 of 2 heads" in line and "layer 0 (head 1)" in line for line in lines)
+    assert any(line.startswith("95 % of the weight") and "k = 8" in line for line in lines)
+
+
+def test_a_diagnosis_can_be_taken_along_as_rows_and_json() -> None:
+    found = diagnose(attention_layer("full"), [tokens()], k=3)
+    listed = found.rows()
+    assert [(row["layer"], row["head"]) for row in listed] == [(0, h) for h in range(4)]
+    assert listed[0]["delta_full_95"] == found.layers[0].heads[0].at("delta_full", "95")
+    numbers = [listed[2][f"{name}_90"] for name in ("delta_full", "delta_heavy", "separation")]
+    assert listed[2]["w_90"] == pytest.approx(condition_w(*numbers))
+    assert listed[2]["x_90"] == pytest.approx(condition_x(*numbers, listed[2]["in_degree_90"] / 3))
+    assert found.to_dict()["layers"][0]["heads"][2]["w"]["90"] == listed[2]["w_90"]
+    assert json.loads(found.to_json())["k"] == 3
+
+
+@pytest.mark.slow
+def test_a_diagnosis_is_put_on_a_page_that_loads_nothing(tmp_path: Path) -> None:
+    found = diagnose(attention_layer("full"), [tokens()], k=3)
+    page = found.save(tmp_path / "page.html")
+    text = page.read_text()
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    assert "Attention, k = 3" in text
+    assert (tmp_path / "page-heads.svg").exists()
+
+
+def test_memory_does_not_grow_with_the_data() -> None:
+    model = sdpa_model()
+
+    def kept(passes: int) -> int:
+        from semfocus.diagnostics.diagnosing import observe
+        from semfocus.diagnostics.tally import Tally
+
+        tally = Tally(2)
+        observe(model, (tokens(64, 16, seed=i) for i in range(passes)), tally.see)
+        sketches = [sketch for record in tally._records.values() for sketch in record.sketches.values()]
+        return sum(
+            0 if sketch._counts is None else sketch._counts.numel()
+            for sketch in sketches
+            if sketch.count() > 4 * 4096 or not sketch.is_exact
+        )
+
+    assert kept(6) == kept(12) > 0

@@ -1,0 +1,172 @@
+"""What is measured on trained runs: the numbers of a plain computation, at any kept checkpoint, stored with the run."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from semfocus.diagnostics.norms import weight_norms
+from semfocus.diagnostics.runs import find_run, measure_run, tables
+from semfocus.diagnostics.tally import PERCENTS
+from semfocus.errors import CorruptData, UsageError
+from semfocus.model import assemble, positions
+from semfocus.store import RunDirectory, read_measurement
+from semfocus.training import data, load
+from semfocus.training.saved import config_of
+from tests.diagnostics.models import encoder
+from tests.diagnostics.plain import plain_statistics, quantile
+
+
+def scores_by_hand(run: RunDirectory, split: str, rows: int) -> torch.Tensor:
+    """(rows, L, L) scores of the first block, straight from the weights."""
+    model, config = load(run), config_of(run)
+    batch = dict(zip(("train", "heldout"), data.load(config, config.task.build()), strict=True))[split]
+    ids, _ = assemble(batch.tokens[:rows], batch.lengths[:rows], model.spec)
+    weights = {name.replace("__", "."): value.detach().double() for name, value in model.named_parameters()}
+    x = weights["embedding"][ids] * math.sqrt(8) + positions(8, 8, torch.device("cpu")).double()
+    x = functional.layer_norm(x, (8,))
+    q, k, _ = (x @ weights["blocks.0.qkv.weight"] + weights["blocks.0.qkv.bias"]).chunk(3, -1)
+    return q @ k.mT / math.sqrt(8)
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_run_s_first_layer_has_the_numbers_of_its_scores_by_hand(
+    runs: list[RunDirectory], split: str, which: int
+) -> None:
+    run = runs[which]
+    measured = measure_run(run, k=3, split=split, rows=15).measured
+    scores = scores_by_hand(run, split, 15)
+    every = torch.ones(8, 8, dtype=torch.bool)
+    parts = [plain_statistics(row, every, 3) for row in scores]
+    layer = measured["checkpoints"]["last"]["layers"][0]
+    for name in ("delta_full", "delta_heavy", "separation", "in_degree", "entropy"):
+        values = [value for part in parts for value in part[name]]
+        for percent in PERCENTS:
+            level = int(percent) / 100
+            expected = quantile(values, 1 - level if name == "separation" else level)
+            assert layer[name][percent] == pytest.approx(expected, rel=1e-4, abs=1e-5), (name, percent)
+    assert layer["delta"] == layer["delta_heavy" if which else "delta_full"]
+    assert (measured["k"], measured["split"], measured["rows"]) == (3, split, 15)
+
+
+def test_every_kept_checkpoint_can_be_measured_and_is_stored_with_the_run(runs: list[RunDirectory]) -> None:
+    found = measure_run(runs[0], k=3, rows=10, checkpoint="all").measured
+    assert read_measurement(runs[0], "dispersion") == found
+    assert list(found["checkpoints"]) == ["0", "1", "2", "last"]
+    assert [found["checkpoints"][key]["epoch"] for key in found["checkpoints"]] == [0.0, 1.0, 2.0, 2.0]
+    assert found["checkpoints"]["2"] == found["checkpoints"]["last"]
+    assert found["checkpoints"]["0"]["delta_full"] != found["checkpoints"]["last"]["delta_full"]
+    for checkpoint in found["checkpoints"].values():
+        for name in ("delta", "delta_full", "delta_heavy", "separation", "in_degree", "entropy"):
+            assert set(checkpoint[name]) == set(PERCENTS)
+        assert len(checkpoint["layers"]) == 2
+
+
+def test_one_checkpoint_is_added_to_those_measured_the_same_way_and_replaces_others(runs: list[RunDirectory]) -> None:
+    measure_run(runs[0], k=3, rows=10, checkpoint="0")
+    assert list(measure_run(runs[0], k=3, rows=10).measured["checkpoints"]) == ["0", "last"]
+    assert list(measure_run(runs[0], k=4, rows=10).measured["checkpoints"]) == ["last"]
+    stored = read_measurement(runs[0], "dispersion")
+    assert stored is not None
+    assert stored["k"] == 4
+
+
+def test_a_top_k_run_is_measured_with_its_own_k(runs: list[RunDirectory]) -> None:
+    assert measure_run(runs[1], k=5, rows=5).measured["k"] == 3
+    assert measure_run(runs[0], k=5, rows=5).measured["k"] == 5
+
+
+def test_exact_softmax_slopes_stay_below_their_certified_bounds(runs: list[RunDirectory]) -> None:
+    last = measure_run(runs[0], k=3, rows=20).measured["checkpoints"]["last"]
+    worst = last["stability"]["100"]
+    assert 0 < worst["jacobian"] <= worst["full_certified"] * (1 + 1e-6)
+    assert last["layers"][0]["stability"]["100"]["jacobian"] <= worst["jacobian"]
+
+
+def test_heads_are_told_apart_and_several_are_stored(runs: list[RunDirectory]) -> None:
+    last = measure_run(runs[2], k=3, rows=5).measured["checkpoints"]["last"]
+    heads = last["layers"][0]["heads"]
+    assert len(heads) == 2
+    assert heads[0]["delta_full"] != heads[1]["delta_full"]
+    assert len(last["layers"][0]["gamma"]) == 2
+
+
+def test_pairs_are_made_by_task_and_seed_and_each_run_stands_alone_too(runs: list[RunDirectory]) -> None:
+    found = tables([measure_run(run, k=3, rows=10) for run in runs])
+    ways = [(row["way"], row.get("run")) for row in found]
+    assert ways == [
+        ("two models", runs[1].id),
+        *(("one model", run.id) for run in runs),
+        ("published", None),
+    ]
+    both, full, heavy = found[0], found[1], found[2]
+    assert both["full"] == runs[0].id
+    for percent in ("75", "90", "95", "100"):
+        assert both["cells"][percent]["delta_full"] == full["cells"][percent]["delta_full"]
+        assert both["cells"][percent]["delta_heavy"] == heavy["cells"][percent]["delta_heavy"]
+        alone = heavy["cells"][percent]
+        if percent == "100":
+            assert alone["delta_heavy"] + alone["separation"] <= alone["delta_full"] + 1e-6
+    json.dumps(found, allow_nan=False)
+
+
+def test_weight_norms_bound_what_the_weights_do() -> None:
+    model = encoder(heads=2)
+    (first, _) = weight_norms(model)
+    weights = {name.replace("__", "."): value.detach().double() for name, value in model.named_parameters()}
+    q, k, v = weights["blocks.0.qkv.weight"].chunk(3, dim=1)
+    for h in range(2):
+        own = slice(8 * h, 8 * h + 8)
+        exact = torch.linalg.svdvals(q[:, own] @ k[:, own].mT / math.sqrt(8))[0]
+        assert first["gamma"][h] == pytest.approx(float(exact))
+        out = torch.linalg.svdvals(v[:, own] @ weights["blocks.0.o.weight"][own])[0]
+        assert first["upsilon"][h] == pytest.approx(float(out))
+    mlp = [torch.linalg.svdvals(weights[f"blocks.0.{name}.weight"])[0] for name in ("mlp_in", "mlp_out")]
+    assert first["mlp"] == pytest.approx(float(mlp[0] * mlp[1]))
+
+
+def test_bad_requests_are_refused_by_name(runs: list[RunDirectory], tmp_path: Path) -> None:
+    for options, message in (
+        ({"checkpoint": "7"}, "no checkpoint of epoch 7; it has 0, 1, 2"),
+        ({"checkpoint": "first"}, "'first' must be last, all or an epoch"),
+        ({"split": "test"}, "unknown split 'test'"),
+        ({"rows": 0}, "rows = 0"),
+        ({"k": 9}, "k = 9 exceeds the length of the rows, 8"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            measure_run(runs[0], **options)
+    assert read_measurement(runs[0], "dispersion") is None
+
+
+def test_a_checkpoint_that_is_not_ours_is_refused(runs: list[RunDirectory], tmp_path: Path) -> None:
+    folder = tmp_path / "0123456789abcdef"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(CorruptData, match=r"config\.json"):
+        measure_run(find_run(str(folder)))
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UsageError, match="--model"):
+        find_run(str(folder))
+    with pytest.raises(UsageError, match="not there"):
+        find_run(str(tmp_path / "nothing" / "here"))
+
+
+def test_weights_that_do_not_fit_are_refused(runs: list[RunDirectory]) -> None:
+    document = json.loads((runs[0].path / "config.json").read_text())
+    document["config"]["model"]["d_model"] = 16
+    (runs[0].path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(CorruptData, match="other tensors than this model"):
+        measure_run(runs[0])
+
+
+def test_a_run_without_a_checkpoint_says_so(runs: list[RunDirectory]) -> None:
+    shutil.rmtree(runs[0].path / "checkpoints")
+    with pytest.raises(UsageError, match="train it first"):
+        measure_run(runs[0])

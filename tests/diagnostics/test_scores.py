@@ -1,0 +1,167 @@
+"""What is measured on a call of attention is what a plain float64 computation of all its scores gives."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from semfocus import attend
+from semfocus.attention import parse_mechanism
+from semfocus.attention.observing import observing
+from semfocus.attention.problem import Problem
+from semfocus.diagnostics import scores as scores_module
+from semfocus.diagnostics.scores import PER_QUERY, Measured, examine
+from tests.diagnostics.plain import plain_statistics
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def posed(*args: object, **options: object) -> tuple[Problem, bool]:
+    """The problem that a call of attend poses."""
+    seen: list[tuple[Problem, bool]] = []
+    with observing(lambda problem, grouped: seen.append((problem, grouped))):
+        attend(*args, **options)
+    return seen[0]
+
+
+def of_head(measured: Measured, head: int) -> dict[str, list[float]]:
+    found = {name: measured.queries[name][measured.query_heads == head].tolist() for name in PER_QUERY}
+    found["in_degree"] = measured.in_degree[measured.key_heads == head].tolist()
+    found["sink_share"] = measured.sink_share[measured.sink_heads == head].tolist()
+    return found
+
+
+def assert_same(found: dict[str, list[float]], expected: dict[str, list[float]]) -> None:
+    for name, values in expected.items():
+        assert sorted(found[name]) == pytest.approx(sorted(values), rel=2e-5, abs=2e-5), name
+
+
+@pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:2+1s+2w", "banded:5", "bottomk:4", "randomk:4"])
+@pytest.mark.parametrize("chunk", [1, 40, 10**6])
+def test_every_number_agrees_with_a_plain_computation(mechanism: str, chunk: int, monkeypatch) -> None:
+    monkeypatch.setattr(scores_module, "CHUNK_ELEMENTS", chunk * 22)
+    q, k, v = (3 * draw(2, 11, 4, seed=i) for i in range(3))
+    value = parse_mechanism(mechanism)
+    problem, grouped = posed(q, k, v, value)
+    measured = examine(problem, grouped, 3)
+    scores = (q.double() @ k.double().mT) / 2
+    keep = value.keep(scores.float(), None, seed=problem.choice_seed)
+    for head in range(2):
+        valid = torch.ones(11, 11, dtype=torch.bool)
+        assert_same(of_head(measured, head), plain_statistics(scores[head], valid, 3, keep[head]))
+
+
+@pytest.mark.parametrize("kind", ["causal", "mask", "bias", "huge bias", "lengths", "fewer queries"])
+def test_keys_that_a_query_may_not_see_count_for_nothing(kind: str) -> None:
+    q, k, v = (2 * draw(3, 2, 9, 4, seed=i) for i in range(3))
+    options: dict[str, object] = {}
+    valid = torch.ones(3, 1, 9, 9, dtype=torch.bool)
+    bias: Tensor | float = 0.0
+    if kind == "fewer queries":
+        q, valid = q[:, :, :4], valid[:, :, :4]
+    if kind == "causal":
+        options["causal"], valid = True, valid.tril()
+    elif kind == "lengths":
+        options["lengths"] = torch.tensor([9, 5, 1])
+        inside = torch.arange(9) < torch.tensor([9, 5, 1])[:, None]
+        valid = inside[:, None, None, :] & inside[:, None, :, None]
+    elif kind == "mask":
+        valid = draw(3, 1, 9, 9, seed=9) > 0
+        valid[..., 0] = True
+        options["mask"] = valid
+    elif "bias" in kind:
+        hidden = draw(3, 1, 9, 9, seed=9) > 1
+        bias = draw(3, 1, 9, 9, seed=8)
+        least = torch.finfo(torch.float32).min if kind == "huge bias" else -math.inf
+        options["mask"] = torch.where(hidden, least, bias)
+        valid = ~hidden
+    measured = examine(*posed(q, k, v, "topk:2", **options), 2)
+    scores = (q.double() @ k.double().mT) / 2 + bias
+    for head in range(2):
+        parts = [plain_statistics(scores[row, head], valid[row, 0], 2) for row in range(3)]
+        expected = {name: [value for part in parts for value in part[name]] for name in parts[0] if name != "delta"}
+        if kind in ("mask", "bias", "huge bias"):  # a key that nobody sees makes a padding query of its position
+            assert all(valid.any(-2).flatten(1).all(-1))
+        assert_same(of_head(measured, head), expected)
+
+
+def test_grouped_heads_are_counted_as_the_heads_of_the_queries() -> None:
+    q, k, v = draw(2, 6, 8, 4), draw(2, 3, 8, 4, seed=1), draw(2, 3, 8, 4, seed=2)
+    grouped = examine(*posed(q, k, v, "full", enable_gqa=True), 2)
+    repeated = examine(*posed(q, *(part.repeat_interleave(2, 1) for part in (k, v)), "full"), 2)
+    assert grouped.heads == 6
+    for head in range(6):
+        assert_same(of_head(grouped, head), of_head(repeated, head))
+
+
+def test_ties_go_to_the_lowest_index_as_the_selection_itself_has_it() -> None:
+    q, k = torch.ones(1, 5, 1), torch.tensor([1.0, 2.0, 1.0, 1.0, 2.0]).view(1, 5, 1)
+    problem, grouped = posed(q, k, k, "topk:3")
+    measured = examine(problem, grouped, 3)
+    assert measured.in_degree.tolist() == [5, 5, 0, 0, 5]
+    keep = problem.mechanism.keep(q @ k.mT)
+    assert measured.in_degree.tolist() == keep[0].sum(0).tolist()
+
+
+def test_constant_scores_have_separation_zero_and_no_nan() -> None:
+    q = torch.ones(1, 4, 2)
+    measured = examine(*posed(q, q, q, "full"), 2)
+    assert measured.queries["separation"].tolist() == [0.0] * 4
+    assert measured.queries["delta_full"].tolist() == [0.0] * 4
+    assert measured.queries["entropy"].tolist() == pytest.approx([math.log(4)] * 4)
+    assert not any(values.isnan().any() for values in measured.queries.values())
+
+
+def test_one_query_and_one_key_are_enough() -> None:
+    q = torch.ones(1, 1, 2)
+    measured = examine(*posed(q, q, q, "full"), 1)
+    assert measured.queries["separation"].tolist() == [math.inf]
+    assert measured.queries["k95"].tolist() == [1.0]
+    assert measured.in_degree.tolist() == [1]
+
+
+def test_fully_masked_rows_are_counted_apart_and_spoil_nothing() -> None:
+    q, k, v = (draw(1, 4, 3, seed=i) for i in range(3))
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    mask[2] = False
+    measured = examine(*posed(q, k, v, "full", mask=mask), 2)
+    assert measured.empty.tolist() == [1]
+    assert len(measured.queries["delta_full"]) == 3
+    assert all(values.isfinite().all() for values in measured.queries.values())
+
+
+def test_scores_that_are_not_finite_are_counted_apart_and_spoil_nothing() -> None:
+    q, k, v = (draw(2, 5, 3, seed=i) for i in range(3))
+    clean = examine(*posed(q, k, v, "full"), 2)
+    q[1, 3] = math.nan
+    q[0, 2] = math.inf
+    measured = examine(*posed(q, k, v, "full"), 2)
+    assert measured.not_finite.tolist() == [1, 1]
+    for name, values in measured.queries.items():
+        assert values.isfinite().all(), name
+        expected = clean.queries[name].view(2, 5)
+        left = torch.cat([expected[0, [0, 1, 3, 4]], expected[1, [0, 1, 2, 4]]])
+        torch.testing.assert_close(values, left)
+
+
+def test_half_precision_inputs_are_scored_in_float32() -> None:
+    q, k, v = (draw(1, 6, 4, seed=i).bfloat16() for i in range(3))
+    measured = examine(*posed(q, k, v, "full"), 2)
+    expected = plain_statistics((q[0].double() @ k[0].double().mT) / 2, torch.ones(6, 6, dtype=torch.bool), 2)
+    assert_same(of_head(measured, 0), expected)
+
+
+def test_memory_is_that_of_a_chunk_and_not_of_all_scores(monkeypatch) -> None:
+    monkeypatch.setattr(scores_module, "CHUNK_ELEMENTS", 2**12)
+    sizes: list[int] = []
+    whole = scores_module._falling
+    monkeypatch.setattr(scores_module, "_falling", lambda scores: sizes.append(scores.numel()) or whole(scores))
+    q = draw(2, 300, 4)
+    examine(*posed(q, q, q, "full"), 4)
+    assert max(sizes) <= 2**12
+    assert sum(sizes) == 2 * 300 * 300

@@ -1,0 +1,102 @@
+"""Quantiles of a stream: exact while there are few values, within the stated error afterwards, in fixed memory."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from semfocus.diagnostics.sketch import EXACT, Sketch
+from semfocus.errors import UsageError
+
+LEVELS = (0.0, 0.05, 0.25, 0.5, 0.9, 0.99, 1.0)
+
+
+def values(n: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul(3).exp()
+
+
+def zeros(n: int) -> torch.Tensor:
+    return torch.zeros(n, dtype=torch.int64)
+
+
+def test_few_values_give_exact_quantiles() -> None:
+    sketch, given = Sketch(1), values(1001)
+    for part in given.split(100):
+        sketch.add(zeros(len(part)), part)
+    assert sketch.is_exact
+    assert sketch.quantiles(LEVELS) == pytest.approx(
+        given.quantile(torch.tensor(LEVELS, dtype=torch.float64)).tolist(), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("error", [0.01, 0.001])
+def test_many_values_give_quantiles_within_the_stated_error(error: float) -> None:
+    sketch, given = Sketch(1, error), values(5 * EXACT)
+    for part in given.split(999):
+        sketch.add(zeros(len(part)), part)
+    assert not sketch.is_exact
+    ordered = given.sort().values
+    for level, found in zip(LEVELS, sketch.quantiles(LEVELS), strict=True):
+        rank = math.floor(level * (len(given) - 1))
+        assert found == pytest.approx(float(ordered[rank]), rel=error * 1.0001)
+    assert sketch.quantiles((0.0, 1.0)) == [float(ordered[0]), float(ordered[-1])]
+    assert sketch.count() == len(given)
+
+
+def test_memory_does_not_grow_with_the_values() -> None:
+    sketch = Sketch(2)
+    sizes = set()
+    for i in range(12):
+        sketch.add(torch.arange(EXACT) % 2, values(EXACT, seed=i))
+        if not sketch.is_exact:
+            sizes.add(sketch._counts.numel())
+            assert sketch._kept is None
+    assert len(sizes) == 1
+
+
+def test_groups_do_not_mix() -> None:
+    for n in (100, 4 * EXACT):
+        sketch, given = Sketch(3), values(n)
+        group = torch.arange(n) % 3
+        sketch.add(group, given + 10.0 * group)
+        for g in range(3):
+            own = (given + 10.0 * group)[group == g]
+            assert sketch.count(g) == len(own)
+            assert sketch.quantiles((0.0, 1.0), g) == pytest.approx([float(own.min()), float(own.max())])
+
+
+def test_zero_and_infinity_keep_their_places() -> None:
+    sketch = Sketch(1)
+    given = torch.cat([torch.zeros(EXACT), torch.ones(EXACT), torch.full((EXACT,), math.inf)])
+    sketch.add(zeros(len(given)), given)
+    assert sketch.quantiles((0.1, 0.9, 1.0)) == [0.0, math.inf, math.inf]
+    assert sketch.quantiles((0.5,))[0] == pytest.approx(1.0, rel=0.01)
+
+
+def test_nothing_added_gives_none_and_not_a_number() -> None:
+    sketch = Sketch(2)
+    assert sketch.quantiles((0.5, 1.0)) == [None, None]
+    sketch.add(zeros(3 * EXACT), values(3 * EXACT))
+    assert sketch.quantiles((0.5,), group=1) == [None]
+
+
+@pytest.mark.parametrize("sizes", [(50, 60), (50, 9000), (9000, 50), (9000, 9000)])
+def test_sketches_put_together_are_the_sketch_of_all_values(sizes: tuple[int, int]) -> None:
+    sketches, given = [], []
+    for i, n in enumerate(sizes):
+        sketches.append(Sketch(2))
+        given.append(values(n, seed=i))
+        sketches[-1].add(torch.arange(n) % 2, given[-1])
+    pooled, ordered = Sketch.pooled(sketches), torch.cat(given).sort().values
+    assert pooled.count() == sum(sizes)
+    for level, found in zip(LEVELS, pooled.quantiles(LEVELS), strict=True):
+        place = level * (len(ordered) - 1)
+        low, high = float(ordered[math.floor(place)]), float(ordered[math.ceil(place)])
+        assert low * 0.99 <= found <= high * 1.0101
+
+
+def test_an_error_that_cannot_be_meant_is_refused() -> None:
+    with pytest.raises(UsageError, match="error"):
+        Sketch(1, 0.0)

@@ -1,0 +1,106 @@
+"""`semfocus surface`, `sharpness` and `theory` as a person types them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from semfocus.cli import app
+from semfocus.errors import UsageError
+from semfocus.store import RunDirectory
+from semfocus.store.measurements import read_measurement
+from tests.training.helpers import tiny, trained
+
+Kind = Callable[[str, str], RunDirectory]
+FAST = ["--device", "cpu", "--threads", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _svg_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn is tested elsewhere; three formats of each would take most of the time."""
+    from semfocus.report import drawing, landscape, theory
+
+    def one(figure: object, stem: Path, formats: object = None) -> list[Path]:
+        return drawing.save(figure, stem, ("svg",))
+
+    monkeypatch.setattr(landscape, "save", one)
+    monkeypatch.setattr(theory, "save", one)
+
+
+@pytest.fixture
+def light_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from semfocus.cli import theory
+
+    monkeypatch.setattr(theory, "_both", lambda draw: draw("", "light"))
+
+
+def invoke(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.usefixtures("light_alone")
+def test_surfaces_of_two_mechanisms_are_measured_kept_and_drawn_with_one_scale(
+    run_of_kind: Kind, tmp_path: Path
+) -> None:
+    runs = [run_of_kind("pre", mechanism) for mechanism in ("full", "topk:3")]
+    text = invoke("surface", *(str(run.path) for run in runs), "--grid", "5", "--figures", str(tmp_path), *FAST)
+    assert "full: losses" in text
+    assert "topk:3: losses" in text
+    names = {path.name for path in tmp_path.iterdir()}
+    for stem in ("surface-even_pairs-random", "slopes-even_pairs-random"):
+        assert f"{stem}.svg" in names
+    for run in runs:
+        payload = read_measurement(run, "surface")
+        assert payload is not None
+        assert payload["grid"] == 5
+
+
+@pytest.mark.usefixtures("light_alone")
+def test_sharpness_prints_a_line_a_checkpoint(run_of_kind: Kind, tmp_path: Path) -> None:
+    run = run_of_kind("pre", "full")
+    text = invoke(
+        "sharpness", run.id[:10], "--out", str(run.path.parent), "--rows", "10", "--figures", str(tmp_path), *FAST
+    )
+    assert len([line for line in text.splitlines() if line.startswith("   ")]) == 5
+    assert (tmp_path / "sharpness-even_pairs.svg").exists()
+
+
+def test_regions_are_printed_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from semfocus.report import theory
+
+    few = partial(theory.draw_regions, dispersions=(2.0, 8.0), sink_ratios=(1.0,))
+    monkeypatch.setattr(theory, "draw_regions", few)
+    text = invoke("theory", "regions", "--out", str(tmp_path))
+    assert "34.3%" in text  # W < 1 at delta 2, as in docs/theory.md
+    assert {"regions-w.svg", "regions-x-dark.svg"} <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.slow
+def test_looseness_searches_and_compares_trained_models(run_of_kind: Kind, tmp_path: Path, monkeypatch) -> None:
+    from semfocus.theory import looseness
+
+    few = {"norms": (1,), "deltas": (0.05,), "separations": (None, 4.0)}
+    whole = looseness.softmax_looseness
+    monkeypatch.setattr(looseness, "softmax_looseness", lambda **options: whole(**few, **options))
+    monkeypatch.setattr(looseness, "ATTENTION_SETTINGS", looseness.ATTENTION_SETTINGS[:1])
+    run = run_of_kind("pre", "topk:3")
+    text = invoke("theory", "looseness", str(run.path), "--steps", "60", "--rows", "2", "--out", str(tmp_path))
+    assert "paper: at most 1.5" in text  # the counterexample in the 1-norm
+    assert "refuted" in text
+    assert (tmp_path / "looseness-models.svg").exists()
+
+
+def test_runs_that_cannot_be_shown_together_are_refused(run_of_kind: Kind, tmp_path: Path) -> None:
+    same = run_of_kind("pre", "full")
+    other = run_of_kind("post", "full")
+    with pytest.raises(UsageError, match="two of the runs are both full, seed 1"):
+        invoke("surface", str(same.path), str(other.path), *FAST)
+    (parity,) = trained([tiny(1, task="parity", epochs=1)], tmp_path)
+    with pytest.raises(UsageError, match="different tasks: even_pairs, parity"):
+        invoke("sharpness", str(run_of_kind("pre", "topk:3").path), str(parity.path), *FAST)

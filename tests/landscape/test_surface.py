@@ -1,0 +1,251 @@
+"""Surfaces of trained runs: the right points, kept with the run, and the same after an interruption."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from semfocus.errors import CorruptData, Diverged, UsageError
+from semfocus.landscape import SurfaceSettings, measure_surface, read_surface
+from semfocus.landscape.losses import Losses
+from semfocus.landscape.subject import open_subject
+from semfocus.store import RunDirectory, RunStore
+from semfocus.store.measurements import read_arrays, read_measurement, write_arrays
+from semfocus.training import Interrupted
+from semfocus.training.saved import document, load
+from tests.training.helpers import RUNTIME, run_of, tiny, trained
+
+FEW = SurfaceSettings(grid=7)
+Kind = Callable[[str, str], RunDirectory]
+
+
+def test_the_middle_of_a_surface_is_the_training_loss_and_other_points_are_where_they_should_be(
+    run_of_kind: Kind,
+) -> None:
+    run = run_of_kind("pre", "topk:3")
+    found = measure_surface(run, SurfaceSettings(grid=5, extent=0.5, seed=3, rows=None), RUNTIME)
+    assert found.losses.shape == (5, 5)
+    assert found.losses[2, 2] == pytest.approx(run.metrics()[-1]["train_loss"], rel=1e-6)
+    arrays = read_arrays(run, "surface")
+    assert arrays is not None
+    subject = open_subject(run)
+    first, second = torch.from_numpy(arrays["directions"])
+    model = load(run)
+    for i, j in ((0, 3), (4, 1), (2, 0)):
+        row = model.row() + found.axis[j] * first + found.axis[i] * second
+        losses = Losses(subject.spec, subject.rows, _alone(subject.rows.count))
+        losses.matrix[0] = row
+        assert found.losses[i, j] == pytest.approx(losses()[0].item(), rel=1e-5), (i, j)
+
+
+def _alone(rows: int):
+    from semfocus.landscape.losses import Plan
+
+    return Plan(1, rows)
+
+
+def test_a_surface_is_kept_with_its_run_and_read_without_being_measured_again(own_run: RunDirectory) -> None:
+    calls: list[int] = []
+    found = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
+    assert calls[-1] == 49
+    payload = read_measurement(own_run, "surface")
+    assert payload == found.payload
+    assert {"grid", "extent", "directions", "seed", "rows", "squares", "per_step", "per_distance"} <= payload.keys()
+    assert (payload["grid"], payload["directions"], payload["rows"]) == (7, "random", 43)
+    assert set(payload["per_step"]) == set(payload["per_distance"]) == {"50", "75", "95", "99"}
+    calls.clear()
+    again = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
+    assert not calls
+    assert np.array_equal(again.losses, found.losses)
+    other = measure_surface(own_run, SurfaceSettings(grid=7, seed=1), RUNTIME)
+    assert not np.array_equal(other.losses, found.losses)
+    kept = read_surface(own_run)
+    assert kept is not None
+    assert np.array_equal(kept.losses, other.losses)
+
+
+@pytest.mark.parametrize("directions", ["random", "path", "hessian"])
+def test_an_interrupted_surface_goes_on_and_is_identical_to_one_that_was_not(
+    own_run: RunDirectory, directions: str
+) -> None:
+    settings = SurfaceSettings(grid=9, directions=directions)
+    whole = measure_surface(own_run, settings, RUNTIME)
+
+    def interrupt(done: int, wanted: int) -> None:
+        if done == 32:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted) as caught:
+        measure_surface(own_run, settings, RUNTIME, interrupt, again=True)
+    assert caught.value.exit_code == 130
+    half = read_arrays(own_run, "surface" if directions == "random" else f"surface-{directions}")
+    assert half is not None
+    assert 32 <= half["plan"][3] < 81
+    assert np.isnan(half["losses"]).any()
+    assert read_surface(own_run, directions) is None  # the payload of the whole one is still there
+    calls: list[int] = []
+    found = measure_surface(own_run, settings, RUNTIME, lambda done, wanted: calls.append(done))
+    assert calls[0] > 32
+    assert np.array_equal(found.losses, whole.losses)
+    assert found.payload == whole.payload
+
+
+def test_a_killed_surface_has_what_was_saved_and_measures_only_the_rest(
+    own_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semfocus.landscape.surface.SAVE_SECONDS", 0.0)
+
+    class Killed(Exception):
+        pass
+
+    def kill(done: int, wanted: int) -> None:
+        if done >= 24:
+            raise Killed
+
+    with pytest.raises(Killed):
+        measure_surface(own_run, FEW, RUNTIME, kill)
+    assert read_surface(own_run) is None
+    calls: list[int] = []
+    found = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
+    assert calls[0] == 32
+    assert np.array_equal(found.losses, measure_surface(own_run, FEW, RUNTIME, again=True).losses)
+
+
+def test_what_another_machine_or_a_stranger_left_half_done_is_begun_anew(
+    own_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semfocus.landscape.surface.SAVE_SECONDS", 0.0)
+
+    def stop(done: int, wanted: int) -> None:
+        raise KeyError(done)
+
+    for spoil in ("machine", "plan"):
+        with pytest.raises(KeyError):
+            measure_surface(own_run, FEW, RUNTIME, stop, again=True)
+        arrays = read_arrays(own_run, "surface")
+        assert arrays is not None
+        arrays[spoil] = arrays[spoil][:-1] if spoil == "plan" else arrays[spoil] + np.uint8(1)
+        write_arrays(own_run, "surface", arrays)
+        calls: list[int] = []
+        measure_surface(own_run, FEW, RUNTIME, lambda done, wanted, calls=calls: calls.append(done))
+        assert calls[0] == 8
+
+
+def test_losses_that_are_not_finite_stay_what_they_are(own_run: RunDirectory) -> None:
+    found = measure_surface(own_run, SurfaceSettings(grid=5, extent=1e30), RUNTIME)
+    lost = int((~np.isfinite(found.losses)).sum())
+    assert 0 < lost < 25
+    assert math.isfinite(found.losses[2, 2])
+    assert found.payload["not_finite"] == lost
+    assert found.payload["lowest"] == found.losses[np.isfinite(found.losses)].min()
+    assert found.payload["per_step"]["99"][-1] is None
+    kept = read_surface(own_run)
+    assert kept is not None
+    assert np.array_equal(kept.losses, found.losses, equal_nan=True)
+
+
+def test_planes_of_the_path_and_of_the_hessian_say_what_they_are(run_of_kind: Kind) -> None:
+    run = run_of_kind("pre", "full")
+    path = measure_surface(run, SurfaceSettings(grid=5, directions="path"), RUNTIME)
+    assert path.path is not None
+    assert len(path.path) == 5
+    assert np.abs(path.path[-1]).max() < 1e-6
+    assert 0 < sum(path.payload["share_of_path"]) <= 1 + 1e-9
+    top = measure_surface(run, SurfaceSettings(grid=5, directions="hessian"), RUNTIME)
+    assert top.payload["eigenvalues"][0] > top.payload["eigenvalues"][1]
+    kept = read_surface(run, "path")
+    assert kept is not None
+    assert np.array_equal(kept.losses, path.losses)
+
+
+def test_along_its_top_eigenvector_the_loss_bends_by_the_top_eigenvalue(tmp_path: Path) -> None:
+    (run,) = trained([tiny(1, "full", model={"activation": "gelu"})], tmp_path)
+    found = measure_surface(run, SurfaceSettings(grid=5, directions="hessian", extent=0.004), RUNTIME)
+    across, up = found.losses[2], found.losses[:, 2]
+    for line, length, value in zip((across, up), found.payload["lengths"], found.payload["eigenvalues"], strict=True):
+        bend = (line[0] - 2 * line[2] + line[4]) / (0.004 * length) ** 2
+        assert bend == pytest.approx(value, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"grid": 4}, "grid = 4 must be at least 5"),
+        ({"grid": 7.5}, "grid = 7.5 must be a whole number"),
+        ({"extent": 0.0}, "extent = 0.0 must be a positive number"),
+        ({"extent": math.nan}, "extent = nan"),
+        ({"directions": "randon"}, "did you mean 'random'?"),
+        ({"rows": 0}, "rows = 0 must be at least 1"),
+        ({"seed": -1}, "seed = -1"),
+        ({"precision": "fp16"}, "unknown precision 'fp16'"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_named(fields: dict, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        SurfaceSettings(**fields)
+    assert words in str(caught.value)
+
+
+def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    config = tiny(1)
+    task = config.task.build()
+    run = RunStore(tmp_path).create_or_open(config.run_id(task), document(config, task))
+    with pytest.raises(UsageError, match="no checkpoint yet; train it first"):
+        measure_surface(run, FEW, RUNTIME)
+
+
+def test_a_run_that_diverged_is_refused(tmp_path: Path) -> None:
+    (run,) = trained([tiny(1, lr=1e38, clip=None)], tmp_path)
+    with pytest.raises(Diverged, match=f"run {run.id} diverged at step"):
+        measure_surface(run, FEW, RUNTIME)
+
+
+def test_a_path_needs_checkpoints_along_it(tmp_path: Path) -> None:
+    (run,) = trained([tiny(1, epochs=1)], tmp_path)
+    with pytest.raises(UsageError, match="keep some along training"):
+        measure_surface(run, SurfaceSettings(grid=5, directions="path"), RUNTIME)
+
+
+def test_data_and_shapes_that_do_not_fit_the_run_are_refused(own_run: RunDirectory) -> None:
+    path = own_run.path / "config.json"
+    text = path.read_text()
+    path.write_text(text.replace('"mechanism": "topk:3"', '"mechanism": "topk:30"'))
+    with pytest.raises(UsageError, match="k = 30 exceeds the sequence length 8"):
+        measure_surface(own_run, FEW, RUNTIME)
+    path.write_text(text.replace('"d_mlp": 8', '"d_mlp": 16'))
+    with pytest.raises(CorruptData, match="parameters is"):
+        measure_surface(own_run, FEW, RUNTIME)
+    path.write_text(text.replace('"length": 8', '"length": 9', 1))
+    with pytest.raises(UsageError, match="trained on other data"):
+        measure_surface(own_run, FEW, RUNTIME)
+    path.write_text(text.replace('"width": 8', '"width": 9'))
+    with pytest.raises(UsageError, match=r"has a model for .*'width': 9.*rows of .*'width': 8"):
+        measure_surface(own_run, FEW, RUNTIME)
+
+
+def test_a_stored_surface_whose_arrays_do_not_fit_is_damaged(own_run: RunDirectory) -> None:
+    measure_surface(own_run, FEW, RUNTIME)
+    arrays = read_arrays(own_run, "surface")
+    assert arrays is not None
+    write_arrays(own_run, "surface", arrays | {"losses": np.zeros((3, 3))})
+    with pytest.raises(CorruptData, match="grid = 7, but its losses have shape"):
+        read_surface(own_run)
+    write_arrays(own_run, "surface", {"key": arrays["key"]})
+    with pytest.raises(CorruptData, match="is not a surface"):
+        read_surface(own_run)
+
+
+def test_a_run_trained_on_has_its_surface_measured_anew(tmp_path: Path) -> None:
+    first = tiny(1, epochs=2)
+    (run,) = trained([first], tmp_path)
+    assert run_of(first, tmp_path).id == run.id
+    before = measure_surface(run, FEW, RUNTIME).payload
+    assert before["step"] == 10
+    assert before["epoch"] == 2.0
