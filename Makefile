@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo test test-all check format clean
+.PHONY: demo browser test test-all test-gpu check format clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -20,12 +20,32 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/pyrefly check
 
+# The page is tested in a real browser; without one those tests skip. Playwright drives Debian's, and downloads none.
+browser:
+	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium) \
+	  || echo "no chromium: the tests that need a browser will be skipped"
+
 # One torch thread a worker: two threads beside a busy core can be a hundred times slower than one.
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow"
 
 test-all: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+
+# Attention on a GPU, several processes at once: kernels compile on the CPU. Where nothing can be installed, name an
+# interpreter that has torch, numpy, pytest and hypothesis:   make test-gpu GPU_PYTHON=python3
+SHARDS ?= 12
+test-gpu: export SEMFOCUS_TEST_DEVICE = cuda
+test-gpu: export NVIDIA_TF32_OVERRIDE = 0
+test-gpu: export PYTHONPATH := src:$(PYTHONPATH)
+test-gpu: $(if $(GPU_PYTHON),,$(READY))
+	mkdir -p build && rm -f build/test-gpu-*
+	for i in $$(seq $(SHARDS)); do \
+	  (SEMFOCUS_TEST_SHARD=$$i/$(SHARDS) $(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q -p no:cacheprovider \
+	    tests/conformance tests/attention > build/test-gpu-$$i.txt 2>&1 || touch build/test-gpu-failed) & \
+	done; wait
+	tail -qn 1 build/test-gpu-*.txt
+	! test -e build/test-gpu-failed || (grep -h "^FAILED\|^ERROR" build/test-gpu-*.txt; exit 1)
 
 format: $(READY)
 	$(BIN)/ruff format .

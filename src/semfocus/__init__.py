@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     )
     from semfocus.comparing import compare
     from semfocus.config import RunConfig
+    from semfocus.diagnostics import diagnose
+    from semfocus.execution import train
     from semfocus.tasks import Batch, Task, get_task, register_task, task_names
-    from semfocus.training import Runtime, load, train
+    from semfocus.training import Runtime, load
 
 __version__ = "0.1.0"
 
@@ -44,6 +46,7 @@ __all__ = [
     "TopK",
     "attend",
     "compare",
+    "diagnose",
     "get_task",
     "load",
     "parse_mechanism",
@@ -55,9 +58,11 @@ __all__ = [
 
 _HOMES = {
     "semfocus.tasks": ("Batch", "Task", "get_task", "register_task", "task_names"),
-    "semfocus.training": ("Runtime", "load", "train"),
+    "semfocus.training": ("Runtime", "load"),
+    "semfocus.execution": ("train",),
     "semfocus.config": ("RunConfig",),
     "semfocus.comparing": ("compare",),
+    "semfocus.diagnostics": ("diagnose",),
 }
 _ELSEWHERE = {name: home for home, names in _HOMES.items() for name in names}
 __getattr__, __dir__ = attach(__name__, {name: _ELSEWHERE.get(name, "semfocus.attention") for name in __all__})

@@ -69,7 +69,7 @@ def test_show_prints_rows_with_labels_and_baselines() -> None:
     shown = _semfocus("tasks", "show", "stack_manipulation", "--n", "3", "--seed", "1").stdout
     assert shown.count("  ->  ") == 3
     assert "majority 50.0%, shortcut 83.4%" in shown
-    assert _semfocus("tasks", "show", "parity", "--set", "length=7").stdout.count("width 7")
+    assert _semfocus("tasks", "show", "parity", "--option", "length=7").stdout.count("width 7")
 
 
 def test_the_command_line_exports_and_repeats(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_the_command_line_exports_and_repeats(tmp_path: Path) -> None:
     [
         (["tasks", "show", "partiy"], "did you mean 'parity'"),
         (["tasks", "show", "parity", "--n", "-1"], "n = -1 must be at least 0"),
-        (["tasks", "show", "parity", "--set", "length"], "name=value"),
-        (["tasks", "show", "parity", "--set", "lenght=3"], "did you mean 'length'"),
+        (["tasks", "show", "parity", "--option", "length"], "name=value"),
+        (["tasks", "show", "parity", "--option", "lenght=3"], "did you mean 'length'"),
         (["tasks", "export", "--out", "x.jsonl"], "either a task's name or --manifest"),
         (["tasks", "show", "parity", "--split", "val"], "heldout"),
     ],

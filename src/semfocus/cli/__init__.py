@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from semfocus.cli import compare, runs, tasks
+from semfocus.cli import compare, diagnose, report, runs, studies, tasks, theory, verdicts
 from semfocus.errors import SemfocusError
 
 app = typer.Typer(
@@ -20,10 +20,20 @@ app = typer.Typer(
 )
 app.command("compare")(compare.compare_command)
 app.command("train")(compare.train_command)
+app.command("resume")(compare.resume_command)
+app.command("studies")(studies.list_studies)
+app.command("run")(studies.run_study)
 app.command("runs")(runs.list_runs)
 app.command("show")(runs.show_run)
 app.command("clean")(runs.clean_runs)
+app.command("verdicts")(verdicts.verdicts_command)
+app.command("export")(verdicts.export_command)
+app.command("report")(report.report_command)
+app.command("diagnose")(diagnose.diagnose_command)
+app.command("surface")(theory.surface_command)
+app.command("sharpness")(theory.sharpness_command)
 app.add_typer(tasks.app, name="tasks")
+app.add_typer(theory.app, name="theory")
 
 
 @app.callback(invoke_without_command=True)

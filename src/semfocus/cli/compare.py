@@ -1,4 +1,4 @@
-"""`semfocus compare` and `semfocus train`: the main job, and single runs from a file."""
+"""`semfocus compare`, `train` and `resume`: the main job, single runs from a file, and going on with either."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from semfocus.cli.shared import assignments, console
 from semfocus.errors import Diverged, Locked, SemfocusError, UsageError
 
 if TYPE_CHECKING:
-    from semfocus.comparing import Outcome
+    from semfocus.comparing import Outcome, Trained
+    from semfocus.training import RunOutcome
 
 Out = Annotated[Path | None, typer.Option(help="Where runs live. Default: SEMFOCUS_RUNS, else ./runs.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; with the same number results repeat to the bit.")]
 Compile = Annotated[Literal["auto", "on", "off"], typer.Option(help="Compile the model: auto does so for long jobs.")]
+Jobs = Annotated[
+    int | None, typer.Option(help="Mechanisms to train at a time, in processes of their own. Default: one a core.")
+]
+Keep = Annotated[
+    str, typer.Option(help="Epochs whose checkpoints stay: 0,1,5 (0: before training), or ladder for 0,1,2,5 to 500.")
+]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Change any field of the configuration, e.g. training.lr=0.3.")
 ]
@@ -42,8 +49,10 @@ def compare_command(
     out: Out = None,
     device: Device = "auto",
     threads: Threads = None,
+    jobs: Jobs = None,
     compile: Compile = "auto",
     evaluate_every: Annotated[float, typer.Option(help="Epochs between evaluations; may be a fraction.")] = 1.0,
+    keep: Keep = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train mechanisms side by side on TASK and show what learns faster.
@@ -55,8 +64,9 @@ def compare_command(
     semfocus compare reviews.csv --attention full,topk:8 --epochs 20
     """
     from semfocus.comparing import carry_out, plan
+    from semfocus.execution.resuming import begun_with_other_data
     from semfocus.report.live import Board
-    from semfocus.training import Runtime
+    from semfocus.training import Runtime, parse_epochs
 
     mechanisms = [text for text in attention.split(",") if text] if attention is not None else None
     if mechanisms == []:
@@ -73,14 +83,24 @@ def compare_command(
         overrides=sets or (),
         out=out,
     )
-    runtime = Runtime(device=device, threads=threads, compile=compile, evaluate_every=evaluate_every)
+    runtime = Runtime(
+        device=device,
+        threads=threads,
+        jobs=jobs,
+        compile=compile,
+        evaluate_every=evaluate_every,
+        keep_epochs=parse_epochs(keep),
+    )
+    left = begun_with_other_data(job.configs, job.store)
+    if left:
+        typer.echo(f"{task} has changed since {', '.join(left)} began; new runs begin, those are left alone", err=True)
     with Board(dict.fromkeys(job.mechanisms, seeds)) as board:
         outcome = carry_out(job, runtime, board)
     if as_json:
         typer.echo(json.dumps(outcome.comparison.to_dict(), indent=2))
     else:
-        _print(outcome)
-    _fail_if_needed(outcome)
+        print_outcome(outcome)
+    fail_if_needed(outcome)
 
 
 def train_command(
@@ -90,24 +110,67 @@ def train_command(
     device: Device = "auto",
     threads: Threads = None,
     compile: Compile = "auto",
+    keep: Keep = "",
 ) -> None:
     """Train the run that a configuration file describes."""
+    from semfocus.comparing import Trained
     from semfocus.config_files import apply_overrides, parse_config, read_config
+    from semfocus.execution import train
     from semfocus.report.live import Board
-    from semfocus.training import Runtime, train
+    from semfocus.training import Runtime, parse_epochs
 
+    runtime = Runtime(device=device, threads=threads, compile=compile, keep_epochs=parse_epochs(keep))
     run = parse_config(apply_overrides(read_config(config), sets or []))
     with Board({run.attention.mechanism: 1}) as board:
-        (outcome,) = train([run], out, Runtime(device=device, threads=threads, compile=compile), board)
+        (outcome,) = train([run], out, runtime, board)
+    _tell(outcome)
+    fail_if_needed(Trained([outcome]))
+
+
+def resume_command(
+    runs: Annotated[
+        list[str] | None, typer.Argument(help="Run directories, or beginnings of ids. Default: all that can go on.")
+    ] = None,
+    out: Out = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    jobs: Jobs = None,
+    compile: Compile = "auto",
+    keep: Keep = "",
+) -> None:
+    """Go on with interrupted runs, each as it began: its configuration, device and threads come from its directory."""
+    from collections import Counter
+
+    from semfocus.comparing import Trained
+    from semfocus.execution.resuming import apart, resume, unfinished
+    from semfocus.report.live import Board
+    from semfocus.store import RunStore
+    from semfocus.training import Runtime, parse_epochs
+    from semfocus.training.saved import config_of
+
+    store = RunStore(out)
+    found = [store.find(run) for run in runs] if runs else unfinished(store)
+    if not found:
+        typer.echo(f"nothing to go on with in {store.root}")
+        return
+    others = apart(found)
+    if others:
+        typer.echo(f"give {', '.join(others)} too for results to the bit: they trained together", err=True)
+    runtime = Runtime(device=device, threads=threads, jobs=jobs, compile=compile, keep_epochs=parse_epochs(keep))
+    with Board(Counter(config_of(run).attention.mechanism for run in found)) as board:
+        outcomes = resume(found, runtime, board)
+    for outcome in outcomes:
+        _tell(outcome)
+    fail_if_needed(Trained(outcomes))
+
+
+def _tell(outcome: RunOutcome) -> None:
     rows = outcome.run.metrics()
     typer.echo(f"{outcome.run.path}: {outcome.state}" + (f", {json.dumps(rows[-1])}" if rows else ""))
-    if outcome.state == "diverged":
-        raise Diverged(f"run {outcome.run.id} diverged: its loss or gradient was not finite; try a smaller training.lr")
-    if outcome.state == "held":
-        raise Locked(f"run {outcome.run.id} is held by {outcome.run.holder()}")
 
 
-def _print(outcome: Outcome) -> None:
+def print_outcome(outcome: Outcome) -> None:
+    """A comparison: its table, what the data support, and where its curves are."""
     from semfocus.report.tables import baseline_text, comparison_table
 
     found = outcome.comparison
@@ -120,7 +183,8 @@ def _print(outcome: Outcome) -> None:
         typer.echo(f"\ncurves: {', '.join(str(path) for path in outcome.figures)}")
 
 
-def _fail_if_needed(outcome: Outcome) -> None:
+def fail_if_needed(outcome: Trained) -> None:
+    """The exit code that tells of runs that are held, failed or diverged."""
     sys.stdout.flush()
     if outcome.held:
         holders = "; ".join(f"{run.id} by {run.holder() or 'another process'}" for run in outcome.held)
@@ -129,4 +193,7 @@ def _fail_if_needed(outcome: Outcome) -> None:
         names = ", ".join(run.id for run in outcome.failed)
         raise SemfocusError(f"{len(outcome.failed)} runs failed for want of memory and are left out: {names}")
     if outcome.diverged:
-        raise Diverged(f"{outcome.diverged} runs diverged (loss or gradient not finite); they count as never there")
+        raise Diverged(
+            f"{outcome.diverged} runs diverged (loss or gradient not finite) and count as never there; "
+            "try a smaller training.lr"
+        )

@@ -57,6 +57,7 @@ def show_run(
 ) -> None:
     """Show one run: its configuration, how it stands, its last measurements and its checkpoints."""
     from semfocus.store import RunStore
+    from semfocus.training.saved import checkpoint_epochs
 
     found = RunStore(directory).find(run)
     status = found.status()
@@ -65,7 +66,11 @@ def show_run(
     typer.echo(f"\nstatus: {json.dumps(status)}")
     for row in found.metrics()[-5:]:
         typer.echo(json.dumps(row))
-    typer.echo(f"checkpoints at steps: {', '.join(map(str, found.checkpoint_steps())) or 'none'}")
+    kept = found.kept_steps()
+    there = [
+        f"epoch {epoch:g} (step {step}{', kept' * (step in kept)})" for epoch, step in checkpoint_epochs(found).items()
+    ]
+    typer.echo(f"checkpoints: {', '.join(there) or 'none'}")
 
 
 def clean_runs(

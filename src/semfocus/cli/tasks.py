@@ -20,7 +20,7 @@ SplitName = Annotated[
     Literal["train", "heldout", "test"], typer.Option(help="train, heldout or test: independent rows.")
 ]
 Options = Annotated[
-    list[str] | None, typer.Option("--set", help="An option of the task, e.g. --set length=60. Repeatable.")
+    list[str] | None, typer.Option("--option", help="An option of the task, e.g. --option length=60. Repeatable.")
 ]
 
 

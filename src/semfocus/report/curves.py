@@ -6,82 +6,82 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from semfocus.analysis.comparison import Comparison
 from semfocus.analysis.records import THRESHOLD, Record
-from semfocus.report.style import look
-from semfocus.store.atomic import replacing
+from semfocus.report.drawing import caption, drawing, heading, legend, save
+from semfocus.report.groups import Group
+from semfocus.report.panels import draw_baselines, draw_metric, draw_threshold
+from semfocus.report.series import METRICS
+from semfocus.report.style import Theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-PANELS = (
-    ("train_loss", "training loss"),
-    ("train_accuracy", "training accuracy"),
-    ("heldout_accuracy", "held-out accuracy"),
-)
-
-
-def draw_curves(comparison: Comparison, records: Sequence[Record], stem: Path) -> list[Path]:
-    """Write `stem`.svg and `stem`.png; a run that stopped early is continued at its last value."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    style = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "semfocus", "axes.spines.top": False}
-    with mpl.rc_context(style | {"axes.spines.right": False}):
+ONE_TASK = ("train_loss", "train_accuracy", "heldout_accuracy")
+MANY_TASKS = ("train_loss", "heldout_accuracy")  # as in the paper
+
+
+def draw_curves(
+    comparison: Comparison,
+    records: Sequence[Record],
+    stem: Path,
+    *,
+    formats: Sequence[str] = ("svg", "png"),
+    theme: Theme = "light",
+) -> list[Path]:
+    """One task in three panels, written as `stem`.svg and so on; a run that stopped early keeps its last value."""
+    from matplotlib.figure import Figure
+
+    with drawing(theme):
         figure = Figure(figsize=(6.4, 7.6), layout="constrained")
-        axes = figure.subplots(len(PANELS), 1, sharex=True)
-        for panel, (name, title) in zip(axes, PANELS, strict=True):
-            _draw_panel(panel, comparison, records, name)
-            panel.set_ylabel(title)
-        axes[1].axhline(THRESHOLD, color="0.6", linewidth=0.8, zorder=0)
-        _mark_baselines(axes[2], comparison)
+        axes = figure.subplots(len(ONE_TASK), 1, sharex=True)
+        for panel, metric in zip(axes, ONE_TASK, strict=True):
+            _fill(panel, comparison, records, metric, theme)
+            panel.set_ylabel(METRICS[metric])
         axes[-1].set_xlabel("epoch")
-        axes[-1].xaxis.get_major_locator().set_params(integer=True)
-        figure.suptitle(f"{comparison.task}: median and quartiles over {comparison.seeds} seeds; marks: 95 % reached")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3)
-        written = []
-        for suffix in (".svg", ".png"):
-            with replacing(stem.with_suffix(suffix)) as draft:
-                figure.savefig(draft, format=suffix[1:], dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
-            written.append(stem.with_suffix(suffix))
-    return written
+        heading(axes[0], comparison.task)
+        _say_what_is_shown(figure, comparison.seeds)
+        legend(figure, axes)
+        return save(figure, stem, formats)
 
 
-def _draw_panel(panel: Axes, comparison: Comparison, records: Sequence[Record], name: str) -> None:
-    for arm in comparison.arms:
-        runs = [record for record in records if record.mechanism == arm.mechanism and record.metrics]
-        if not runs:
-            continue
-        epochs, values = _aligned(runs, name)
-        low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=0)
-        shape = look(arm.mechanism)
-        panel.plot(epochs, middle, color=shape.colour, linestyle=shape.dash, linewidth=1.6, label=arm.mechanism)
-        panel.fill_between(epochs, low, high, color=shape.colour, alpha=0.15, linewidth=0)
-        if name == "train_accuracy" and arm.times.median is not None:
-            panel.plot(arm.times.median, THRESHOLD, shape.marker, color=shape.colour, markersize=6, clip_on=False)
+def draw_columns(
+    columns: Sequence[tuple[str, Group]],
+    stem: Path,
+    *,
+    title: str = "",
+    formats: Sequence[str] = ("svg", "pdf", "png"),
+    theme: Theme = "light",
+) -> list[Path]:
+    """Several tasks or settings side by side, each with its title: training loss above, held-out accuracy below."""
+    from matplotlib.figure import Figure
+
+    with drawing(theme):
+        figure = Figure(figsize=(max(4.2, 0.9 + 2.75 * len(columns)), 5.4), layout="constrained")
+        axes = figure.subplots(len(MANY_TASKS), len(columns), sharex="col", sharey="row", squeeze=False)
+        for (name, group), panels in zip(columns, axes.T, strict=True):
+            for panel, metric in zip(panels, MANY_TASKS, strict=True):
+                _fill(panel, group.comparison, group.records, metric, theme)
+            heading(panels[0], name)
+            panels[-1].set_xlabel("epoch")
+        for panels, metric in zip(axes, MANY_TASKS, strict=True):
+            panels[0].set_ylabel(METRICS[metric])
+        seeds = max(group.comparison.seeds for _, group in columns)
+        _say_what_is_shown(figure, seeds, title)
+        legend(figure, list(axes.flat))
+        return save(figure, stem, formats)
 
 
-def _mark_baselines(panel: Axes, comparison: Comparison) -> None:
-    """A line at each accuracy that needs no learning, with all its names."""
-    levels: dict[float, list[str]] = {}
-    for kind, level in comparison.baselines.items():
-        levels.setdefault(round(level, 3), []).append(kind)
-    for level, kinds in levels.items():
-        panel.axhline(level, color="0.75", linewidth=0.8, zorder=0)
-        place = (0, level)
-        panel.annotate(
-            ", ".join(kinds), place, xycoords=("axes fraction", "data"), fontsize=7, color="0.4", va="bottom"
-        )
+def _fill(panel: Axes, comparison: Comparison, records: Sequence[Record], metric: str, theme: Theme) -> None:
+    draw_metric(panel, comparison, records, metric, theme)
+    if metric == "train_accuracy":
+        draw_threshold(panel, theme)
+    if metric == "heldout_accuracy":
+        draw_baselines(panel, comparison, theme)
 
 
-def _aligned(runs: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Epochs that any run has, and each run's values there: its own, or the last before."""
-    epochs = np.array(sorted({row["epoch"] for run in runs for row in run.metrics}), dtype=float)
-    rows = []
-    for run in runs:
-        own = np.array([row["epoch"] for row in run.metrics], dtype=float)
-        values = np.array([row[name] for row in run.metrics], dtype=float)
-        rows.append(values[np.maximum(np.searchsorted(own, epochs, side="right") - 1, 0)])
-    return epochs, np.stack(rows)
+def _say_what_is_shown(figure: Figure, seeds: int, title: str = "") -> None:
+    what = f"median and quartiles over {seeds} seeds" if seeds > 1 else "one seed"
+    words = f"{title}: {what}" if title else what.capitalize()
+    caption(figure, f"{words}; marks: half of the seeds at {THRESHOLD:.0%}")

@@ -18,6 +18,8 @@ class Progress(Protocol):
     @property
     def members(self) -> Sequence[Any]: ...
     @property
+    def going_on(self) -> int: ...
+    @property
     def step(self) -> int: ...
     @property
     def total_steps(self) -> int: ...
@@ -51,7 +53,7 @@ class Board:
         self.active: str | None = None
         self.left = ""
         self.cost: dict[str, tuple[float, float]] = {}  # mechanism -> member-steps to go, seconds a member-step
-        self.told = 0.0
+        self.told: dict[str, float] = {}  # mechanism -> when its last plain line was written
         self.began = time.monotonic()
         self.live: Any = None
 
@@ -73,15 +75,12 @@ class Board:
         mechanism = progress.members[0].config.attention.mechanism if progress.members else self.active
         if mechanism is None or mechanism not in self.lines:
             return
-        if self.active is not None and mechanism != self.active:
-            self.lines[self.active].state = "done"
-            self.cost[self.active] = (0.0, self.cost.get(self.active, (0.0, 0.0))[1])
         self.active = mechanism
         self._note(self.lines[mechanism], progress)
         self._show(progress)
 
     def _note(self, line: Line, progress: Progress) -> None:
-        line.state = "training"
+        line.state = "training" if progress.going_on else "done"
         total = progress.total_steps // progress.steps_per_epoch
         line.epoch = f"{progress.step / progress.steps_per_epoch:.1f} / {total}"
         rows = [member.last for member in progress.members if member.last]
@@ -92,25 +91,26 @@ class Board:
         if progress.session_steps:
             per_member = progress.seconds / progress.session_steps / line.runs
             line.speed = f"{per_member * 1e3:.2f} ms"
-            self.cost[line.mechanism] = ((progress.total_steps - progress.step) * line.runs, per_member)
+            to_go = progress.total_steps - progress.step if progress.going_on else 0
+            self.cost[line.mechanism] = (to_go * line.runs, per_member)
             self.left = self._time_left(progress.total_steps, per_member)
 
     def _time_left(self, steps: int, per_member: float) -> str:
-        """At most: runs that stop early are not foreseen."""
+        """At most: runs that stop early are not foreseen. Mechanisms that train side by side share the work."""
         waiting = sum(line.runs for line in self.lines.values() if line.state == "waiting")
-        seconds = sum(to_go * cost for to_go, cost in self.cost.values()) + waiting * steps * per_member
-        return f"at most {_duration(seconds)} left"
+        at_work = [to_go * cost for to_go, cost in self.cost.values() if to_go]
+        shared = (sum(at_work) + waiting * steps * per_member) / max(1, len(at_work))
+        return f"at most {duration(max([shared, *at_work]))} left"
 
     def _show(self, progress: Progress) -> None:
         if self.live is not None:
             self.live.update(self._table())
             return
         now = time.monotonic()
-        finished = progress.step == progress.total_steps
-        if now - self.told < PLAIN_EVERY and not finished:
-            return
-        self.told = now
         line = self.lines[self.active or ""]
+        if line.mechanism in self.told and now - self.told[line.mechanism] < PLAIN_EVERY and progress.going_on:
+            return
+        self.told[line.mechanism] = now
         print(
             f"{line.mechanism:18} epoch {line.epoch:>12}  loss {line.loss:>6}  train {line.train:>6}"
             f"  held out {line.heldout:>6}  {self.left}",
@@ -118,13 +118,16 @@ class Board:
             flush=True,
         )
 
+    def _shown(self) -> list[Line]:
+        return list(self.lines.values())
+
     def _table(self) -> Any:
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False, header_style="bold", caption=self.left, caption_justify="left")
         for title in ("mechanism", "runs", "", "epoch", "loss", "train", "held out", "a member-step"):
             table.add_column(title, justify="left" if title in ("mechanism", "") else "right")
-        for line in self.lines.values():
+        for line in self._shown():
             cells = (
                 line.mechanism,
                 str(line.runs),
@@ -139,7 +142,8 @@ class Board:
         return table
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """`12 s`, `4 min 05 s`, `3 h 20 min`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

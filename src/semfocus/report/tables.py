@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from semfocus.analysis.accuracy import Accuracies
 from semfocus.analysis.comparison import Arm, Comparison
+from semfocus.analysis.speedup import Ratio
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,3 +45,18 @@ def baseline_text(found: Comparison) -> str:
 
 def _share(accuracies: Accuracies) -> str:
     return f"{accuracies.median:.1%}" if len(accuracies) else ""
+
+
+def interval_text(arm: Arm) -> str:
+    """The interval of a speed-up: `4.1 to 6.6`, `4.1 or more`; nothing when there is none."""
+    found = None if arm.speed_up is None else arm.speed_up.interval
+    if found is None:
+        return ""
+    if math.isinf(found.high):
+        return f"{found.low:.3g} or more"
+    return f"at most {found.high:.3g}" if found.low <= 0 else f"{found.low:.3g} to {found.high:.3g}"
+
+
+def signed(ratio: Ratio) -> str:
+    """As a page or a figure writes it: `5.2x`, `≥ 2.4x`."""
+    return ratio.text.replace(">=", "≥").replace("<=", "≤")

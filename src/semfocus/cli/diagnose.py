@@ -1,0 +1,143 @@
+"""`semfocus diagnose`: how trained runs, or anybody's model, attend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from semfocus.cli.shared import console, progress_bar
+from semfocus.errors import UsageError
+
+if TYPE_CHECKING:
+    from semfocus.diagnostics.runs import MeasuredRun
+
+RUN_ROWS, MODEL_ROWS, MODEL_K, RUN_K = 1000, 64, 8, 5
+
+
+def diagnose_command(
+    runs: Annotated[list[str] | None, typer.Argument(help="Runs: directories, or the beginnings of ids.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Instead of runs: a Hugging Face checkpoint, a folder or a name in the cache.")
+    ] = None,
+    text: Annotated[Path | None, typer.Option(help="With --model: a text file to run it on.")] = None,
+    k: Annotated[
+        int | None, typer.Option(help="Keys to keep. Default 5, for a model 8; a top-k run has its own.")
+    ] = None,
+    split: Annotated[Literal["train", "heldout"], typer.Option(help="Which rows of a run.")] = "train",
+    rows: Annotated[int | None, typer.Option(help="Rows of a run (default 1000) or windows of text (64).")] = None,
+    checkpoint: Annotated[str, typer.Option(help="last, all, or a kept epoch such as 20.")] = "last",
+    mask_stability: Annotated[
+        bool, typer.Option("--mask-stability", help="Also shake the inputs: do the kept keys stay?")
+    ] = False,
+    length: Annotated[
+        int | None, typer.Option(help="With --model: tokens of a window. Default: 128, or fewer.")
+    ] = None,
+    download: Annotated[bool, typer.Option("--download", help="With --model: fetch what is not here.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Where runs live. Default: SEMFOCUS_RUNS, else ./runs.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write an HTML page here, and its figures beside it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Say how runs or a model attend: dispersion, separation, sinks, and what keeping only k keys would do.
+
+    semfocus diagnose 3f2a 91c0 --checkpoint all --page diagnosis.html
+    semfocus diagnose --model PATH_OR_NAME --text corpus.txt --k 8
+    """
+    if (model is None) == (not runs):
+        raise UsageError("give either runs, or --model with --text")
+    if model is not None:
+        _diagnose_model(model, text, k or MODEL_K, rows or MODEL_ROWS, length, download, device, page, as_json)
+    else:
+        options = {"k": k or RUN_K, "split": split, "checkpoint": checkpoint}
+        _diagnose_runs(runs or [], options, rows, mask_stability, device, out, page, as_json)
+
+
+def _diagnose_model(
+    name: str,
+    text: Path | None,
+    k: int,
+    rows: int,
+    length: int | None,
+    download: bool,
+    device: str,
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    if text is None:
+        raise UsageError(f"--model {name} needs --text: a file to run it on")
+    from semfocus.diagnostics.checkpoints import diagnose_checkpoint
+
+    found = diagnose_checkpoint(name, text, k=k, length=length, rows=rows, download=download, device=device)
+    typer.echo(found.to_json() if as_json else str(found))
+    if page is not None:
+        typer.echo(f"\npage: {found.save(page)}", err=as_json)
+
+
+def _diagnose_runs(
+    names: list[str],
+    options: dict[str, Any],
+    rows: int | None,
+    mask_stability: bool,
+    device: str,
+    out: Path | None,
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    from semfocus.diagnostics.masks import measure_mask_stability
+    from semfocus.diagnostics.runs import LAST, find_run, measure_run, tables
+    from semfocus.training import Runtime
+
+    place = Runtime(device=device).torch_device()
+    found = [find_run(name, out) for name in dict.fromkeys(names)]
+    measured: list[MeasuredRun] = []
+    shaken: list[dict[str, Any]] = []
+    for run in found:
+        with progress_bar(f"measuring {run.id}") as progress:
+            measured.append(measure_run(run, **options, rows=rows or RUN_ROWS, device=place, progress=progress))
+        if mask_stability:
+            at = options["checkpoint"] if options["checkpoint"] != "all" else LAST
+            with progress_bar(f"shaking {run.id}") as progress:
+                shaken.append(
+                    measure_mask_stability(
+                        run, **options | {"checkpoint": at}, rows=rows or 200, device=place, progress=progress
+                    )
+                )
+    rows_of_table = tables(measured)
+    if as_json:
+        both = [
+            {"run": run.run.id, "dispersion": run.measured} | ({"mask_stability": shaken[i]} if shaken else {})
+            for i, run in enumerate(measured)
+        ]
+        typer.echo(json.dumps({"runs": both, "table6": rows_of_table}, indent=2))
+    else:
+        _print_runs(measured, rows_of_table, shaken)
+    if page is not None:
+        from semfocus.report.diagnosis import write_runs_page
+
+        documents = [_document(run) for run in measured]
+        pairs = zip(documents, shaken, strict=False)  # either all runs were shaken, or none
+        stable = [document | {"measured": one} for document, one in pairs]
+        typer.echo(f"\npage: {write_runs_page(documents, rows_of_table, stable, page)}", err=as_json)
+
+
+def _document(run: MeasuredRun) -> dict[str, Any]:
+    return {"label": run.label, "mechanism": run.mechanism, "checkpoints": run.measured["checkpoints"]}
+
+
+def _print_runs(measured: list[MeasuredRun], rows: list[dict[str, Any]], shaken: list[dict[str, Any]]) -> None:
+    from semfocus.report.diagnosis import newest_rows, norm_table, table6_table
+
+    for row in newest_rows(rows):
+        console().print(table6_table(row))
+        typer.echo("")
+    console().print(norm_table([_document(run) for run in measured]))
+    typer.echo("")
+    for run, stability in zip(measured, shaken, strict=False):
+        pairs = zip(stability["noise"], stability["kept"], strict=True)
+        said = ", ".join(f"{size:g}: {share:.1%}" for size, share in pairs if share is not None)
+        typer.echo(f"{run.label}: kept keys that stay, by noise: {said or 'no query drops a key'}")
+    for run in measured:
+        typer.echo(f"stored with {run.run.path}")

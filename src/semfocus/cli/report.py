@@ -1,0 +1,71 @@
+"""`semfocus report`: the runs as one page, and as figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from semfocus.errors import UsageError
+
+
+def report_command(
+    runs: Annotated[
+        Path | None, typer.Argument(help="The directory of runs. Default: SEMFOCUS_RUNS, else ./runs.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option(help="Instead of the names of the tasks.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write every figure there: SVG, PDF, PNG, light and dark.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Write the page again when runs change, until Ctrl-C.")
+    ] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve the page to this machine alone, until Ctrl-C.")] = False,
+    port: Annotated[int, typer.Option(help="For --serve; 0 takes a free one.")] = 0,
+) -> None:
+    """Write one self-contained page about the runs: what was asked, what was found, and everything behind it.
+
+    semfocus report runs --out report.html
+    semfocus report runs --figures figures
+    semfocus report runs --serve
+    """
+    from semfocus.store import RunStore
+
+    root = RunStore(runs).root
+    if watch and serve:
+        raise UsageError("--watch writes a file, --serve needs none; give one of them")
+    if figures is not None:
+        from semfocus.report.figures import write_figures
+
+        typer.echo(f"wrote {len(write_figures(root, figures))} figures to {figures}")
+    if watch:
+        _watch(root, out, title)
+    elif serve:
+        _serve(root, port, title)
+    else:
+        from semfocus.report.page import write_page
+
+        typer.echo(f"wrote {write_page(root, out, title=title)}")
+
+
+def _watch(root: Path, out: Path, title: str | None) -> None:
+    from semfocus.report.serving import watch
+
+    try:
+        watch(root, out, title=title, told=lambda text: typer.echo(f"{text}; Ctrl-C ends"))
+    except KeyboardInterrupt:
+        typer.echo("stopped")
+
+
+def _serve(root: Path, port: int, title: str | None) -> None:
+    from semfocus.report.serving import PageServer
+
+    with PageServer(root, port=port, title=title) as server:
+        try:
+            server.page()  # what is wrong with the runs is said here, not in a browser
+            typer.echo(f"{server.url}  (Ctrl-C ends)")
+            server.serve_forever()
+        except KeyboardInterrupt:
+            typer.echo("stopped")

@@ -1,0 +1,102 @@
+"""`semfocus verdicts` and `semfocus export`: what the runs say to the paper's claims, and all of them as one table."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from semfocus.analysis.records import Fault
+    from semfocus.analysis.verdicts import Verdict
+
+Runs = Annotated[Path | None, typer.Argument(help="The directory of runs. Default: SEMFOCUS_RUNS, else ./runs.")]
+_WIDTH = 100
+
+
+def verdicts_command(
+    directory: Runs = None,
+    long: Annotated[bool, typer.Option("--long", help="Also the rule, effect, interval, p, runs and reason.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Judge each claim of the paper by the runs in a directory: holds, in part, does not hold, or not enough data.
+
+    The rules are fixed in the code: see --long, or docs/verdicts.md. Missing data are an answer, not an error.
+    """
+    from semfocus.analysis.records import load_measurements, load_records
+    from semfocus.analysis.verdicts import judge
+    from semfocus.store import RunStore
+
+    store = RunStore(directory)
+    found = load_records(store)
+    measured = load_measurements(store, found.records)
+    verdicts = judge(found.records, measured.by_run)
+    faults = [*found.faults, *measured.faults]
+    if as_json:
+        document = {
+            "runs": len(found.records),
+            "verdicts": [verdict.to_dict() for verdict in verdicts],
+            "unfinished": [record.id for record in found.records if not record.ended],
+            "faults": [fault._asdict() for fault in faults],
+        }
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+        return
+    for verdict in verdicts:
+        typer.echo(_at_length(verdict) if long else _line(verdict))
+    for record in found.records:
+        if not record.ended:
+            typer.echo(f"{record.id}: {record.state}, left out", err=True)
+    _report(faults)
+
+
+def export_command(
+    directory: Runs = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write. Default: runs.parquet or runs.csv.")] = None,
+    to: Annotated[Literal["parquet", "csv"], typer.Option(help="The format.")] = "parquet",
+) -> None:
+    """Write all runs as one tidy table: a row for each run and evaluation, the configuration in columns beside."""
+    from semfocus.analysis.export import export_records
+    from semfocus.analysis.records import load_records
+    from semfocus.store import RunStore
+
+    found = load_records(RunStore(directory))
+    written = export_records(found.records, out or Path(f"runs.{to}"), to)
+    typer.echo(f"wrote {written.path}: {written.rows} rows of {written.runs} runs")
+    if written.without_rows:
+        typer.echo(f"without metrics, and so without rows: {', '.join(written.without_rows)}", err=True)
+    _report(found.faults)
+
+
+def _line(verdict: Verdict) -> str:
+    facts = [f"{verdict.runs} run{'' if verdict.runs == 1 else 's'}"]
+    facts += [verdict.effect] if verdict.effect else []
+    facts += [f"p = {verdict.p:.2g}"] if verdict.p is not None else []
+    return f"{verdict.claim:4} {verdict.outcome:16} {verdict.statement} ({', '.join(facts)})"
+
+
+def _at_length(verdict: Verdict) -> str:
+    ends = "" if verdict.interval is None else f"{verdict.interval[0]:.4g} to {verdict.interval[1]:.4g}"
+    facts = {
+        "rule": verdict.rule,
+        "effect": verdict.effect or "",
+        "interval": ends,
+        "p": "" if verdict.p is None else f"{verdict.p:.2g}",
+        "runs": str(verdict.runs),
+        "because": verdict.because,
+    }
+    lines = [f"{verdict.claim:4} {verdict.outcome}: {verdict.statement}"]
+    for name, text in facts.items():
+        if text:
+            indent = " " * 15
+            filled = textwrap.fill(text, _WIDTH, initial_indent=f"     {name:9} ", subsequent_indent=indent)
+            lines.append(filled)
+    return "\n".join(lines) + "\n"
+
+
+def _report(faults: list[Fault]) -> None:
+    """What is not a run, and why, beside the results."""
+    for name, what in faults:
+        typer.echo(f"{name}: {what}", err=True)

@@ -1,0 +1,245 @@
+"""A diagnosis as text for a terminal and as one HTML page that needs nothing else.
+
+    write_model_page(diagnosis.to_dict(), Path("diagnosis.html"))
+    write_runs_page(runs, tables, stabilities, Path("diagnosis.html"))
+
+Documents are plain, as `Diagnosis.to_dict` and the measurements of a run give them; what they say of themselves is
+escaped, and the page's own policy lets nothing run.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semfocus.report import page
+from semfocus.report.diagnosis_figures import (
+    COLUMNS,
+    draw_conditions,
+    draw_dispersion_along_training,
+    draw_heat_maps,
+    draw_mask_stability,
+    row_label,
+)
+from semfocus.store.atomic import write_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Json = Mapping[str, Any]
+Draw = Callable[..., list[Path]]
+LAYER_HEADS = ("layer", "all keys", "k heaviest", "separation", "top-k weight", "k for 95 %", "k for 99 %", "W", "X")
+TABLE_HEADS = ("", "delta_s", "delta_h", "Delta_h", "in-degree", "W", "X", "sharper W", "sharper X", "")
+_LAYER_CELLS = (
+    ("delta_full", "95"), ("delta_heavy", "95"), ("separation", "50"), ("top_share", "50"),
+    ("k95", "95"), ("k99", "95"),
+)  # fmt: skip
+VACUOUS = "vacuous"
+MAPS_NOTE = (
+    "One square a head. Weight, entropy, separation and the largest share of one key are those of the median query (or "
+    "row); dispersion and the number of keys are exceeded by one query in twenty."
+)
+
+
+def write_model_page(document: Json, path: Path) -> Path:
+    """The page of `semfocus.diagnose`, and its heat maps beside it as .svg, .pdf and .png."""
+    seen = any(layer["queries"] for layer in document["layers"])
+    draw = partial(draw_heat_maps, document)
+    pictures = [_picture("Layers and heads", MAPS_NOTE, draw, path, "heads")] if seen else []
+    rows = [_layer_row(layer) for layer in document["layers"]]
+    note = (
+        "Dispersion (largest minus smallest score) at the 95th percentile of the queries, over all keys and over the "
+        f"{document['k']} heaviest; separation and weight of these at the median; W and X in the worst case."
+    )
+    table = {"title": "By layer", "note": note, "heads": LAYER_HEADS, "rows": rows}
+    over = f"How {document['model']} attends, and what keeping {document['k']} keys would do"
+    return _write(path, f"{document['model']}, k = {document['k']}", over, document["findings"], pictures, [table])
+
+
+def write_runs_page(runs: Sequence[Json], tables: Sequence[Json], stabilities: Sequence[Json], path: Path) -> Path:
+    """The page of `semfocus diagnose RUN ...`: Table 6, dispersion along training, stability of masks, weight norms.
+
+    runs          {"label", "mechanism", "checkpoints"} of each
+    stabilities   {"label", "mechanism", "measured"} of each that was shaken
+    """
+    newest = newest_rows(tables)
+    about = (
+        "The paper's two conditions at the newest checkpoint, by percentile over queries, layers and rows; Delta_h is "
+        "taken at the mirrored one. In the tables, sharper: the certified constant of heavy hitters over that of full "
+        "attention, below 1 where they win. Vacuous: e^delta / keys, a bound on a probability, exceeds 1. "
+        "In-degree < k: outside the theory, where its mean is k."
+    )
+    pictures = [_picture("W and X", about, partial(draw_conditions, newest), path, "conditions")]
+    along = [run for run in runs if len({c["epoch"] for c in run["checkpoints"].values()}) > 1]
+    if along:
+        note = "At the kept checkpoints, epoch 0 being the initialisation."
+        draw = partial(draw_dispersion_along_training, along)
+        pictures.append(_picture("Dispersion along training", note, draw, path, "training"))
+    if stabilities:
+        note = "The share of the k heaviest keys that stay when noise is added to the input embeddings."
+        draw = partial(draw_mask_stability, stabilities)
+        pictures.append(_picture("Stability of the masks", note, draw, path, "masks"))
+    shown = [
+        {"title": row_label(row), "note": _about(row), "heads": TABLE_HEADS, "rows": condition_rows(row)}
+        for row in newest
+    ]
+    norms = {"title": "Weights and softmax", "note": NORMS_NOTE, "heads": NORM_HEADS, "rows": norm_rows(runs)}
+    labels = ", ".join(run["label"] for run in runs)
+    return _write(path, "How trained runs attend", labels, [], pictures, [*shown, norms])
+
+
+def model_text(document: Json) -> str:
+    """A diagnosis for a terminal: a line a layer, then the sentences."""
+    rows = [LAYER_HEADS, *(_layer_row(layer) for layer in document["layers"])]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(LAYER_HEADS))]
+    lines = []
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]))
+    return "\n".join([f"{document['model']}, k = {document['k']}", "", *lines, "", *document["findings"]])
+
+
+def table6_table(row: Json) -> Table:
+    """One row of Table 6 for a terminal, percentile by percentile."""
+    return _rich(row_label(row), TABLE_HEADS, condition_rows(row))
+
+
+def newest_rows(tables: Sequence[Json]) -> list[Json]:
+    """Of every run or pair the row of its newest checkpoint; the paper's own rows as they are."""
+    found: dict[tuple[Any, ...], Json] = {}
+    for row in tables:
+        key = (row["way"], row["task"], row.get("run"), row.get("full"))
+        if key not in found or _age(row) > _age(found[key]):
+            found[key] = row
+    return list(found.values())
+
+
+def _age(row: Json) -> float:
+    checkpoint = row.get("checkpoint", "last")
+    return float("inf") if checkpoint == "last" else float(checkpoint)
+
+
+def condition_rows(row: Json) -> list[list[str]]:
+    """A line a percentile: what goes in, W and X, the ratios of the sharper bounds, and what to think of it."""
+    found = []
+    for percent in COLUMNS:
+        cell = row["cells"].get(percent)
+        if cell is None:
+            found.append([percent, *[""] * 7, "", "not measured"])
+            continue
+        numbers = [_cell(cell, name) for name in ("delta_full", "delta_heavy", "separation", "in_degree", "w", "x")]
+        sharper = [_number(cell["sharper"][name], "inf") for name in ("w", "x")]
+        found.append([f"{percent} %", *numbers, *sharper, "; ".join(_remarks(cell))])
+    return found
+
+
+NORM_HEADS = ("run and block", "gamma", "upsilon", "MLP", "softmax slope", "bound, all keys", "bound, k heaviest")
+NORMS_NOTE = (
+    "At the newest measured checkpoint. Spectral norms: gamma of the scores, upsilon of the values, largest head. "
+    "Softmax slope: the largest 1-norm of its Jacobian over the queries, and the certified bounds of docs/theory.md."
+)
+
+
+def norm_rows(runs: Sequence[Json]) -> list[list[str]]:
+    """Weights and softmax of each run's newest measured checkpoint, a line a block."""
+    found = []
+    for run in runs:
+        newest = max(run["checkpoints"].values(), key=lambda checkpoint: checkpoint["epoch"])
+        for layer in newest["layers"]:
+            sizes = [f"{value:.3g}" for value in (max(layer["gamma"]), max(layer["upsilon"]), layer["mlp"])]
+            worst = layer["stability"].get("100", {})
+            slopes = [_number(worst.get(name), "inf") for name in ("jacobian", "full_certified", "heavy_certified")]
+            found.append([f"{run['label']}, block {layer['layer']}", *sizes, *(slopes if worst else [""] * 3)])
+    return found
+
+
+def norm_table(runs: Sequence[Json]) -> Table:
+    """The same for a terminal."""
+    return _rich("weights and softmax", NORM_HEADS, norm_rows(runs))
+
+
+def _rich(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    for head in heads:
+        table.add_column(head, justify="right" if head and head != heads[0] else "left", no_wrap=True)
+    for cells in rows:
+        table.add_row(*cells)
+    return table
+
+
+def _about(row: Json) -> str:
+    ways = {
+        "two models": "As the paper does it: delta_s from the run with full attention, the rest from the top-k run.",
+        "one model": "Both dispersions from the same scores of one model.",
+        "published": "The paper's own numbers (k = 5); W and X worked out from them.",
+    }
+    return ways[row["way"]]
+
+
+def _remarks(cell: Json) -> list[str]:
+    holds = [name.upper() for name in ("w", "x") if cell[f"{name}_holds"]]
+    said = [f"{' and '.join(holds)} < 1"] if holds else []
+    said += [VACUOUS] if cell["vacuous"] else []
+    return [*said, *(["in-degree < k"] if cell["sinks_outside"] else [])]
+
+
+def _layer_row(layer: Json) -> list[str]:
+    worst = layer["conditions"].get("100")
+    ends = ["", ""] if worst is None else [_cell(worst, "w"), _cell(worst, "x")]
+    cells = []
+    for name, at in _LAYER_CELLS:
+        infinite = "inf" if at in layer["infinite"].get(name, ()) else ""
+        value = layer[name][at]
+        if name == "top_share" and value is not None:
+            cells.append(f"{value:.0%}")
+        else:  # between two queries, the larger number of keys is the one that suffices
+            cells.append(_number(math.ceil(value) if name in ("k95", "k99") and value is not None else value, infinite))
+    return [f"{layer['layer']} {layer['name']}", *cells, *ends]
+
+
+def _cell(cell: Json, name: str) -> str:
+    return _number(cell[name], "inf" if name in cell["infinite"] else "")
+
+
+def _number(value: float | None, otherwise: str = "") -> str:
+    return otherwise if value is None else f"{value:.3g}"
+
+
+def _picture(title: str, note: str, draw: Draw, page_path: Path, name: str) -> dict[str, str]:
+    """A figure beside the page, and in both themes as data that an image element shows: inside one, nothing runs."""
+    written = draw(page_path.with_name(f"{page_path.stem}-{name}"))
+    light = next(path for path in written if path.suffix == ".svg")
+    with tempfile.TemporaryDirectory() as folder:
+        (dark,) = draw(Path(folder) / name, formats=("svg",), theme="dark")
+        return {"title": title, "note": note, "light": _data(light), "dark": _data(dark)}
+
+
+def _data(drawn: Path) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(drawn.read_bytes()).decode()}"
+
+
+def _write(
+    path: Path, title: str, over: str, findings: Sequence[str], pictures: list[dict[str, str]], tables: list[Json]
+) -> Path:
+    from markupsafe import Markup
+
+    from semfocus import __version__
+
+    css = page._colours([]) + page._asset("page.css")
+    text = (
+        page._environment()
+        .get_template("diagnosis.html.j2")
+        .render(
+            title=title, over=over, policy=page._policy("", css), css=Markup(css), findings=findings,
+            pictures=pictures, tables=tables, made=f"semfocus {__version__}",
+        )
+    )  # fmt: skip
+    write_text(path, text)
+    return path

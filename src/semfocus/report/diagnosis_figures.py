@@ -1,0 +1,264 @@
+"""How models attend, drawn: heat maps of layers by heads, W and X of Table 6, dispersion along training, the
+stability of masks under noise, and dispersion against speed-up. Plain documents in, figures out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semfocus.report.drawing import FORMATS, drawing, legend, percent, save
+from semfocus.report.style import PAPERS, Theme, look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from semfocus.analysis.correlation import Correlation
+
+Json = Mapping[str, Any]
+# What is mapped: name and percentile, title, whether the scale is logarithmic, and whether it is a share of 1.
+MAPS = (
+    ("top_share", "50", "Weight in the {k} heaviest keys", False, True),
+    ("k95", "95", "Keys for 95 % of the weight", False, False),
+    ("entropy", "50", "Entropy of the weights (nats)", False, False),
+    ("separation", "50", "Separation of the {k} heaviest", True, False),
+    ("delta_full", "95", "Dispersion of all scores", False, False),
+    ("sink_share", "50", "Largest share of one key", False, True),
+)
+WRITTEN = 160  # cells up to which each has its number written in it
+TICKS = 16  # at most, along an axis of heads or layers
+COLUMNS = ("75", "90", "95", "100")
+PLACES = {"75": 0, "90": 1, "95": 2, "100": 3}
+
+
+def draw_heat_maps(
+    document: Json, stem: Path, *, formats: Sequence[str] = FORMATS, theme: Theme = "light"
+) -> list[Path]:
+    """One map for each number that matters, layers down and heads across."""
+    from matplotlib.figure import Figure
+
+    layers = document["layers"]
+    across, down = max(len(layer["heads"]) for layer in layers), len(layers)
+    width, height = min(max(3.3, 0.9 + 0.42 * across), 8.0), min(max(1.7, 1.1 + 0.3 * down), 6.0)
+    with drawing(theme):
+        figure = Figure(figsize=(2 * width, 3 * height), layout="constrained")
+        panels = figure.subplots(3, 2, squeeze=False).flatten()
+        for panel, (name, at, title, logarithmic, share) in zip(panels, MAPS, strict=True):
+            grid = [[_cell(head, name, at) for head in layer["heads"]] for layer in layers]
+            padded = [row + [math.nan] * (across - len(row)) for row in grid]
+            panel.set_title(title.format(k=document["k"]), fontsize=8.5)
+            _map(panel, padded, logarithmic, share, theme)
+        return save(figure, stem, formats)
+
+
+def draw_conditions(
+    rows: Sequence[Json], stem: Path, *, formats: Sequence[str] = FORMATS, theme: Theme = "light"
+) -> list[Path]:
+    """W and X of Table 6 by percentile; hollow marks: the bounds behind them are vacuous."""
+    from matplotlib.figure import Figure
+
+    with drawing(theme):
+        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        for panel, name in zip(panels, ("w", "x"), strict=True):
+            for i, row in enumerate(rows):
+                _conditions(panel, row, name, i, theme)
+            panel.axhline(1, color=PAPERS[theme].quiet, linewidth=1)
+            panel.set_yscale("log")
+            _plain_numbers(panel.yaxis)
+            panel.set_xticks(range(len(COLUMNS)), COLUMNS)
+            panel.set_xlabel("percentile; 100 is the theorem")
+            panel.set_title(name.upper())
+        figure.suptitle(
+            "Below 1 the paper's bound favours focus; hollow marks: the bounds are vacuous",
+            fontsize=9,
+            x=0.01,
+            ha="left",
+        )
+        legend(figure, list(panels), columns=2)
+        return save(figure, stem, formats)
+
+
+def draw_dispersion_along_training(
+    runs: Sequence[Json], stem: Path, *, at: str = "95", formats: Sequence[str] = FORMATS, theme: Theme = "light"
+) -> list[Path]:
+    """`runs`: {"mechanism", "label", "checkpoints"} each; dispersion of all keys and of the k heaviest by epoch."""
+    from matplotlib.figure import Figure
+
+    with drawing(theme):
+        figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+        panels = figure.subplots(1, 3)
+        titles = {"delta_full": "All keys", "delta_heavy": "The k heaviest keys", "separation": "Separation"}
+        for panel, (name, title) in zip(panels, titles.items(), strict=True):
+            for run in runs:
+                points = sorted({(c["epoch"], c[name][at]) for c in run["checkpoints"].values() if c[name][at]})
+                shape = look(run["mechanism"])
+                panel.plot(
+                    [epoch for epoch, _ in points], [value for _, value in points], color=shape.on(theme),
+                    linestyle=shape.linestyle, marker=shape.marker, markersize=4, label=run["label"],
+                )  # fmt: skip
+            panel.set_title(title)
+            panel.set_xlabel("epoch")
+            panel.set_xscale("symlog", linthresh=1)
+            epochs = sorted({c["epoch"] for run in runs for c in run["checkpoints"].values()})
+            panel.set_xticks(epochs[:: -(-len(epochs) // TICKS)])
+            panel.xaxis.set_major_formatter(_plain)
+            if name == "separation":
+                panel.set_yscale("log")
+                _plain_numbers(panel.yaxis)
+            else:
+                panel.set_ylim(bottom=0)
+        panels[0].set_ylabel(f"percentile {at} (separation: {100 - int(at)})")
+        legend(figure, list(panels), columns=4)
+        return save(figure, stem, formats)
+
+
+def draw_mask_stability(
+    runs: Sequence[Json], stem: Path, *, formats: Sequence[str] = FORMATS, theme: Theme = "light"
+) -> list[Path]:
+    """`runs`: {"mechanism", "label", "measured"}: the share of kept keys that stay, by noise and by separation."""
+    from matplotlib.figure import Figure
+
+    with drawing(theme):
+        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        for run in runs:
+            shape, measured = look(run["mechanism"]), run["measured"]
+            style = {"color": shape.on(theme), "marker": shape.marker, "markersize": 4}
+            left.plot(measured["noise"], measured["kept"], linestyle=shape.linestyle, label=run["label"], **style)
+            groups, middle = measured["by_separation"], len(measured["noise"]) // 2
+            shares = [math.nan if share is None else share for share in groups["kept"][middle]]
+            right.plot(range(len(shares)), shares, linestyle=shape.linestyle, **style)
+            right.set_title(f"By separation, noise {measured['noise'][middle]:g}")
+            starts = [0, *groups["borders"]]
+            right.set_xticks(range(len(starts)), [f"from\n{start:g}" for start in starts])
+        left.set_xscale("log")
+        left.xaxis.set_major_formatter(_plain)
+        left.set_title("Mean over queries")
+        left.set_xlabel("noise / spread of the embeddings")
+        left.set_ylabel("kept keys that stay")
+        left.set_ylim(0, 1.03)
+        percent(left.yaxis)
+        legend(figure, [left], columns=4)
+        return save(figure, stem, formats)
+
+
+def draw_against_speed(
+    points: Sequence[tuple[str, float, float]],
+    correlation: Correlation,
+    stem: Path,
+    *,
+    when: str = "start",
+    formats: Sequence[str] = FORMATS,
+    theme: Theme = "light",
+) -> list[Path]:
+    """`points`: task, ratio of dispersions, speed-up; with Spearman's correlation over them."""
+    from matplotlib.figure import Figure
+
+    with drawing(theme):
+        figure = Figure(figsize=(5.2, 4.0), layout="constrained")
+        panel = figure.subplots()
+        shape = look("topk:5")
+        for task, ratio, speed in points:
+            panel.plot(ratio, speed, shape.marker, color=shape.on(theme), markersize=7)
+            panel.annotate(task, (ratio, speed), xytext=(6, 4), textcoords="offset points", fontsize=8)
+        panel.axhline(1, color=PAPERS[theme].quiet, linewidth=0.9)
+        panel.set_yscale("log")
+        _plain_numbers(panel.yaxis)
+        panel.margins(x=0.2, y=0.15)
+        panel.set_xlabel(f"dispersion of the k heaviest / of all keys, {when} of training")
+        panel.set_ylabel("times fewer epochs than full attention")
+        figure.suptitle(_correlation_text(correlation), fontsize=9, x=0.01, ha="left")
+        return save(figure, stem, formats)
+
+
+def _correlation_text(found: Correlation) -> str:
+    if found.rho is None or found.p is None or found.interval is None:
+        return f"Rank correlation: {found.why or 'not enough data'}"
+    low, high = found.interval.low, found.interval.high
+    return f"Rank correlation {found.rho:.2f} (95 %: {low:.2f} to {high:.2f}), p = {found.p:.2g}, {found.items} tasks"
+
+
+def _cell(head: Json, name: str, at: str) -> float:
+    """A number, infinite where it was so, NaN where nothing was seen."""
+    value = head[name][at]
+    if value is None:
+        return math.inf if at in head["infinite"].get(name, ()) else math.nan
+    return value
+
+
+def _map(panel: Axes, grid: list[list[float]], logarithmic: bool, share: bool, theme: Theme) -> None:
+    from matplotlib.colors import LogNorm, Normalize
+
+    known = [value for row in grid for value in row if math.isfinite(value) and (value > 0 or not logarithmic)]
+    low, high = (0.0, 1.0) if share else (min(known, default=1.0) if logarithmic else 0.0, max(known, default=1.0))
+    norm = LogNorm(low, high) if logarithmic and high > low > 0 else Normalize(low, high if high > low else low + 1)
+    shown = [[value if math.isfinite(value) else math.nan for value in row] for row in grid]
+    image = panel.imshow(shown, cmap="viridis", norm=norm, aspect="auto")
+    panel.grid(visible=False)
+    panel.set_xlabel("head")
+    panel.set_ylabel("layer")
+    for axis, count in ((panel.xaxis, len(grid[0])), (panel.yaxis, len(grid))):
+        axis.set_ticks(range(0, count, -(-count // TICKS)))
+    bar = panel.figure.colorbar(image, ax=panel, pad=0.02)
+    if share:
+        percent(bar.ax.yaxis)
+    elif isinstance(norm, LogNorm):
+        _plain_numbers(bar.ax.yaxis)
+    if len(grid) * len(grid[0]) <= WRITTEN:
+        for i, row in enumerate(grid):
+            for j, value in enumerate(row):
+                dark = math.isfinite(value) and norm(value) < 0.55
+                ink = "#ffffff" if dark else PAPERS["light" if math.isfinite(value) else theme].ink
+                panel.text(j, i, _short(value, share), ha="center", va="center", fontsize=6.5, color=ink)
+
+
+def _short(value: float, share: bool) -> str:
+    if math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "∞"
+    return f"{value:.0%}" if share else f"{value:.2g}" if value < 100 else f"{value:.0f}"
+
+
+def _conditions(panel: Axes, row: Json, name: str, number: int, theme: Theme) -> None:
+    shape = look(row.get("mechanism", "full"))
+    if row["way"] == "published":
+        shape = shape._replace(colour=PAPERS["light"].quiet, dark=PAPERS["dark"].quiet)
+    elif row["way"] == "two models":
+        shape = shape._replace(dash=())
+    else:
+        shape = shape._replace(dash=(5, 2))
+    points = [(PLACES[p], cell[name], cell["vacuous"]) for p, cell in row["cells"].items() if p in PLACES]
+    points = [point for point in points if point[1] is not None and point[1] > 0]
+    colour = shape.on(theme)
+    panel.plot(
+        [x for x, _, _ in points], [y for _, y, _ in points], color=colour, linestyle=shape.linestyle,
+        label=row_label(row), alpha=1.0 if number < 8 else 0.6, linewidth=1.3,
+    )  # fmt: skip
+    for x, y, vacuous in points:
+        face = PAPERS[theme].ground if vacuous else colour
+        panel.plot(x, y, shape.marker, color=colour, markerfacecolor=face, markersize=5.5)
+
+
+def _plain(value: float, _place: int | None = None) -> str:
+    return f"{value:g}"
+
+
+def _plain_numbers(axis: Any) -> None:
+    """1, 2 and 5 times the powers of ten on a logarithmic axis, written out."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+    axis.set_major_formatter(_plain)
+    axis.set_minor_formatter(NullFormatter())
+
+
+def row_label(row: Json) -> str:
+    """What a row of Table 6 is about: `even_pairs, two models, epoch 20`."""
+    if row["way"] == "published":
+        return f"{row['task']}, the paper's numbers"
+    place = "" if row["checkpoint"] == "last" else f", epoch {row['checkpoint']}"
+    who = "full and top-k run" if row["way"] == "two models" else f"{row['mechanism']} alone"
+    return f"{row['task']}, seed {row['seed']}, {who}{place}"

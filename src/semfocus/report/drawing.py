@@ -1,0 +1,88 @@
+"""What every figure shares: type, colours of a theme, and files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import textwrap
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semfocus.report.style import PAPERS, Theme
+from semfocus.store.atomic import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = ("svg", "pdf", "png")
+_DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}, "png": {}}  # same runs, same bytes
+
+
+@contextmanager
+def drawing(theme: Theme = "light") -> Iterator[None]:
+    """Draw inside this block: sizes, colours and fonts as the house has them, whatever the user's own settings."""
+    import matplotlib as mpl
+
+    ground, ink, quiet, line = PAPERS[theme]
+    style: dict[str, Any] = {
+        "figure.facecolor": ground, "axes.facecolor": ground, "savefig.facecolor": ground,
+        "text.color": ink, "axes.labelcolor": ink, "axes.titlecolor": ink, "axes.edgecolor": quiet,
+        "xtick.color": quiet, "ytick.color": quiet, "xtick.labelcolor": quiet, "ytick.labelcolor": quiet,
+        "font.family": "DejaVu Sans", "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold",
+        "axes.titlelocation": "left", "axes.titlepad": 8, "axes.labelsize": 9, "legend.fontsize": 9,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
+        "axes.grid": True, "axes.grid.axis": "y", "grid.color": line, "grid.linewidth": 0.6, "axes.axisbelow": True,
+        "lines.linewidth": 1.7, "lines.dash_capstyle": "butt", "lines.scale_dashes": False,
+        "xtick.major.size": 3, "ytick.major.size": 0, "xtick.major.width": 0.8,
+        "text.parse_math": False,  # a task may be called $x$
+        "svg.fonttype": "none", "svg.hashsalt": "semfocus", "pdf.fonttype": 42,
+    }  # fmt: skip
+    with mpl.rc_context({**mpl.rcParamsDefault, **style}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
+        yield
+
+
+def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write `stem`.svg and so on."""
+    written = []
+    for kind in formats:
+        target = stem.with_name(f"{stem.name}.{kind}")  # with_suffix would cut a name that has a dot
+        with replacing(target) as draft:
+            figure.savefig(draft, format=kind, dpi=180, metadata=_DATES[kind])
+        written.append(target)
+        figure.set_layout_engine("none")  # found once; the other formats keep it
+    return written
+
+
+def heading(panel: Axes, name: str) -> None:
+    """A panel's title; a long one on several lines, a very long one cut."""
+    panel.set_title("\n".join(textwrap.wrap(name, 30, max_lines=3, placeholder="…")) or name)
+
+
+def caption(figure: Figure, text: str) -> None:
+    """What the figure shows, above it, on as many lines as its width needs."""
+    lines = textwrap.wrap(text, int(13.5 * figure.get_figwidth()))
+    figure.suptitle("\n".join(lines), fontsize=9, x=0.01, ha="left")
+
+
+def legend(figure: Figure, axes: Sequence[Axes], columns: int | None = None) -> None:
+    """One legend below all panels, each name once, with enough of the line to see its dash; the figure grows for it."""
+    named: dict[str, Any] = {}
+    for panel in axes:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    if named:
+        columns = columns or max(2, int(figure.get_figwidth() / 1.5))
+        more_rows = -(-len(named) // columns) - 1
+        figure.set_figheight(figure.get_figheight() + 0.2 * more_rows)
+        figure.legend(
+            list(named.values()), list(named), loc="outside lower center", frameon=False,
+            ncols=min(columns, len(named)), handlelength=3.2, columnspacing=1.8,
+        )  # fmt: skip
+
+
+def percent(axis: Any) -> None:
+    """Label shares of 1 as per cent."""
+    axis.set_major_formatter(lambda value, place: f"{value:.0%}")

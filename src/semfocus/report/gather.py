@@ -1,0 +1,93 @@
+"""Everything a page says, read from a store once: runs in groups, verdicts, faults, and how it was made."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from semfocus.analysis.records import Record, load_records
+from semfocus.analysis.verdicts import Verdict, judge
+from semfocus.report.groups import Group, base_first, grouped
+from semfocus.report.provenance import facts_of
+from semfocus.store import RunDirectory, RunStore
+from semfocus.store.directory import CONFIG, METRICS, STATUS
+from semfocus.store.measurements import FOLDER, read_measurements
+
+Stamps = dict[str, tuple[int, int]]  # file -> (time of the last change in ns, size)
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """A store, read."""
+
+    root: Path
+    records: list[Record]
+    groups: list[Group]
+    faults: list[tuple[str, str]]  # what is not shown as a run: its name, and what is wrong
+    verdicts: list[Verdict]
+    facts: dict[str, list[tuple[str, int]]]
+    as_of: datetime | None  # when anything in it changed last
+
+    @property
+    def mechanisms(self) -> list[str]:
+        return base_first(record.mechanism for record in self.records)
+
+    @property
+    def states(self) -> dict[str, int]:
+        """How many runs are in each state, the usual ones first."""
+        order = ("done", "running", "interrupted", "diverged", "failed", "empty")
+        found = [record.state for record in self.records]
+        return {state: found.count(state) for state in dict.fromkeys((*order, *found)) if state in found}
+
+
+def gather(store_root: Path | str) -> Gathered:
+    """Read the store; nothing in it is changed, and nothing bad in it stops this."""
+    store = RunStore(store_root)
+    loaded = load_records(store)
+    sorted_out = grouped(loaded.records)
+    runs = [RunDirectory(store.root / record.id) for record in loaded.records]
+    with warnings.catch_warnings(record=True) as damage:
+        warnings.simplefilter("always")
+        measurements = {run.id: read_measurements(run) for run in runs}
+    found = {name: kept for name, kept in measurements.items() if kept}
+    times = [changed for changed, _ in stamps(store.root).values()]
+    return Gathered(
+        store.root,
+        loaded.records,
+        sorted_out.groups,
+        [*_clean(loaded.faults), *_clean(sorted_out.repeated), *(("measurement", str(one.message)) for one in damage)],
+        judge(loaded.records, found),
+        facts_of(runs),
+        datetime.fromtimestamp(max(times) // 10**9, UTC) if times else None,
+    )
+
+
+def stamps(root: Path) -> Stamps:
+    """When each file that a page depends on changed last. Cheap: nothing is opened."""
+    found: Stamps = {}
+    try:
+        names = sorted(os.listdir(root))
+    except OSError:
+        return found
+    for name in names:
+        for file in (CONFIG, METRICS, STATUS, FOLDER):
+            try:
+                seen = os.lstat(root / name / file)
+            except OSError:
+                continue
+            found[f"{name}/{file}"] = (seen.st_mtime_ns, seen.st_size)
+    return found
+
+
+def _clean(faults: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """A file's name may hold bytes that are no text."""
+    return [(shown(name), shown(what)) for name, what in faults]
+
+
+def shown(text: str) -> str:
+    """`text` with what UTF-8 cannot carry written out."""
+    return text.encode("utf-8", "backslashreplace").decode()

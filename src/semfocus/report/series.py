@@ -1,0 +1,77 @@
+"""A metric over epochs, for many seeds as one: median and quartiles.
+
+An arm's curve is over its ended runs; one that stopped early is continued at its last value, since nothing would change
+it. While none has ended it is over the runs in progress, as far as all of them have come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semfocus.analysis.records import Record
+
+METRICS = {
+    "train_loss": "training loss",
+    "train_accuracy": "training accuracy",
+    "heldout_loss": "held-out loss",
+    "heldout_accuracy": "held-out accuracy",
+}
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """Quartiles and median of one metric at each epoch; NaN where too many runs have no finite value."""
+
+    epochs: Floats
+    low: Floats
+    middle: Floats
+    high: Floats
+    runs: int
+    in_progress: bool
+
+
+def shown_runs(runs: Sequence[Record]) -> tuple[list[Record], bool]:
+    """The runs that a curve is made of, and whether they are still in progress."""
+    ended = [run for run in runs if run.ended and run.metrics]
+    return (ended, False) if ended else ([run for run in runs if run.metrics], True)
+
+
+def series(runs: Sequence[Record], metric: str) -> Series | None:
+    """The curve of one arm; None when nothing was measured."""
+    shown, in_progress = shown_runs(runs)
+    if not shown:
+        return None
+    columns = [columns_of(run, metric) for run in shown]
+    epochs = np.unique(np.concatenate([own for own, _ in columns]))
+    if in_progress:
+        epochs = epochs[epochs <= min(own[-1] for own, _ in columns)]
+    low, middle, high = quartiles(np.stack([held(own, values, epochs) for own, values in columns]))
+    return Series(epochs, low, middle, high, len(shown), in_progress)
+
+
+def columns_of(run: Record, metric: str) -> tuple[Floats, Floats]:
+    """Epochs and values of one run."""
+    return run.column("epoch").astype(np.float64), run.column(metric).astype(np.float64)
+
+
+def held(own: Floats, values: Floats, epochs: Floats) -> Floats:
+    """Values at other epochs: the last one measured by then, the first one before any was."""
+    return values[np.maximum(np.searchsorted(own, epochs, side="right") - 1, 0)]
+
+
+def quartiles(rows: Floats) -> tuple[Floats, Floats, Floats]:
+    """Lower quartile, median and upper quartile over runs; a value that is not finite counts as the largest."""
+    sorted_rows = np.sort(np.where(np.isfinite(rows), rows, np.inf), axis=0)
+    found = []
+    for share in (0.25, 0.5, 0.75):
+        place = share * (len(rows) - 1)
+        below, above = sorted_rows[int(np.floor(place))], sorted_rows[int(np.ceil(place))]
+        known = np.isfinite(above)
+        start, end = np.where(known, below, 0.0), np.where(known, above, 0.0)
+        found.append(np.where(known, start + (place % 1) * (end - start), np.nan))
+    return found[0], found[1], found[2]

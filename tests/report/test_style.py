@@ -1,0 +1,75 @@
+"""Looks that can be told apart: by colour, by people who see colours otherwise, and in grey."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from semfocus.report.style import PAPERS, Look, Theme, look, order
+from semfocus.studies.recipes import COMPACT
+
+LOCAL = [f"{name}:{w}{g}" for name in ("banded", "block_local") for w in (5, 9) for g in ("", "+1g", "+3g")]
+ALL = ["full", "topk:5", "topk:9", *LOCAL, "bottomk:5", "randomk:5"]
+SWEEP = [f"topk:{k}" for k in (1, 3, 5, 9, 15, 20, 40)]
+# How a colour is seen without one kind of cone (Machado, Oliveira, Fernandes 2009, full strength), on linear RGB.
+VISION = {
+    "usual": np.eye(3),
+    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+THEMES: list[Theme] = ["light", "dark"]
+
+
+def linear(colour: str) -> np.ndarray:
+    channels = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    ratio = XYZ @ np.clip(rgb, 0, 1) / [0.9505, 1, 1.089]
+    f = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def contrast(first: str, second: str) -> float:
+    low, high = sorted(float(XYZ[1] @ linear(colour)) for colour in (first, second))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("names", [ALL, SWEEP], ids=["the paper's fifteen and the controls", "a sweep of k"])
+def test_no_two_mechanisms_of_a_figure_share_a_line_style_or_a_colour(names: list[str]) -> None:
+    looks = [look(name) for name in names]
+    assert len({shape.dash for shape in looks if shape.dash}) == sum(bool(shape.dash) for shape in looks)
+    assert {name for name in names if not look(name).dash} <= {"full", "topk:5"}
+    for theme in THEMES:
+        assert len({shape.on(theme) for shape in looks}) == len(looks)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("vision", VISION)
+def test_the_papers_six_differ_to_every_kind_of_colour_vision(vision: str, theme: Theme) -> None:
+    seen = {name: lab(np.asarray(VISION[vision]) @ linear(look(name).on(theme))) for name in COMPACT}
+    for (one, a), (other, b) in itertools.combinations(seen.items(), 2):
+        assert np.linalg.norm(a - b) > 10, (one, other)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_every_line_stands_out_from_its_ground(theme: Theme) -> None:
+    for name in (*ALL, *SWEEP, "somebody's own", "another:3"):
+        assert contrast(look(name).on(theme), PAPERS[theme].ground) >= 2.99, name
+    assert contrast(PAPERS[theme].quiet, PAPERS[theme].ground) >= 4.5  # small words
+
+
+def test_a_look_depends_on_the_mechanism_alone_whatever_its_name() -> None:
+    for name in ("", "topk:", "<script>", "topk:99999999999999999999", "ünknown:5", "\ud800"):
+        assert isinstance(look(name), Look)
+        assert look(name) == look(name)
+
+
+def test_mechanisms_are_listed_with_full_attention_first_and_sizes_rising() -> None:
+    names = ["banded:9", "topk:40", "zebra", "topk:5", "banded:5+1g", "full", "banded:5"]
+    assert sorted(names, key=order) == ["full", "topk:5", "topk:40", "banded:5", "banded:9", "banded:5+1g", "zebra"]
