@@ -15,6 +15,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -69,13 +70,16 @@ def dense_mask(q, k, v, most: int, causal: bool):
     return scores.masked_fill(scores < kth, float("-inf")).softmax(dim=-1) @ v
 
 
-def milliseconds(call: Callable[[], object], repeats: int = 20, graph: bool = True) -> float:
-    """The median of repeated calls, with cold caches."""
+def milliseconds(call: Callable[[], object], graph: bool = True) -> float:
+    """The median of 5 to 20 calls, with cold caches."""
     import torch
 
-    for _ in range(2):
-        call()
+    call()
     torch.cuda.synchronize()
+    started = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    repeats = min(20, max(5, int(0.2 / (time.perf_counter() - started))))
     replay = call
     if graph:
         captured = torch.cuda.CUDAGraph()
@@ -195,20 +199,22 @@ def map_of_ratios() -> dict:
 
 
 def compile_all() -> None:
-    """Every kernel of the map, several processes at once, so that the timed run finds them in Triton's cache."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import kernels; kernels.touch(int(sys.argv[2]))"
-    here = str(Path(__file__).parent)
-    workers = [subprocess.Popen([sys.executable, "-c", code, here, str(most)]) for most in MAP_KS]
+    """Every kernel to be timed, by several processes at once, so that the timed run finds them in Triton's cache."""
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import kernels; kernels.touch(sys.argv[2:])"
+    shapes = [(1, length, 128, most, False) for most in MAP_KS for length in MAP_LENGTHS] + HEADLINES
+    here, texts = str(Path(__file__).parent), [",".join(str(int(value)) for value in shape) for shape in shapes]
+    workers = [subprocess.Popen([sys.executable, "-c", code, here, *texts[i::12]]) for i in range(12)]
     for worker in workers:
         worker.wait()
 
 
-def touch(most: int) -> None:
+def touch(texts: list[str]) -> None:
     import torch
 
-    for length in MAP_LENGTHS:
-        q, k, v, grad = inputs(1, length, 128)
-        torch.autograd.grad(ours(q, k, v, most, False), (q, k, v), grad)
+    for text in texts:
+        _, length, width, most, causal = (int(part) for part in text.split(","))
+        q, k, v, grad = inputs(1, length, width)
+        torch.autograd.grad(ours(q, k, v, most, bool(causal)), (q, k, v), grad)
 
 
 def draw(source: Path, target: Path) -> None:
