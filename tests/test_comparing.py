@@ -45,7 +45,8 @@ def test_compare_trains_prints_a_table_and_does_not_train_again(tmp_path: Path) 
     found = json.loads(again.stdout)
     assert [arm["mechanism"] for arm in found["mechanisms"]] == ["full", "topk:3"]
     listed = json.loads(_semfocus("runs", str(tmp_path), "--json").stdout)
-    assert sorted(row["state"] for row in listed) == ["done"] * 4 + ["foreign"] * 2
+    assert sorted(row["state"] for row in listed) == ["done"] * 4  # curves and page are not taken for runs
+    assert "Content-Security-Policy" in (tmp_path / "report.html").read_text()
     shown = _semfocus("show", runs[0].name[:6], "--out", str(tmp_path)).stdout
     assert "checkpoints: epoch 0 (step 0, kept), epoch 1 (step 4, kept), epoch 2 (step 8)" in shown
 

@@ -85,6 +85,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "sizing": {"errors", "config", "tasks", "training", "store", "report", "studying"},
     "cli": {
+        "integrations",
         "errors",
         "execution",
         "tasks",

@@ -59,10 +59,11 @@ class Trained:
 
 @dataclass(frozen=True)
 class Outcome(Trained):
-    """What came of it: the table and the figure's files too."""
+    """What came of it: the table, the figure's files and the page too."""
 
     comparison: Comparison
     figures: list[Path]
+    page: Path | None = None
 
 
 def plan(
@@ -106,21 +107,20 @@ def _distinct(configs: list[RunConfig]) -> list[RunConfig]:
 
 
 def carry_out(job: Job, runtime: Runtime = Runtime(), watcher: Callable = lambda progress: None) -> Outcome:
-    """Train what is not there yet, compare all of it, and draw the curves beside the runs."""
+    """Train what is not there yet, compare all of it, and leave the curves and a page beside the runs."""
     outcomes = train(job.configs, job.store.root, runtime, watcher)
     records = [Record.read(outcome.run) for outcome in outcomes]
     task = job.configs[0].task
     name = Path(task.name).stem if "." in task.name else task.name
     comparison = compare_records(name, records, task.build().baselines)
-    return Outcome(outcomes, comparison, _draw(comparison, records, job.store.root))
-
-
-def _draw(comparison: Comparison, records: list[Record], root: Path) -> list[Path]:
     if not any(record.metrics for record in records):
-        return []
+        return Outcome(outcomes, comparison, [])
     from semfocus.report.curves import draw_curves
+    from semfocus.report.page import write_page
 
-    return draw_curves(comparison, records, root / f"curves-{comparison.task}")
+    root = job.store.root
+    figures = draw_curves(comparison, records, root / f"curves-{comparison.task}")
+    return Outcome(outcomes, comparison, figures, write_page(root, root / "report.html"))
 
 
 def compare(

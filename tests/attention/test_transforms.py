@@ -104,6 +104,7 @@ def test_the_layer_compiles_to_machine_code_with_the_same_answer() -> None:
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 cannot trace a module that holds a generator")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_the_layer_trains_compiled_with_the_random_keys_of_its_generator(compiler) -> None:

@@ -21,7 +21,8 @@ from semfocus.attention.places import Places
 from semfocus.attention.problem import Problem, rows_of
 from semfocus.attention.selection import best_indices, may_look
 
-CHUNK_ELEMENTS = 2**22  # scores, or gathered numbers, held at once: 16 MiB in float32, which stays near the caches
+# Scores, or gathered numbers, held at once: in float32 16 MiB near a CPU's caches, 512 MiB that keep a GPU busy.
+CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**22, 2**27
 
 
 def chunked(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
@@ -195,7 +196,8 @@ class _Rows:
 
 def _chunks(problem: Problem, elements_per_query: int):
     """Places of successive queries, as many at a time as keep the largest intermediate within bounds."""
-    step = max(1, CHUNK_ELEMENTS // max(1, problem.lead.numel() * elements_per_query))
+    held = GPU_CHUNK_ELEMENTS if problem.q.is_cuda else CHUNK_ELEMENTS
+    step = max(1, held // max(1, problem.lead.numel() * elements_per_query))
     for first in range(0, problem.num_queries if problem.lead.numel() else 0, step):
         yield problem.places(first, min(step, problem.num_queries - first))
 

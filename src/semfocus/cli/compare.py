@@ -53,6 +53,9 @@ def compare_command(
     compile: Compile = "auto",
     evaluate_every: Annotated[float, typer.Option(help="Epochs between evaluations; may be a fraction.")] = 1.0,
     keep: Keep = "",
+    track: Annotated[
+        list[str] | None, typer.Option(help="Follow in a tracker: tensorboard:DIR, wandb:PROJECT or trackio:PROJECT.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train mechanisms side by side on TASK and show what learns faster.
@@ -65,6 +68,7 @@ def compare_command(
     """
     from semfocus.comparing import carry_out, plan
     from semfocus.execution.resuming import begun_with_other_data
+    from semfocus.integrations.trackers import watched
     from semfocus.report.live import Board
     from semfocus.training import Runtime, parse_epochs
 
@@ -94,8 +98,8 @@ def compare_command(
     left = begun_with_other_data(job.configs, job.store)
     if left:
         typer.echo(f"{task} has changed since {', '.join(left)} began; new runs begin, those are left alone", err=True)
-    with Board(dict.fromkeys(job.mechanisms, seeds)) as board:
-        outcome = carry_out(job, runtime, board)
+    with Board(dict.fromkeys(job.mechanisms, seeds)) as board, watched(board, track or []) as watcher:
+        outcome = carry_out(job, runtime, watcher)
     if as_json:
         typer.echo(json.dumps(outcome.comparison.to_dict(), indent=2))
     else:
@@ -181,6 +185,8 @@ def print_outcome(outcome: Outcome) -> None:
         typer.echo(line)
     if outcome.figures:
         typer.echo(f"\ncurves: {', '.join(str(path) for path in outcome.figures)}")
+    if outcome.page:
+        typer.echo(f"page: {outcome.page}")
 
 
 def fail_if_needed(outcome: Trained) -> None:

@@ -22,6 +22,7 @@ from semfocus.store import atomic, formats, locks, strict
 from semfocus.store.directory import CHECKPOINTS, CONFIG, LOCK, METRICS, TIMING, RunDirectory, is_run_id
 
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
+_DRAWN = re.compile(r"(report|(curves|convergence)-[^/]*)\.(html|svg|png|pdf)")  # beside the runs, by us
 _LEFTOVER = re.compile(re.escape(atomic.DRAFT) + r"[0-9a-f]{32}")
 _SHOWN = 8
 
@@ -94,7 +95,7 @@ class RunStore:
 
     def entries(self) -> list[Entry]:
         """Everything in the store by name, each for what it is."""
-        return [self._entry(name) for name in self._names()]
+        return [self._entry(name) for name in self._names() if not _DRAWN.fullmatch(name)]
 
     def remove(self, name: str) -> None:
         """Delete the run of this id, or a leftover that `entries` shows; Locked while a process writes to it."""

@@ -93,7 +93,7 @@ def launch_forward(q, k, v, mask, lengths, hashes, most, sinks, window, causal, 
         group_maxima[(triton.cdiv(here, tiles.queries) * problems,)](
             q, k, seen, lengths, maxima, leads, *strides, first, here, queries, keys, groups, sinks, window, lead[-1],
             D=width, DP=max(16, _power(width)), BM=tiles.queries, BN=tiles.lanes, G=tiles.group,
-            PRECISION=precision(q.dtype, tf32=False), **flags,
+            PRECISION=precision(tf32=False), **flags,
             num_warps=tiles.maxima_warps, num_stages=tiles.maxima_stages,
         )  # fmt: skip
         best_groups[(triton.cdiv(here, tiles.group_rows) * problems,)](

@@ -25,9 +25,9 @@ QUIET_NAN = tl.constexpr(0x7FC00000)
 FLOAT32_PRECISION = "tf32x3"
 
 
-def precision(dtype: torch.dtype, tf32: bool) -> str:
-    """How products are taken. 16-bit numbers are TF32 numbers already: only weights and their gradients are rounded."""
-    return "tf32" if tf32 or dtype != torch.float32 else FLOAT32_PRECISION
+def precision(tf32: bool) -> str:
+    """How products are taken. Two 16-bit numbers multiply exactly in any case; float32 weights would not."""
+    return "tf32" if tf32 else FLOAT32_PRECISION
 
 
 @triton.jit

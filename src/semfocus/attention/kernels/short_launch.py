@@ -82,7 +82,7 @@ class Call:
     def _run(self, name: str, *arguments: Any, **options: Any) -> None:
         """Launch a kernel with the constants that it asks for: a program for each problem, or tile of its rows."""
         kernel = KERNELS[name]
-        launch = launch_for(name, max(self.q.shape[-1], self.v.shape[-1]), precision(self.q.dtype, self.tf32))
+        launch = launch_for(name, max(self.q.shape[-1], self.v.shape[-1]), precision(self.tf32))
         queries, keys = self._lengths
         programs = self.q.shape[:-2].numel()
         if name.startswith("whole"):
@@ -133,7 +133,7 @@ class Call:
             "WINDOW": min(mechanism.window, 2 * LONGEST) if forced else 0,
             "W": -(-keys // 32) if most else 0,
             "CAUSAL": self.causal,
-            "PRECISION": precision(self.q.dtype, self.tf32),
+            "PRECISION": precision(self.tf32),
             "D": d,
             "DP": padded(d),
             "DV": dv,
