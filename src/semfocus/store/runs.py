@@ -22,7 +22,7 @@ from semfocus.store import atomic, formats, locks, strict
 from semfocus.store.directory import CHECKPOINTS, CONFIG, LOCK, METRICS, TIMING, RunDirectory, is_run_id
 
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
-_DRAWN = re.compile(r"(report|(curves|convergence)-[^/]*)\.(html|svg|png|pdf)")  # beside the runs, by us
+_DRAWN = re.compile(r"[^.].*\.(html|svg|png|pdf)")  # pictures and pages that are drawn beside the runs
 _LEFTOVER = re.compile(re.escape(atomic.DRAFT) + r"[0-9a-f]{32}")
 _SHOWN = 8
 
