@@ -16,6 +16,9 @@ torch.set_num_threads(1)
 
 DEVICE = torch.device(os.environ.get("SEMFOCUS_TEST_DEVICE", "cpu"))
 
+if DEVICE.type == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is first imported, which torch.compile does
+
 if DEVICE.type == "cuda":
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch refuses to be deterministic there
     if not torch.cuda.is_available():
