@@ -19,7 +19,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from semfocus.attention.kernels import long
 
     tiles = long.Tiles(queries=16, lanes=16, group=4, maxima_warps=4)
-    monkeypatch.setattr(long, "tiles_for", lambda keys, width, wide: tiles)
+    monkeypatch.setattr(long, "tiles_for", lambda keys, wide: tiles)
     monkeypatch.setattr(long, "HUB", 8)
     monkeypatch.setattr(long, "CHUNK", 4)
     monkeypatch.setattr(long, "SCRATCH_BYTES", 4 * 16 * 32)
@@ -60,7 +60,7 @@ CASES = {
     "k beyond the row": ((1, 1, 5, 16), (1, 1, 5, 16), TopK(50), {}),
     "one": ((1, 1, 1, 16), (1, 1, 1, 16), TopK(1), {}),
     "lengths": ((3, 1, 17, 16), (3, 1, 17, 16), TopK(3), {"lengths": [0, 1, 9]}),
-    "mask": ((2, 1, 17, 16), (2, 1, 33, 16), TopK(3), {"mask": 0.6}),
+    "mask": ((2, 2, 17, 16), (2, 1, 33, 16), TopK(3), {"mask": True, "enable_gqa": True}),
     "sinks and window": ((1, 1, 45, 16), (1, 1, 45, 16), TopK(2, sinks=2, window=3), {}),
     "sinks and window, causal": ((1, 1, 70, 16), (1, 1, 70, 16), TopK(2, sinks=2, window=3), {"causal": True}),
     "shared keys": ((1, 4, 21, 16), (1, 2, 21, 16), TopK(3), {"enable_gqa": True}),

@@ -30,7 +30,7 @@ HUB, CHUNK = 1024, 256  # a key that more queries keep is summed in pieces of CH
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the work is cut. Found by `benchmarks/kernels.py --tune` on an H200; any choice gives the same answer."""
+    """How the work is cut. Found by measuring on an H200 (docs/kernels.md); any choice gives the same answer."""
 
     queries: int = 128  # BM of group_maxima
     lanes: int = 64  # BN: groups in a stretch
@@ -46,7 +46,7 @@ class Tiles:
     list_warps: int = 1
 
 
-def tiles_for(keys: int, width: int, wide: bool) -> Tiles:
+def tiles_for(keys: int, wide: bool) -> Tiles:
     """The stored choice: groups grow with the row, so that finding the best of them stays a small part."""
     group = 4 if keys <= 4096 else 8 if keys <= 32768 else 16 if keys <= 65536 else 32
     if wide:  # float32 takes three products and twice the room
@@ -68,20 +68,19 @@ def long_topk(
 
 
 def launch_forward(q, k, v, mask, lengths, hashes, most, sinks, window, causal, scale, dropout_p, tiles=None):
-    """The two forward kernels, chunk after chunk of queries."""
+    """The three forward kernels, chunk after chunk of queries."""
     *lead, queries, width = q.shape
     problems, keys, value_width = math.prod(lead), k.shape[-2], v.shape[-1]
     out, indices, lse = _empty_results(q, k, v, most, sinks, window)
-    tiles = tiles or tiles_for(keys, width, q.dtype == torch.float32)
+    tiles = tiles or tiles_for(keys, q.dtype == torch.float32)
     groups = triton.cdiv(keys, tiles.group)
     chunk = max(tiles.queries, SCRATCH_BYTES // (4 * problems * groups) // tiles.queries * tiles.queries)
     chunk = min(chunk, queries)
     maxima = torch.empty(problems, groups, chunk, dtype=torch.float32, device=q.device)
     leads = torch.empty(problems, triton.cdiv(groups, 8), chunk, dtype=torch.float32, device=q.device)
     chosen = torch.empty(problems, chunk, most, dtype=torch.int32, device=q.device)
-    grouped_mask = mask.expand(*lead, queries, keys).flatten(0, 2) if mask is not None else None
-    strides = grouped_mask.stride() if grouped_mask is not None else (0, 0, 0)
-    seen = q if grouped_mask is None else grouped_mask  # a pointer is wanted in any case
+    seen = q if mask is None else mask.expand(*lead, queries, keys)  # a pointer is wanted in any case
+    strides = (0,) * 5 if mask is None else seen.stride()
     kp, np2 = _power(most), _power(most + sinks + window)
     dc = min(_power(width), max(16, tiles.select_numbers // (kp * tiles.group)))
     dvc = min(_power(value_width), max(16, tiles.select_numbers // np2))
@@ -91,7 +90,8 @@ def launch_forward(q, k, v, mask, lengths, hashes, most, sinks, window, causal, 
     for first in range(0, queries, chunk):
         here = min(chunk, queries - first)
         group_maxima[(triton.cdiv(here, tiles.queries) * problems,)](
-            q, k, seen, lengths, maxima, leads, *strides, first, here, queries, keys, groups, sinks, window, lead[-1],
+            q, k, seen, lengths, maxima, leads, *strides, lead[1],
+            first, here, queries, keys, groups, sinks, window, lead[-1],
             D=width, DP=max(16, _power(width)), BM=tiles.queries, BN=tiles.lanes, G=tiles.group,
             PRECISION=precision(tf32=False), **flags,
             num_warps=tiles.maxima_warps, num_stages=tiles.maxima_stages,
@@ -101,8 +101,9 @@ def launch_forward(q, k, v, mask, lengths, hashes, most, sinks, window, causal, 
             G=tiles.group, **looks, num_warps=tiles.group_rows // 32,
         )  # fmt: skip
         select_and_mix[(triton.cdiv(here, rows) * problems,)](
-            q, k, v, seen, lengths, hashes, chosen, out, indices, lse, *strides, first, here, queries, keys, sinks,
-            window, lead[-1], scale, dropout_threshold(dropout_p), 1 / (1 - dropout_p), K=most, KP=kp,
+            q, k, v, seen, lengths, hashes, chosen, out, indices, lse, *strides, lead[1],
+            first, here, queries, keys, sinks, window, lead[-1],
+            scale, dropout_threshold(dropout_p), 1 / (1 - dropout_p), K=most, KP=kp,
             LIST=indices.shape[-1], NP=np2, D=width, DV=value_width, DC=dc, DVC=dvc, R=rows, G=tiles.group,
             DROPOUT=hashes is not None, **flags, num_warps=tiles.select_warps,
         )  # fmt: skip
@@ -137,7 +138,7 @@ def launch_backward(grad, grad_lse, q, k, v, hashes, indices, lse, scale, dropou
     queries, width = q.shape[-2:]
     keys, value_width, listed = k.shape[-2], v.shape[-1], indices.shape[-1]
     rows, heads = q.shape[:-1].numel(), q.shape[2]
-    tiles = tiles or tiles_for(keys, width, q.dtype == torch.float32)
+    tiles = tiles or tiles_for(keys, q.dtype == torch.float32)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     weights = torch.empty(indices.shape, dtype=torch.float32, device=q.device)
     factors, owners = torch.empty_like(weights), torch.empty_like(indices)

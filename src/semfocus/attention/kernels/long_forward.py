@@ -52,9 +52,16 @@ def is_forced(key, position, keys, sinks, window, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def mask_start(problem, key_heads, heads_per_key, stride_b, stride_h, stride_g):
+    """Where the mask of a problem begins; a mask for all heads is not copied for each, its stride is 0."""
+    head = problem // heads_per_key
+    return head // key_heads * stride_b + head % key_heads * stride_h + problem % heads_per_key * stride_g
+
+
+@triton.jit
 def group_maxima(
     q, k, mask, lengths, maxima, leads,
-    stride_mask_m, stride_mask_q, stride_mask_k,
+    stride_mask_b, stride_mask_h, stride_mask_g, stride_mask_q, stride_mask_k, key_heads,
     first, chunk, queries, keys, groups, sinks, window, heads_per_key,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, LENGTHS: tl.constexpr, FORCED: tl.constexpr, PRECISION: tl.constexpr,
@@ -98,7 +105,8 @@ def group_maxima(
     row_limit = tl.where(inside, last_key(position, keys, length, CAUSAL), 0)
     maxima += problem * groups * chunk + row
     leads += problem * tl.cdiv(groups, 8) * chunk + row
-    mask_rows = mask + problem * stride_mask_m + query.to(tl.int64) * stride_mask_q
+    mask += mask_start(problem, key_heads, heads_per_key, stride_mask_b, stride_mask_h, stride_mask_g)
+    mask_rows = mask + query.to(tl.int64) * stride_mask_q
     if FORCED:
         _maxima_of_stretches(
             0, opening, q_tile, k, maxima, leads, inside, position, row_limit, mask_rows, stride_mask_k, keys, groups,
@@ -227,7 +235,7 @@ def pair_scores(q_rows, k, key, present, R: tl.constexpr, N: tl.constexpr, D: tl
 @triton.jit
 def select_and_mix(
     q, k, v, mask, lengths, hashes, chosen, out, indices, lse,
-    stride_mask_m, stride_mask_q, stride_mask_k,
+    stride_mask_b, stride_mask_h, stride_mask_g, stride_mask_q, stride_mask_k, key_heads,
     first, chunk, queries, keys, sinks, window, heads_per_key, scale, threshold, dropout,
     K: tl.constexpr, KP: tl.constexpr, LIST: tl.constexpr, NP: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, DC: tl.constexpr, DVC: tl.constexpr,
@@ -252,7 +260,7 @@ def select_and_mix(
     kv = problem // heads_per_key * keys
     k += kv * D
     v += kv * DV
-    mask += problem * stride_mask_m
+    mask += mask_start(problem, key_heads, heads_per_key, stride_mask_b, stride_mask_h, stride_mask_g)
 
     entry = tl.arange(0, KP)
     at = chosen + (problem * chunk + row)[:, None] * K + entry[None, :]
