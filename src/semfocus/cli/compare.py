@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from semfocus.cli.shared import assignments, console
+from semfocus.cli.shared import assignments, console, nearby
 from semfocus.errors import Diverged, Locked, SemfocusError, UsageError
 
 if TYPE_CHECKING:
@@ -184,9 +184,9 @@ def print_outcome(outcome: Outcome) -> None:
     for line in found.sentences():
         typer.echo(line)
     if outcome.figures:
-        typer.echo(f"\ncurves: {', '.join(str(path) for path in outcome.figures)}")
+        typer.echo(f"\ncurves: {', '.join(nearby(path) for path in outcome.figures)}")
     if outcome.page:
-        typer.echo(f"page: {outcome.page}")
+        typer.echo(f"page: {nearby(outcome.page)}")
 
 
 def fail_if_needed(outcome: Trained) -> None:
