@@ -88,8 +88,9 @@ class Runtime:
         return found
 
     def parts(self, spec: Spec, rows: int, device: torch.device) -> Parts:
-        """The model's functions as they are, or compiled where a compiler is there and `rows` are worth it."""
-        worth = _worth_compiling(spec, rows, device)
+        """The model's functions as they are, or compiled on a GPU where a compiler is there and `rows` are worth it."""
+        # On a CPU only if asked for: with torch 2.13 compiled steps are not shown to be right there (docs/engine.md).
+        worth = device.type != "cpu" and _worth_compiling(spec, rows, device)
         return Parts.compiled() if self.compile == "on" or (self.compile == "auto" and worth) else PLAIN
 
 
