@@ -98,7 +98,7 @@ class StudyBoard(Board):
 
 @dataclass(eq=False)
 class _Cohort:
-    """Runs that train together: what they have done in this session."""
+    """Runs that train together: what they have done since this process began."""
 
     line: str
     ids: frozenset[str]
