@@ -15,7 +15,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -34,6 +34,8 @@ from semfocus.training import Runtime, data
 from semfocus.training.cohort import spec_of
 from semfocus.training.runtime import flop_per_row, numerics
 from semfocus.training.saved import document
+
+TURNS = 9  # of forward passes and of `diagnose`
 
 
 def make_run(root: Path, mechanism: str, rows: int) -> tuple[RunDirectory, RunConfig]:
@@ -111,8 +113,11 @@ def plain_logits(weights: dict[str, Tensor], tokens: Tensor, spec: Spec) -> Tens
     return linear(x.mean(dim=1), "readout")
 
 
-def time_diagnose(batch: Batch, mechanism: str, options: argparse.Namespace) -> tuple[float, float]:
-    """Seconds of forward passes alone, and of the same passes under `diagnose`."""
+def time_diagnose(batch: Batch, mechanism: str, options: argparse.Namespace) -> tuple[float, float, float]:
+    """Seconds of forward passes alone and of the same passes under `diagnose`, medians, and the median of their ratios.
+
+    Taken in turns, so that a machine that is busy for a while is so for both.
+    """
     from semfocus.diagnostics import diagnose
 
     device = torch.device(options.device)
@@ -130,17 +135,20 @@ def time_diagnose(batch: Batch, mechanism: str, options: argparse.Namespace) -> 
             for tokens, lengths in pieces():
                 module(tokens, lengths)
 
-    found = []
+    def seconds(work: Callable[[], object]) -> float:
+        start = _clock(device)
+        work()
+        return _clock(device) - start
+
+    def watched() -> None:
+        diagnose(module, pieces(), k=5)
+
     with numerics("fp32", options.threads):
-        for work in (forward, lambda: diagnose(module, pieces(), k=5)):
-            work()
-            times = []
-            for _ in range(3):
-                start = _clock(device)
-                work()
-                times.append(_clock(device) - start)
-            found.append(min(times))
-    return found[0], found[1]
+        forward()
+        watched()
+        pairs = [(seconds(forward), seconds(watched)) for _ in range(TURNS)]
+    alone, both = (statistics.median(times) for times in zip(*pairs, strict=True))
+    return alone, both, statistics.median(slow / fast for fast, slow in pairs)
 
 
 def _clock(device: torch.device) -> float:
@@ -201,12 +209,12 @@ def main() -> None:
     print(f"the plain loop was run on {options.loop} points and multiplied by {points} / {options.loop}")
     for mechanism in options.mechanisms:
         try:
-            alone, watched = time_diagnose(batch, mechanism, options)
+            alone, watched, ratio = time_diagnose(batch, mechanism, options)
         except ImportError as error:
             print(f"diagnose: left out, {error}")
             break
         print(
-            f"diagnose {mechanism}: {_time(watched)} for {options.rows} rows, {watched / alone:.2f} times the "
+            f"diagnose {mechanism}: {_time(watched)} for {options.rows} rows, {ratio:.2f} times the "
             f"{_time(alone)} of the forward passes it watches (fp32)"
         )
 

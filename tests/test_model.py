@@ -146,6 +146,24 @@ def test_a_window_that_counts_from_the_end_gets_no_filler(mechanism: str) -> Non
     assert spec_of(mechanism, width=131).filler == 0
 
 
+def test_positions_first_asked_for_inside_a_transform_or_in_inference_serve_everybody_afterwards() -> None:
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        return (x * positions(11, 6, torch.device("cpu"))).sum()
+
+    positions.cache_clear()
+    ones = torch.ones(11, 6)
+    torch.func.grad(lambda x: torch.func.grad(inside)(x).sum())(ones)
+    kept = positions(11, 6, torch.device("cpu"))
+    torch.testing.assert_close(kept, waves(11, 6).float(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.func.grad(inside)(ones), kept, rtol=0, atol=0)
+    positions.cache_clear()
+    with torch.inference_mode():
+        positions(11, 6, torch.device("cpu"))
+    x = ones.clone().requires_grad_()
+    inside(x).backward()  # saves the waves, which an inference tensor refuses
+    torch.testing.assert_close(x.grad, kept, rtol=0, atol=0)
+
+
 def test_positions_are_sines_and_cosines_at_any_length() -> None:
     torch.testing.assert_close(positions(700, 6, torch.device("cpu")), waves(700, 6).float(), rtol=0, atol=1e-6)
     torch.testing.assert_close(positions(9, 7, torch.device("cpu")), waves(9, 7).float(), rtol=0, atol=1e-6)

@@ -147,7 +147,8 @@ class Layout:
         columns = []
         for part in parts:
             flat = part.flatten(1)
-            columns.append(functional.pad(flat, (0, _aligned(flat.shape[1]) - flat.shape[1])))
+            missing = _aligned(flat.shape[1]) - flat.shape[1]
+            columns.append(functional.pad(flat, (0, missing)) if missing else flat)
         return torch.cat(columns, dim=1)
 
 
@@ -190,11 +191,13 @@ def positions(length: int, width: int, device: torch.device, filler_end: int = 0
 
     What stands behind the filler is counted as if there were none.
     """
-    place = torch.arange(length, dtype=torch.float64).unsqueeze(-1)
-    place = torch.where(place >= filler_end, place - filler, place)
-    rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
-    waves = torch.stack([(place * rate).sin(), (place * rate).cos()], dim=-1).flatten(-2)
-    return waves[:, :width].float().to(device)
+    with torch.inference_mode(False):  # whoever asks first: what is kept must serve every later caller
+        place = torch.arange(length, dtype=torch.float64).unsqueeze(-1)
+        place = torch.where(place >= filler_end, place - filler, place)
+        rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
+        waves = torch.stack([(place * rate).sin(), (place * rate).cos()], dim=-1).flatten(-2)
+        # Inside torch.func every tensor is wrapped for as long as the transform lasts; the waves outlast it.
+        return torch.func.debug_unwrap(waves[:, :width].float().to(device))
 
 
 def forward(
@@ -242,7 +245,7 @@ def block(
     pre = spec.model.norm == "pre"
     y = norm(x, epsilon) if pre else x
     q, k, v = (_heads(part, spec) for part in _linear(y, aw, ab).chunk(3, dim=-1))
-    mixed = _attention(q, k, v, mask, seeds, spec, train)
+    mixed = attention(q, k, v, mask, seeds, spec, train)
     x = drop(_linear(mixed.transpose(2, 3).flatten(3), ow, ob), 1).add_(x)
     x = x if pre else norm(x, epsilon)
     hidden = drop(_linear(norm(x, NORM_EPSILON) if pre else x, iw, ib), 2)
@@ -250,8 +253,15 @@ def block(
     return x if pre else norm(x, NORM_EPSILON)
 
 
-def _attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seeds: Tensor | None, spec: Spec, train: bool
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    seeds: Tensor | None,
+    spec: Spec,
+    train: bool,
+    backend: str | None = None,
 ) -> Tensor:
     """(E, B, H, L, w)."""
     p = spec.model.dropout if train or spec.model.dropout_in_evaluation else 0.0
@@ -266,6 +276,7 @@ def _attention(
         dropout_p=p if seeds is not None else 0.0,
         seed=None if seeds is None else seeds[0].view(q.shape[0], -1, 1),
         assume_finite=True,
+        backend=backend,
     )
 
 
@@ -336,13 +347,22 @@ class Parts:
         """Compiled afresh. Every cohort has its own shapes; without the reset torch counts them as one function's
         recompilations and, after a few, quietly stops compiling."""
         torch.compiler.reset()
-        whole, inner, last = (torch.compile(part, dynamic=False) for part in (embed, block, read_out))
+        fast_embed, fast_block = torch.compile(embed, dynamic=False), torch.compile(block, dynamic=False)
 
-        def first(table: Tensor, *rest: Any) -> Tensor:
-            # On a CPU torch 2.13 compiles the look-up of tokens into one that reads beyond the table.
-            return (embed if table.device.type == "cpu" else whole)(table, *rest)
+        # What draws stays plain on a CPU. There torch 2.13 writes the hash of `counters` as C++ in which signed numbers
+        # overflow, which a C++ compiler may take never to happen: g++ ran a loop past its end and looked up tokens that
+        # were none. The hash also uses each of its values twice, and writing it all out took Inductor minutes.
+        def by_device_embed(table: Tensor, tokens: Tensor, waves: Tensor, spec: Spec, seed: Tensor | None) -> Tensor:
+            chosen = embed if seed is not None and table.device.type == "cpu" else fast_embed
+            return chosen(table, tokens, waves, spec, seed)
 
-        return Parts(first, inner, last)
+        def by_device_block(
+            x: Tensor, weights: list[Tensor], mask: Tensor | None, seeds: Tensor | None, *rest: Any
+        ) -> Tensor:
+            chosen = block if seeds is not None and x.device.type == "cpu" else fast_block
+            return chosen(x, weights, mask, seeds, *rest)
+
+        return Parts(by_device_embed, by_device_block, torch.compile(read_out, dynamic=False))
 
 
 PLAIN = Parts()

@@ -84,6 +84,54 @@ def test_c10_compares_slopes_per_true_distance() -> None:
     assert _judged("C10", both(60, 20, TABLED, seeds=5), "surface", _surface(4, 1)).outcome == "not enough data"
 
 
+@pytest.mark.parametrize("without", ["full", "topk:5"])
+def test_c10_does_not_compare_a_model_that_has_learned_with_one_that_has_not(without: str) -> None:
+    at = {"full": 60, "topk:5": 20, without: None}
+    found = _judged("C10", both(at["full"], at["topk:5"], TABLED), "surface", _surface(1, 4))
+    assert found.outcome == "not enough data"
+    assert "no pair of which both have learned: 95% training accuracy in the last epoch" in found.because
+    assert found.runs == 0
+
+
+def test_c10_leaves_out_the_pairs_that_have_not_both_learned_and_says_how_many() -> None:
+    def payload(record: Record) -> dict[str, Any]:  # those that fail are steep the other way
+        return _surface(4, 1)(record) if record.seed < 10 else _surface(1, 400)(record)
+
+    fails = [run(task, "topk:5", seed, at=None) for task in TABLED for seed in range(10, 14)]
+    learns = [run(task, "full", seed, at=60) for task in TABLED for seed in range(10, 14)]
+    found = _judged("C10", both(60, 20, TABLED) + fails + learns, "surface", payload)
+    assert found.outcome == "holds"
+    assert found.runs == 80
+    assert "4 pairs of which not both have learned left out" in found.because
+
+
+def test_c10_counts_a_model_that_has_forgotten_or_diverged_as_not_learned() -> None:
+    records = both(60, 20, TABLED)
+    diverged = [Record(r.id, r.config, r.metrics, "diverged", 1.0) if r.mechanism == "full" else r for r in records]
+    forgot = [r if r.mechanism == "full" else _forgetting(r) for r in records]
+    for world in (diverged, forgot):
+        assert _judged("C10", world, "surface", _surface(4, 1)).outcome == "not enough data"
+
+
+def _forgetting(record: Record) -> Record:
+    rows = [dict(row) for row in record.metrics]
+    rows[-1]["train_accuracy"] = 0.9
+    return Record(record.id, record.config, rows, record.state, 1.0)
+
+
+def test_c10_does_without_squares_that_are_too_small_for_the_grid_but_not_without_others() -> None:
+    def payload(record: Record, lost: int) -> dict[str, Any]:
+        made = _surface(4, 1)(record) | {"squares": [0.01, 0.1, 0.7]}  # the grid's step is 0.04
+        tables = {way: {p: [None, *row] for p, row in made[way].items()} for way in ("per_distance", "per_step")}
+        for row in tables["per_distance"].values():
+            row[lost] = None
+        return made | tables
+
+    records = both(60, 20, TABLED)
+    assert _judged("C10", records, "surface", lambda record: payload(record, 0)).outcome == "holds"
+    assert _judged("C10", records, "surface", lambda record: payload(record, 2)).outcome == "not enough data"
+
+
 def test_c10_does_not_compare_surfaces_of_different_grids() -> None:
     records = both(60, 20, TABLED)
     found = _judged("C10", records, "surface", lambda r: _surface(4, 1, 51 if r.mechanism == "full" else 101)(r))

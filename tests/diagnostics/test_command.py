@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html.parser
 import json
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ from semfocus.cli import app
 from semfocus.errors import DataError, UsageError
 from semfocus.report.diagnosis import condition_rows, newest_rows, write_model_page
 from semfocus.report.diagnosis_figures import draw_against_speed, draw_heat_maps
-from semfocus.store import RunDirectory, read_measurements
+from semfocus.report.page import write_page
+from semfocus.store import RunDirectory, read_measurement, read_measurements
+from semfocus.training.saved import load
 from tests.integrations import tiny
 
 runner = CliRunner()
@@ -186,3 +190,42 @@ def test_dispersion_against_speed_up_is_drawn_with_its_correlation(tmp_path: Pat
     assert "Rank correlation -1.00" in drawn.read_text()
     (unknown,) = draw_against_speed([], spearman({}, {}), tmp_path / "none", formats=("svg",))
     assert "not enough data" in unknown.read_text()
+
+
+@pytest.mark.parametrize("value", [math.nan, 0.0])
+def test_runs_whose_scores_are_nan_or_constant_are_told_of_and_never_crash(
+    runs: list[RunDirectory], tmp_path: Path, value: float
+) -> None:
+    for one in runs[:2]:
+        _overwrite(one, "qkv", value)
+    names = [str(one.path) for one in runs[:2]]
+    page = tmp_path / "page.html"
+    text = run(*names, "--rows", "20", "--mask-stability", "--page", str(page))
+    measured = read_measurement(runs[1], "dispersion")
+    assert measured is not None
+    last = measured["checkpoints"]["last"]
+    if value == 0:
+        assert last["separation"]["100"] == 0
+        assert re.search(r"100 %\s+0\s+0\s+1e-09\s+\d+\s+inf\s+inf", text)
+    else:
+        assert (last["queries"], last["delta_full"]["100"]) == (0, None)
+        assert last["not_finite"] == 20 * 8 * 2  # rows, positions, blocks
+        assert last["layers"][0]["gamma"] == [None]
+        assert "not measured" in text
+        assert re.search(r"not fini\S+\s+not fini", text)  # gamma and upsilon, as far as the terminal is wide
+        assert "by noise: no query of finite scores drops a key" in text
+    shown = re.sub(r"base64,[^\"]+", "", page.read_text() + write_page(runs[0].path.parent, page).read_text())
+    assert not re.search(r"\bnan\b", re.sub(r"<(script|style)\b.*?</\1>", "", shown, flags=re.DOTALL), re.IGNORECASE)
+
+
+def _overwrite(run: RunDirectory, part: str, value: float) -> None:
+    """Put `value` into every weight and bias of this name, in a checkpoint that is newer than all."""
+    newest = run.load_checkpoint()
+    assert newest is not None
+    parameters = newest.tensors["parameters"].clone()
+    layout = load(run).spec.layout
+    for name, weights in layout.split(parameters.view(1, -1)).items():
+        if part in name:
+            weights.fill_(value)
+    with run.lock() as writer:
+        writer.save_checkpoint(newest.step + 1, {**newest.tensors, "parameters": parameters}, newest.meta)

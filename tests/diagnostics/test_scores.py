@@ -149,6 +149,21 @@ def test_scores_that_are_not_finite_are_counted_apart_and_spoil_nothing() -> Non
         torch.testing.assert_close(values, left)
 
 
+def test_a_key_at_minus_infinity_is_not_seen_though_no_mask_hides_it() -> None:
+    q, k, v = (draw(1, 5, 3, seed=i) for i in range(3))
+    q[..., 0] = 1.0
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask[:, 3] = False
+    hidden = examine(*posed(q, k, v, "full", mask=mask), 2)
+    k[0, 3, 0] = -math.inf
+    measured = examine(*posed(q, k, v, "full"), 2)
+    assert measured.most_seen == 4
+    assert measured.in_degree.sum() == 5 * 2
+    for name in ("delta_full", "delta_heavy", "separation", "entropy", "k95"):
+        torch.testing.assert_close(measured.queries[name][:3], hidden.queries[name][:3])
+        assert measured.queries[name].isfinite().all(), name
+
+
 def test_half_precision_inputs_are_scored_in_float32() -> None:
     q, k, v = (draw(1, 6, 4, seed=i).bfloat16() for i in range(3))
     measured = examine(*posed(q, k, v, "full"), 2)

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from semfocus.cli import app
-from semfocus.errors import UsageError
+from semfocus.errors import CorruptData, UsageError
 from semfocus.store import RunDirectory
 from semfocus.store.measurements import read_measurement
 from tests.training.helpers import tiny, trained
@@ -104,3 +104,13 @@ def test_runs_that_cannot_be_shown_together_are_refused(run_of_kind: Kind, tmp_p
     (parity,) = trained([tiny(1, task="parity", epochs=1)], tmp_path)
     with pytest.raises(UsageError, match="different tasks: even_pairs, parity"):
         invoke("sharpness", str(run_of_kind("pre", "topk:3").path), str(parity.path), *FAST)
+
+
+@pytest.mark.parametrize("command", ["surface", "sharpness"])
+def test_a_checkpoint_of_another_library_is_refused_by_its_file(command: str, tmp_path: Path) -> None:
+    folder = tmp_path / "0123456789abcdef"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    result = CliRunner().invoke(app, [command, str(folder)])
+    assert isinstance(result.exception, CorruptData)
+    assert "config.json does not say its format version" in str(result.exception)

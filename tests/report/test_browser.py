@@ -14,8 +14,10 @@ import pytest
 
 from semfocus.report.page import write_page
 from semfocus.store import RunStore
+from semfocus.store.measurements import write_arrays, write_measurement
 from semfocus.training.saved import document
 from tests.report.helpers import configs, made, rows, store
+from tests.report.measured import mask_stability, surface
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -284,4 +286,24 @@ def test_an_empty_store_opens_without_a_complaint(visit: Callable[..., Visit], t
     (tmp_path / "runs").mkdir()
     found = visit(write_page(tmp_path / "runs", tmp_path / "report.html"))
     assert "No runs yet" in found.page.locator("h1").inner_text()
+    assert found.complaints == []
+
+
+def test_measured_figures_are_seen_and_follow_the_theme(tmp_path: Path, visit: Callable[..., Visit]) -> None:
+    for config in configs(("even_pairs",), ("full", "topk:5"), 1, training__epochs=6):
+        run = made(tmp_path / "runs", config)
+        write_measurement(run, "mask_stability", mask_stability(run))
+        payload, arrays = surface(run, 11)
+        write_measurement(run, "surface", payload)
+        write_arrays(run, "surface", arrays)
+    found = visit(write_page(tmp_path / "runs", tmp_path / "report.html"), color_scheme="light")
+    images = found.page.locator("#measured img")
+    assert images.count() == 2 * 3
+    assert images.evaluate_all("all => all.every(image => image.complete && image.naturalWidth > 100)")
+    light, dark = found.page.locator("#measured .on-light"), found.page.locator("#measured .on-dark")
+    assert (light.first.is_visible(), dark.first.is_visible()) == (True, False)
+    found.page.locator("#theme").click()
+    assert (light.first.is_visible(), dark.first.is_visible()) == (False, True)
+    found.page.emulate_media(media="print")
+    assert (light.first.is_visible(), dark.first.is_visible()) == (True, False)
     assert found.complaints == []

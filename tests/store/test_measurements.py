@@ -144,6 +144,14 @@ def test_arrays_come_back_bit_for_bit_and_apart_from_the_json(tmp_path: Path) ->
     assert read_measurements(run) == {}
 
 
+def test_arrays_without_a_single_number_come_back(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    write_arrays(run, "surface", {"values": np.zeros(0), "path": np.zeros((0, 2))})
+    back = read_arrays(run, "surface")
+    assert back is not None
+    assert {name: array.shape for name, array in back.items()} == {"values": (0,), "path": (0, 2)}
+
+
 def test_arrays_that_are_damaged_or_not_numbers_are_refused(tmp_path: Path) -> None:
     run = RunStore(tmp_path).create_or_open("0123456789abcdef", CONFIG)
     with pytest.raises(UsageError, match="surface"):

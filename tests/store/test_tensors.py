@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
@@ -48,6 +49,15 @@ def test_slices_views_shared_storage_and_empty_tensors_are_saved_as_their_own_va
         assert back[name].shape == value.shape
     back["member"] += 1  # what was loaded can be written to
     assert not torch.equal(back["member"], back["alias"])
+
+
+@pytest.mark.parametrize("array", [np.zeros(0), np.zeros((0, 3), np.int32), np.zeros((4, 0)), np.empty((0, 2)).T])
+def test_empty_arrays_of_numpy_come_back_with_their_shape(array: np.ndarray) -> None:
+    values = {"empty": torch.from_numpy(array), "copied": torch.tensor(array), "beside": torch.arange(3.0)}
+    back = _back(values)
+    for name, value in values.items():
+        assert (back[name].shape, back[name].dtype) == (value.shape, value.dtype)
+    assert torch.equal(back["beside"], values["beside"])
 
 
 def test_the_same_values_give_the_same_bytes() -> None:

@@ -138,6 +138,6 @@ def _print_runs(measured: list[MeasuredRun], rows: list[dict[str, Any]], shaken:
     for run, stability in zip(measured, shaken, strict=False):
         pairs = zip(stability["noise"], stability["kept"], strict=True)
         said = ", ".join(f"{size:g}: {share:.1%}" for size, share in pairs if share is not None)
-        typer.echo(f"{run.label}: kept keys that stay, by noise: {said or 'no query drops a key'}")
+        typer.echo(f"{run.label}: kept keys that stay, by noise: {said or 'no query of finite scores drops a key'}")
     for run in measured:
         typer.echo(f"stored with {run.run.path}")

@@ -87,6 +87,42 @@ def looseness_command(
         typer.echo(f"{form}: at most {share:.3f} of it attained" + (", refuted" if share > 1.0001 else ""))
 
 
+@app.command("speed")
+def speed_command(
+    store: Annotated[Path | None, typer.Option("--runs", help="Where runs live. Default: SEMFOCUS_RUNS.")] = None,
+    mechanism: Annotated[str, typer.Option(help="What to hold against full attention.")] = "topk:5",
+    percentile: Annotated[Literal["50", "75", "90", "95", "100"], typer.Option(help="Of the queries.")] = "95",
+    out: FigureDirectory = Path("figures"),
+) -> None:
+    """Draw dispersion against speed-up, a point a task, with their rank correlation; from what `diagnose` has stored.
+
+    The ratio is that of the k heaviest keys of MECHANISM to all keys of full attention, at the start of training (what
+    could predict a speed-up) and at its end. Train with --keep 0, and diagnose with --checkpoint all.
+    """
+    from rich.table import Table
+
+    from semfocus.analysis.against_speed import WHENS, dispersion_against_speed, drawn_points, stored_points
+    from semfocus.report.diagnosis_figures import correlation_text, draw_against_speed
+    from semfocus.store import RunStore
+
+    points = stored_points(RunStore(store), mechanism, percentile)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("task", "ratio, start", "ratio, end", "speed-up", "seeds"):
+        table.add_column(title, justify="left" if title == "task" else "right", no_wrap=True)
+    for point in points:
+        ratios = ["" if ratio is None else f"{ratio:.3g}" for ratio in (point.start, point.end)]
+        table.add_row(point.task, *ratios, point.speed_up.ratio.text, str(point.seeds))
+    console().print(table)
+    found = {when: dispersion_against_speed(points, when) for when in WHENS}
+    for when, correlation in found.items():
+        typer.echo(f"{when} of training: {correlation_text(correlation)}")
+    _report(_both(lambda end, theme: [
+        path for when, correlation in found.items() if drawn_points(points, when)
+        for path in draw_against_speed(drawn_points(points, when), correlation, out / f"dispersion-speed-{when}{end}",
+                                       when=when, theme=theme)
+    ]))  # fmt: skip
+
+
 def surface_command(
     runs: Runs,
     grid: Annotated[int, typer.Option(help="Points along each direction; the paper's surfaces have 200.")] = 51,

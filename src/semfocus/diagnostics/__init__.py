@@ -3,8 +3,8 @@
 watching, torch_calls, registry    seeing every attention of a model without changing it
 scores, sketch, tally              its numbers, added up by layer and head in fixed memory
 diagnosing, sentences, checkpoints what they say about a model; a Hugging Face checkpoint on a text file
-runs, norms, conditions, table6    trained runs: the paper's Table 6, stored with the run
-masks, against_speed               do kept keys stay under noise; does dispersion predict the speed-up
+runs, norms, conditions            trained runs: the paper's Table 6, stored with the run
+masks                              do kept keys stay under noise
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from semfocus.lazy import attach
 
 if TYPE_CHECKING:
-    from semfocus.diagnostics.against_speed import Point, dispersion_against_speed, dispersion_points
+    from semfocus.analysis.against_speed import Point, dispersion_against_speed, dispersion_points
+    from semfocus.analysis.conditions import Conditions, condition
     from semfocus.diagnostics.checkpoints import diagnose_checkpoint
-    from semfocus.diagnostics.conditions import Conditions, condition
     from semfocus.diagnostics.diagnosing import Diagnosis, diagnose
     from semfocus.diagnostics.masks import measure_mask_stability
     from semfocus.diagnostics.runs import MeasuredRun, measure_run, tables
@@ -37,13 +37,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "against_speed": ("Point", "dispersion_against_speed", "dispersion_points"),
-    "checkpoints": ("diagnose_checkpoint",),
-    "conditions": ("Conditions", "condition"),
-    "diagnosing": ("Diagnosis", "diagnose"),
-    "masks": ("measure_mask_stability",),
-    "runs": ("MeasuredRun", "measure_run", "tables"),
+    "analysis.against_speed": ("Point", "dispersion_against_speed", "dispersion_points"),
+    "analysis.conditions": ("Conditions", "condition"),
+    "diagnostics.checkpoints": ("diagnose_checkpoint",),
+    "diagnostics.diagnosing": ("Diagnosis", "diagnose"),
+    "diagnostics.masks": ("measure_mask_stability",),
+    "diagnostics.runs": ("MeasuredRun", "measure_run", "tables"),
 }
-__getattr__, __dir__ = attach(
-    __name__, {name: f"semfocus.diagnostics.{home}" for home, names in _HOMES.items() for name in names}
-)
+__getattr__, __dir__ = attach(__name__, {name: f"semfocus.{home}" for home, names in _HOMES.items() for name in names})

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from semfocus.analysis.conditions import finite
 from semfocus.attention.observing import observing
 from semfocus.attention.places import Places
 from semfocus.attention.problem import Problem
@@ -25,7 +26,7 @@ from semfocus.attention.selection import best_indices
 from semfocus.diagnostics.runs import LAST, Progress, Split, batches_of, focus_of, rows_of_run
 from semfocus.diagnostics.scores import chunks, counting_queries, scores_of, visible_keys
 from semfocus.diagnostics.sketch import Sketch
-from semfocus.diagnostics.tally import finite, spread
+from semfocus.diagnostics.tally import spread
 from semfocus.errors import UsageError
 from semfocus.model import PLAIN, Encoder, assemble, forward
 from semfocus.randomness import stream
@@ -163,8 +164,8 @@ def _heaviest(model: Encoder, batch: Batch, k: int, noise: Tensor) -> tuple[list
 
 def _choose(problem: Problem, places: Places, k: int, visible: Tensor) -> tuple[Tensor, Tensor]:
     scores, allowed = scores_of(problem, places)
-    counts = counting_queries(problem, places, visible).reshape(*problem.lead, places.queries)
-    allowed = allowed & counts.unsqueeze(-1)
+    counts = counting_queries(problem, places, visible).reshape(*problem.lead, places.queries, 1).expand_as(scores)
+    allowed = counts if allowed is None else allowed & counts
     indices = best_indices(scores, allowed, k)
     ordered = torch.where(allowed, scores, -torch.inf).topk(min(k + 1, scores.shape[-1]), dim=-1).values
     gap = torch.full(ordered.shape[:-1], torch.inf, device=ordered.device, dtype=ordered.dtype)

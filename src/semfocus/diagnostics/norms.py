@@ -17,7 +17,7 @@ from semfocus.theory import mlp_constant, spectral_norm
 
 
 def weight_norms(model: Encoder) -> list[dict[str, Any]]:
-    """gamma and upsilon (a number a head) and mlp of every block, spectral norms in float64."""
+    """gamma and upsilon (a number a head) and mlp of every block, spectral norms in float64; None: not finite."""
     parameters = {name.replace("__", "."): value.detach() for name, value in model.named_parameters()}
     return [_block(model, {name: parameters[f"blocks.{i}.{name}.weight"] for name in ("qkv", "o", "mlp_in", "mlp_out")})
             for i in range(model.spec.model.blocks)]  # fmt: skip
@@ -28,8 +28,13 @@ def _block(model: Encoder, weights: dict[str, Tensor]) -> dict[str, Any]:
     scale = model.spec.attention.inverse_temperature / math.sqrt(width)
     queries, keys, values = (part.double().split(width, dim=1) for part in weights["qkv"].chunk(3, dim=1))
     outputs = weights["o"].double().split(width, dim=0)
+    first, second = _norm(weights["mlp_in"]), _norm(weights["mlp_out"])
     return {
-        "gamma": [spectral_norm(scale * q @ k.mT) for q, k in zip(queries, keys, strict=True)],
-        "upsilon": [spectral_norm(v @ o) for v, o in zip(values, outputs, strict=True)],
-        "mlp": mlp_constant(spectral_norm(weights["mlp_in"]), spectral_norm(weights["mlp_out"]), shape.activation),
+        "gamma": [_norm(scale * q @ k.mT) for q, k in zip(queries, keys, strict=True)],
+        "upsilon": [_norm(v @ o) for v, o in zip(values, outputs, strict=True)],
+        "mlp": None if first is None or second is None else mlp_constant(first, second, shape.activation),
     }
+
+
+def _norm(matrix: Tensor) -> float | None:
+    return spectral_norm(matrix) if bool(matrix.isfinite().all()) else None

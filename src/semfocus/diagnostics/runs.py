@@ -14,12 +14,13 @@ from typing import Any, Literal
 
 import torch
 
+from semfocus.analysis.conditions import finite
+from semfocus.analysis.table6 import one_model, published, two_models
 from semfocus.attention.mechanisms import TopK, parse_mechanism
 from semfocus.config import RunConfig
 from semfocus.diagnostics.diagnosing import observe
 from semfocus.diagnostics.norms import weight_norms
-from semfocus.diagnostics.table6 import one_model, published, two_models
-from semfocus.diagnostics.tally import PERCENTS, Summary, Tally, finite
+from semfocus.diagnostics.tally import PERCENTS, Summary, Tally
 from semfocus.errors import UsageError, unknown, whole_number
 from semfocus.model import Encoder
 from semfocus.store import RunDirectory, RunStore, read_measurement, write_measurement

@@ -82,7 +82,8 @@ def _examine(problem: Problem, grouped: bool, k: int) -> Measured:
     for places in chunks(problem):
         scores, allowed = scores_of(problem, places)
         kept = _kept(problem, places, scores, allowed)
-        scores, allowed = (tensor.reshape(*shape, *tensor.shape[-2:]) for tensor in (scores, allowed))
+        scores = scores.reshape(*shape, *scores.shape[-2:])
+        allowed = None if allowed is None else allowed.reshape(scores.shape)
         counts = counting_queries(problem, places, visible)
         parts.append(_chunk(scores, allowed, kept, counts, k, total))
     head_of = torch.arange(shape[1], device=problem.q.device)
@@ -123,8 +124,8 @@ def chunks(problem: Problem) -> Iterator[Places]:
         yield problem.places(first, min(step, problem.num_queries - first))
 
 
-def scores_of(problem: Problem, places: Places) -> tuple[Tensor, Tensor]:
-    """(*lead, C, K) scores as they enter the softmax, and which keys each query may see."""
+def scores_of(problem: Problem, places: Places) -> tuple[Tensor, Tensor | None]:
+    """(*lead, C, K) scores as they enter the softmax, and which keys each query may see; None: all of them."""
     first = places.first - problem.first_query
     q = problem.q[..., first : first + places.queries, :].to(problem.compute_dtype)
     scores = (q @ problem.k.to(problem.compute_dtype).transpose(-1, -2)) * problem.scale
@@ -133,18 +134,23 @@ def scores_of(problem: Problem, places: Places) -> tuple[Tensor, Tensor]:
     if bias is not None:
         scores, pattern = scores + bias, bias > HIDDEN
     whole = (*problem.lead, *scores.shape[-2:])
-    scores = scores.expand(whole)
-    allowed = places.allowed(pattern & (scores != -torch.inf), problem.valid(first, places.queries), problem.causal)
+    scores, valid = scores.expand(whole), problem.valid(first, places.queries)
+    hides = problem.causal or not bool(pattern.all()) or (valid is not None and not bool(valid.all()))
+    if not hides and bool(scores.amin() > -torch.inf):  # most passes over all scores can then be left out
+        return scores, None
+    allowed = places.allowed(pattern & (scores != -torch.inf), valid, problem.causal)
     return scores, allowed.expand(whole)
 
 
-def _kept(problem: Problem, places: Places, scores: Tensor, allowed: Tensor) -> Tensor | int | None:
+def _kept(problem: Problem, places: Places, scores: Tensor, allowed: Tensor | None) -> Tensor | int | None:
     """What the mechanism keeps: None for all that may be seen, a number for that many heaviest, else a mask."""
     mechanism = problem.mechanism
     if type(mechanism) is Full:
         return None
     if type(mechanism) is TopK and not (mechanism.sinks or mechanism.window):
         return mechanism.k
+    if allowed is None:
+        allowed = torch.ones((), dtype=torch.bool, device=scores.device).expand_as(scores)
     return mechanism.keep(scores, allowed, causal=problem.causal, places=places, seed=problem.choice_seed)
 
 
@@ -167,47 +173,62 @@ def counting_queries(problem: Problem, places: Places, visible: Tensor) -> Tenso
 
 
 def _chunk(
-    scores: Tensor, allowed: Tensor, kept: Tensor | int | None, counts: Tensor, k: int, total: _Totals
+    scores: Tensor, allowed: Tensor | None, kept: Tensor | int | None, counts: Tensor, k: int, total: _Totals
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The numbers of the queries (R, H, C) of a chunk that count, and the head of each."""
-    seen = allowed.sum(-1)
-    masked = torch.where(allowed, scores, -torch.inf)
+    if allowed is None:
+        masked, seen = scores, torch.full_like(counts, scores.shape[-1], dtype=torch.int64)
+        total.seen |= counts.any(-1, keepdim=True)
+    else:
+        masked, seen = torch.where(allowed, scores, -torch.inf), allowed.sum(-1)
+        total.seen |= (allowed & counts.unsqueeze(-1)).any(-2)
     ordered = _falling(masked)
     top = ordered[..., :1]
     finite = top.isfinite().squeeze(-1)  # NaN comes first in the order, so that the top tells of any
     usable = counts & (seen > 0) & finite
-    total.seen |= (allowed & counts.unsqueeze(-1)).any(-2)
+    every = bool(usable.all())
     total.usable += usable.sum(-1)
     total.empty += (counts & (seen == 0)).sum(-1)
     total.not_finite += (counts & (seen > 0) & ~finite).sum(-1)
     total.most_seen = max(total.most_seen, int(torch.where(counts, seen, 0).amax()))
+    # What each key receives; rows that do not count give nothing.
+    own = masked.softmax(-1)
+    own = own if every else torch.where(usable.unsqueeze(-1), own, 0.0)
+    total.received += own.sum(-2).to(total.received.dtype)
     heavy_low, below = _kth(ordered, seen.clamp(max=k)), _kth(ordered, seen.clamp(max=k) + 1)
     dropped = seen > k
-    weights = (ordered - top).exp()
+    chosen = _heaviest(masked, heavy_low, (dropped & (heavy_low == below) & usable), k)
+    chosen = chosen if every else chosen & usable.unsqueeze(-1)
+    total.in_degree += chosen.sum(-2)
+    values = _of_queries(ordered, top, seen, heavy_low, k)
+    values["delta"] = _kept_spread(kept, masked, ordered, seen, values["delta_full"])
+    values["separation"] = torch.where(dropped, heavy_low - below, torch.inf)
+    owner = torch.arange(usable.shape[1], device=usable.device).view(1, -1, 1).expand_as(usable).flatten()
+    if every:
+        return {name: values[name].flatten() for name in PER_QUERY}, owner
+    places = usable.flatten().nonzero().squeeze(-1)
+    return {name: values[name].flatten()[places] for name in PER_QUERY}, owner[places]
+
+
+def _of_queries(ordered: Tensor, top: Tensor, seen: Tensor, heavy_low: Tensor, k: int) -> dict[str, Tensor]:
+    """What follows from the scores of each query, from the largest down."""
+    below_top = ordered - top
+    weights = below_top.exp()
     running = weights.cumsum(-1)
     mass = running[..., -1]
-    # Unsorted weights, for what each key receives; rows that do not count give nothing.
-    own = torch.where(usable.unsqueeze(-1), (masked - top).exp() / mass.unsqueeze(-1), 0.0)
-    total.received += own.sum(-2).to(total.received.dtype)
-    total.in_degree += _heaviest(masked, heavy_low, below, dropped, allowed, usable, k).sum(-2)
-    spread = torch.where(weights > 0, weights * (ordered - top), 0.0).sum(-1)
+    # A hidden key has weight 0 at minus infinity: any finite number in its place gives 0, and not NaN.
+    spread = weights.mul_(below_top.clamp_(min=HIDDEN)).sum(-1)
     first_share = 1 / mass
-    delta_full = top.squeeze(-1) - _kth(ordered, seen)
-    delta_heavy = top.squeeze(-1) - heavy_low
-    values = {
-        "delta": _kept_spread(kept, masked, ordered, seen, delta_full),
-        "delta_full": delta_full,
-        "delta_heavy": delta_heavy,
-        "separation": torch.where(dropped, heavy_low - below, torch.inf),
+    enough = torch.searchsorted(running, torch.stack([share * mass for share in SHARES.values()], dim=-1)) + 1
+    counted = torch.minimum(enough, seen.unsqueeze(-1)).to(mass.dtype).unbind(-1)
+    return {
+        "delta_full": top.squeeze(-1) - _kth(ordered, seen),
+        "delta_heavy": top.squeeze(-1) - heavy_low,
         "entropy": (mass.log() - spread / mass).clamp(min=0.0),
         "top_share": (_kth(running, seen.clamp(max=k)) / mass).clamp(max=1.0),
         "jacobian": 2 * first_share * (1 - first_share),
+        **dict(zip(SHARES, counted, strict=True)),
     }
-    for name, share in SHARES.items():
-        enough = (running < share * mass.unsqueeze(-1)).sum(-1) + 1
-        values[name] = torch.minimum(enough, seen).to(mass.dtype)
-    owner = torch.arange(usable.shape[1], device=usable.device).view(1, -1, 1).expand_as(usable)
-    return {name: values[name][usable] for name in PER_QUERY}, owner[usable]
 
 
 def _falling(scores: Tensor) -> Tensor:
@@ -223,17 +244,14 @@ def _kth(ordered: Tensor, rank: Tensor) -> Tensor:
     return ordered.gather(-1, place.unsqueeze(-1)).squeeze(-1)
 
 
-def _heaviest(
-    masked: Tensor, heavy_low: Tensor, below: Tensor, dropped: Tensor, allowed: Tensor, usable: Tensor, k: int
-) -> Tensor:
-    """(R, H, C, K): the k heaviest keys that each query may see; among equals the lowest index wins."""
+def _heaviest(masked: Tensor, heavy_low: Tensor, tied: Tensor, k: int) -> Tensor:
+    """(R, H, C, K): the k heaviest keys of each query; where the last is `tied` with the next, the first index wins."""
     border = heavy_low.unsqueeze(-1)
-    chosen = (masked >= border) & allowed & usable.unsqueeze(-1)
-    tied = dropped & (heavy_low == below) & usable
+    chosen = masked >= border
     if bool(tied.any()):
         rows = masked[tied]
         edge = border.expand_as(masked)[tied]
-        above, level = rows > edge, (rows == edge) & allowed[tied]
+        above, level = rows > edge, rows == edge
         room = k - above.sum(-1, keepdim=True)
         chosen[tied] = above | (level & (level.cumsum(-1) <= room))
     return chosen

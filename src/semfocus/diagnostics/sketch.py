@@ -77,7 +77,7 @@ class Sketch:
             raise RuntimeError("a sketch keeps values or counts them")
         counts = self._counts.sum(0) if group is None else self._counts[group]
         low, high = (self._low.amin(), self._high.amax()) if group is None else (self._low[group], self._high[group])
-        return [self._rank(counts.cpu(), level, low.item(), high.item()) for level in levels]
+        return self._ranks(counts.cpu(), levels, low.item(), high.item())
 
     @staticmethod
     def pooled(sketches: Iterable[Sketch]) -> Sketch:
@@ -125,19 +125,22 @@ class Sketch:
         self._low.scatter_reduce_(0, groups, values, "amin")
         self._high.scatter_reduce_(0, groups, values, "amax")
 
-    def _rank(self, counts: Tensor, level: float, low: float, high: float) -> float | None:
-        total = int(counts.sum())
+    def _ranks(self, counts: Tensor, levels: Sequence[float], low: float, high: float) -> list[float | None]:
+        """The value of the nearest lower rank for each level."""
+        running = counts.cumsum(0)
+        total = int(running[-1])
         if not total:
-            return None
-        rank = math.floor(level * (total - 1))
-        if rank == 0 or rank == total - 1:
-            return low if rank == 0 else high
-        cell = int((counts.cumsum(0) <= rank).sum())
+            return [None] * len(levels)
+        ranks = [math.floor(level * (total - 1)) for level in levels]
+        cells = torch.searchsorted(running, torch.tensor(ranks), right=True).tolist()
+        ends = {0: low, total - 1: high}
+        return [ends.get(rank, self._middle(cell, low, high)) for rank, cell in zip(ranks, cells, strict=True)]
+
+    def _middle(self, cell: int, low: float, high: float) -> float:
+        """The middle of a cell in the sense that both of its borders are equally far, relatively."""
         if cell == 0:
             return max(0.0, low)
         if cell == self._cells - 1:
             return math.inf
-        # The middle of a cell in the sense that both of its borders are equally far, relatively.
         start = LOWEST * math.exp((cell - 1) * self._step)
-        middle = start * 2 / (1 + math.exp(-self._step))
-        return min(max(middle, low), high)
+        return min(max(start * 2 / (1 + math.exp(-self._step)), low), high)

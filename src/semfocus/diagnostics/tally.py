@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from semfocus.analysis.conditions import finite
 from semfocus.diagnostics.scores import PER_QUERY, Measured, examine
 from semfocus.diagnostics.sketch import Sketch
 from semfocus.diagnostics.watching import Sighting
@@ -148,11 +149,6 @@ def spread(
     if whole and not sketch.is_exact:
         values = [value if value is None or math.isinf(value) else float(round(value)) for value in values]
     return dict(zip(PERCENTS, values, strict=True))
-
-
-def finite(value: float | None) -> float | None:
-    """A number as JSON has it: None for what is not finite."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _label(name: str, call: int, calls: int) -> str:

@@ -21,7 +21,7 @@ from torch.func import grad
 from torch.nn import functional
 
 from semfocus.errors import whole_number
-from semfocus.model import Spec, forward, positions
+from semfocus.model import Spec, forward
 from semfocus.training.data import Rows
 
 POSITIONS = {"cpu": 2**13, "cuda": 2**18}  # at once, of all models: derivatives keep every block's activations
@@ -34,9 +34,6 @@ class Curvature:
 
     def __init__(self, spec: Spec, rows: Rows) -> None:
         self.spec, self.rows = spec, rows
-        # Kept for good by the model, and must not be made inside a derivative: what is made there ends with it.
-        behind = spec.padded_width + spec.filler
-        positions(spec.length, spec.model.d_model, rows.labels.device, behind, spec.filler)
 
     def gradient(self, parameters: Tensor) -> Tensor:
         """(E, P)."""

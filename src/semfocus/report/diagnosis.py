@@ -9,15 +9,12 @@ escaped, and the page's own policy lets nothing run.
 
 from __future__ import annotations
 
-import base64
 import math
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semfocus.report import page
 from semfocus.report.diagnosis_figures import (
     COLUMNS,
     draw_conditions,
@@ -26,13 +23,14 @@ from semfocus.report.diagnosis_figures import (
     draw_mask_stability,
     row_label,
 )
+from semfocus.report.markup import policy, style_sheet, template
+from semfocus.report.pictures import picture
 from semfocus.store.atomic import write_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Json = Mapping[str, Any]
-Draw = Callable[..., list[Path]]
 LAYER_HEADS = ("layer", "all keys", "k heaviest", "separation", "top-k weight", "k for 95 %", "k for 99 %", "W", "X")
 TABLE_HEADS = ("", "delta_s", "delta_h", "Delta_h", "in-degree", "W", "X", "sharper W", "sharper X", "")
 _LAYER_CELLS = (
@@ -50,7 +48,7 @@ def write_model_page(document: Json, path: Path) -> Path:
     """The page of `semfocus.diagnose`, and its heat maps beside it as .svg, .pdf and .png."""
     seen = any(layer["queries"] for layer in document["layers"])
     draw = partial(draw_heat_maps, document)
-    pictures = [_picture("Layers and heads", MAPS_NOTE, draw, path, "heads")] if seen else []
+    pictures = [picture("Layers and heads", MAPS_NOTE, draw, beside=_beside(path, "heads"))] if seen else []
     rows = [_layer_row(layer) for layer in document["layers"]]
     note = (
         "Dispersion (largest minus smallest score) at the 95th percentile of the queries, over all keys and over the "
@@ -74,16 +72,16 @@ def write_runs_page(runs: Sequence[Json], tables: Sequence[Json], stabilities: S
         "attention, below 1 where they win. Vacuous: e^delta / keys, a bound on a probability, exceeds 1. "
         "In-degree < k: outside the theory, where its mean is k."
     )
-    pictures = [_picture("W and X", about, partial(draw_conditions, newest), path, "conditions")]
+    pictures = [picture("W and X", about, partial(draw_conditions, newest), beside=_beside(path, "conditions"))]
     along = [run for run in runs if len({c["epoch"] for c in run["checkpoints"].values()}) > 1]
     if along:
         note = "At the kept checkpoints, epoch 0 being the initialisation."
         draw = partial(draw_dispersion_along_training, along)
-        pictures.append(_picture("Dispersion along training", note, draw, path, "training"))
+        pictures.append(picture("Dispersion along training", note, draw, beside=_beside(path, "training")))
     if stabilities:
         note = "The share of the k heaviest keys that stay when noise is added to the input embeddings."
         draw = partial(draw_mask_stability, stabilities)
-        pictures.append(_picture("Stability of the masks", note, draw, path, "masks"))
+        pictures.append(picture("Stability of the masks", note, draw, beside=_beside(path, "masks")))
     shown = [
         {"title": row_label(row), "note": _about(row), "heads": TABLE_HEADS, "rows": condition_rows(row)}
         for row in newest
@@ -151,11 +149,17 @@ def norm_rows(runs: Sequence[Json]) -> list[list[str]]:
     for run in runs:
         newest = max(run["checkpoints"].values(), key=lambda checkpoint: checkpoint["epoch"])
         for layer in newest["layers"]:
-            sizes = [f"{value:.3g}" for value in (max(layer["gamma"]), max(layer["upsilon"]), layer["mlp"])]
+            largest = (_largest(layer["gamma"]), _largest(layer["upsilon"]), layer["mlp"])
+            sizes = [_number(value, "not finite") for value in largest]
             worst = layer["stability"].get("100", {})
             slopes = [_number(worst.get(name), "inf") for name in ("jacobian", "full_certified", "heavy_certified")]
             found.append([f"{run['label']}, block {layer['layer']}", *sizes, *(slopes if worst else [""] * 3)])
     return found
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known) if len(known) == len(values) else None
 
 
 def norm_table(runs: Sequence[Json]) -> Table:
@@ -212,17 +216,8 @@ def _number(value: float | None, otherwise: str = "") -> str:
     return otherwise if value is None else f"{value:.3g}"
 
 
-def _picture(title: str, note: str, draw: Draw, page_path: Path, name: str) -> dict[str, str]:
-    """A figure beside the page, and in both themes as data that an image element shows: inside one, nothing runs."""
-    written = draw(page_path.with_name(f"{page_path.stem}-{name}"))
-    light = next(path for path in written if path.suffix == ".svg")
-    with tempfile.TemporaryDirectory() as folder:
-        (dark,) = draw(Path(folder) / name, formats=("svg",), theme="dark")
-        return {"title": title, "note": note, "light": _data(light), "dark": _data(dark)}
-
-
-def _data(drawn: Path) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(drawn.read_bytes()).decode()}"
+def _beside(page: Path, name: str) -> Path:
+    return page.with_name(f"{page.stem}-{name}")
 
 
 def _write(
@@ -232,14 +227,10 @@ def _write(
 
     from semfocus import __version__
 
-    css = page._colours([]) + page._asset("page.css")
-    text = (
-        page._environment()
-        .get_template("diagnosis.html.j2")
-        .render(
-            title=title, over=over, policy=page._policy("", css), css=Markup(css), findings=findings,
-            pictures=pictures, tables=tables, made=f"semfocus {__version__}",
-        )
+    css = style_sheet()
+    text = template("diagnosis.html.j2").render(
+        title=title, over=over, policy=policy("", css), css=Markup(css), findings=findings, pictures=pictures,
+        tables=tables, made=f"semfocus {__version__}",
     )  # fmt: skip
     write_text(path, text)
     return path

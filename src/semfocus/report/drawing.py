@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("svg", "pdf", "png")
+DPI = {"svg": 180, "pdf": 180, "png": 180, "webp": 144}  # the last inside a page, which has to stay small
 _DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}, "png": {}}  # same runs, same bytes
 
 
@@ -41,6 +42,7 @@ def drawing(theme: Theme = "light") -> Iterator[None]:
     }  # fmt: skip
     with mpl.rc_context({**mpl.rcParamsDefault, **style}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
+        warnings.filterwarnings("ignore", message="Attempting to set identical low and high")  # all values the same
         yield
 
 
@@ -50,7 +52,7 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[P
     for kind in formats:
         target = stem.with_name(f"{stem.name}.{kind}")  # with_suffix would cut a name that has a dot
         with replacing(target) as draft:
-            figure.savefig(draft, format=kind, dpi=180, metadata=_DATES[kind])
+            figure.savefig(draft, format=kind, dpi=DPI[kind], metadata=_DATES.get(kind))
         written.append(target)
         figure.set_layout_engine("none")  # found once; the other formats keep it
     return written

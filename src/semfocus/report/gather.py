@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from semfocus.analysis.records import Record, load_records
 from semfocus.analysis.verdicts import Verdict, judge
@@ -31,6 +32,7 @@ class Gathered:
     verdicts: list[Verdict]
     facts: dict[str, list[tuple[str, int]]]
     as_of: datetime | None  # when anything in it changed last
+    measurements: Mapping[str, Mapping[str, dict[str, Any]]]  # by run and name, of the runs that have any
 
     @property
     def mechanisms(self) -> list[str]:
@@ -63,6 +65,7 @@ def gather(store_root: Path | str) -> Gathered:
         judge(loaded.records, found),
         facts_of(runs),
         datetime.fromtimestamp(max(times) // 10**9, UTC) if times else None,
+        found,
     )
 
 

@@ -91,6 +91,8 @@ def _checked_layout(name: Any, tensor: Any) -> Layout:
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     import torch
 
+    if not tensor.numel():  # one that numpy made has a stride of 0, which torch calls contiguous and cannot view
+        return memoryview(b"")
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy().data
 

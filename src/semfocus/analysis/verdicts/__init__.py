@@ -12,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from semfocus.analysis.records import Record
-from semfocus.analysis.verdicts import ablations, generalising, learning, masks, measured, text
+from semfocus.analysis.verdicts import ablations, generalising, learning, masks, measured, surfaces, text
 from semfocus.analysis.verdicts.evidence import Claim, Measurements, Outcome, Verdict, conclude
 from semfocus.analysis.verdicts.settings import gather
 
 __all__ = ["CLAIMS", "Claim", "Measurements", "Outcome", "Verdict", "judge"]
 
 NOTHING: Measurements = {}
+_PARTS = (learning, masks, generalising, ablations, measured, surfaces, text)
 CLAIMS: tuple[Claim, ...] = tuple(
     sorted(
-        (claim for part in (learning, masks, generalising, ablations, measured, text) for claim in part.CLAIMS),
+        (claim for part in _PARTS for claim in part.CLAIMS),
         key=lambda claim: int(claim.id[1:]),
     )
 )

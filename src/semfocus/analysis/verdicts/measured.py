@@ -1,4 +1,4 @@
-"""What was measured on trained models: C9 (dispersion), C10 (loss surface), C12 (masks under noise), C13 (prediction).
+"""What was measured on how trained models attend: C9 (dispersion), C12 (masks under noise), C13 (prediction).
 
 Measurements are kept with their runs, by name. They may be a stranger's: a value that is not a finite number where
 one is expected counts as not measured.
@@ -25,9 +25,9 @@ from semfocus.analysis.verdicts.settings import FULL, TASKS, TOPK, Setting, choo
 
 K = 5
 TABLED = ("listops", "parity", "even_pairs", "missing_duplicate")  # table 6 and figure 27
-PERCENTILES, STEEPNESS = ("75", "90", "95", "100"), ("50", "75", "95", "99")
+PERCENTILES = ("75", "90", "95", "100")
 THEOREM = "100"  # the percentile at which the definitions are met
-SMALLEST = 1e-9  # separations and slopes below count as this
+SMALLEST = 1e-9  # positive numbers below count as this
 STRONG = 0.5  # a rank correlation that predicts
 
 
@@ -57,7 +57,7 @@ def c9(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
         if setting is None:
             parts += [missing(name, f"no pair of {FULL} and {TOPK} with a measured dispersion") for name in names]
             continue
-        parts.append(_smaller(names[0], setting, has, last, "delta", PERCENTILES))
+        parts.append(smaller(names[0], setting, has, last, "delta", PERCENTILES))
         parts.append(_conditions(names[1], setting, has, last))
     return parts
 
@@ -83,7 +83,7 @@ def _conditions(name: str, setting: Setting, has: Callable[[Record], bool], last
     return Part(name, decision, p, effect, None, setting.ids(seeds, FULL, TOPK), why, setting.note())
 
 
-def _smaller(
+def smaller(
     name: str,
     setting: Setting,
     has: Callable[[Record], bool],
@@ -117,42 +117,10 @@ def _smaller(
     return Part(name, decision, p, effect, interval, setting.ids(seeds, FULL, TOPK), why, setting.note())
 
 
-def c10(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
-    """For each task: smaller slopes of the loss around the trained model, per true distance."""
-
-    def slope(record: Record, what: str, percentile: str) -> float | None:
-        payload = measurements.get(record.id, {}).get("surface", {})
-        table = payload.get(what)
-        row = table.get(percentile) if isinstance(table, Mapping) else None
-        values = [number({"": item}, "") for item in row] if isinstance(row, list) else []
-        if not values or any(item is None for item in values):
-            return None
-        return math.exp(statistics.fmean(math.log(max(item or 0.0, SMALLEST)) for item in values))
-
-    def has(record: Record) -> bool:
-        return all(slope(record, "per_distance", percentile) is not None for percentile in STEEPNESS)
-
-    parts = []
-    for task in TABLED:
-        setting = choose(settings, task, usable=has)
-        if setting is None:
-            parts.append(missing(task, f"no pair of {FULL} and {TOPK} with a measured loss surface"))
-            continue
-        alike = {_how(measurements[record.id]["surface"]) for record in _measured(setting, has)}
-        if len(alike) > 1:
-            parts.append(missing(task, "surfaces were measured with different grids, squares or rows"))
-        else:
-            parts.append(_smaller(task, setting, has, slope, "per_distance", STEEPNESS))
-    return parts
-
-
-def _measured(setting: Setting, has: Callable[[Record], bool]) -> list[Record]:
+def measured_runs(setting: Setting, has: Callable[[Record], bool]) -> list[Record]:
+    """The runs of both arms of the seeds that both have."""
     seeds = setting.seeds(FULL, TOPK, usable=has)
     return [setting.arms[mechanism][seed] for mechanism in (FULL, TOPK) for seed in seeds]
-
-
-def _how(payload: Mapping[str, Any]) -> str:
-    return str([payload.get(name) for name in ("grid", "extent", "squares", "rows", "directions")])
 
 
 def c12(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
@@ -233,7 +201,7 @@ def _correlated(
 ) -> Part:
     """Shown: rho has this sign at 5 %. Refuted: it has the other one, or its interval excludes 0.5 in strength."""
     found = spearman(x, y)
-    runs = frozenset(record.id for setting in chosen.values() for record in _measured(setting, has))
+    runs = frozenset(record.id for setting in chosen.values() for record in measured_runs(setting, has))
     notes = "; ".join(sorted({setting.note() for setting in chosen.values()} - {""}))
     if found.rho is None or found.p is None or found.interval is None:
         return Part(name, "undecided", runs=runs, why=found.why, setting=notes)
@@ -259,16 +227,6 @@ CLAIMS = (
         " the other way). Conditions: W < 1 and X < 1 at percentile 100, the only one that the theorem is about, "
         "in more than half of the pairs by the exact sign test (refuted: in fewer than half).",
         c9,
-    ),
-    Claim(
-        "C10",
-        "The loss surface around a trained top-k model has smaller estimated Lipschitz constants than around a "
-        "full one.",
-        "A part for each of ListOps, Parity, Even Pairs and Missing Duplicates, from the measurement `surface`, "
-        "pairs of one seed: slopes per true distance in parameter space, their geometric mean over all squares. "
-        "The exact swap test of the log ratios full / top-k is significant at 5 % at each of the percentiles 50, "
-        "75, 95 and 99 (refuted: at 99 the other way).",
-        c10,
     ),
     Claim(
         "C12",

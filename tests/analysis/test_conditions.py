@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from semfocus.diagnostics.conditions import condition
-from semfocus.diagnostics.table6 import COLUMNS, PUBLISHED, one_model, published, two_models
+from semfocus.analysis.conditions import condition
+from semfocus.analysis.table6 import COLUMNS, PUBLISHED, one_model, published, two_models
 from semfocus.errors import UsageError
 
 # W at 75 / 90 / 95 / 100, then X.

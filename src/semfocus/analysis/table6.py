@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from semfocus.diagnostics.conditions import condition
+from semfocus.analysis.conditions import condition
 from semfocus.errors import UsageError
 
 COLUMNS = ("75", "90", "95", "100")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from semfocus.analysis.against_speed import dispersion_against_speed, dispersion_points
 from semfocus.analysis.correlation import spearman
 from semfocus.analysis.records import Record
-from semfocus.diagnostics.against_speed import dispersion_against_speed, dispersion_points
 from semfocus.errors import UsageError
 
 TASKS = {"parity": (0.8, 1.0), "even_pairs": (0.2, 8.0), "listops": (0.6, 1.5), "stack_manipulation": (0.4, 3.0)}

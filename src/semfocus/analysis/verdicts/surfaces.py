@@ -1,0 +1,100 @@
+"""What was measured on the loss around trained models: C10. As in `measured`, a stranger's numbers are not believed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from semfocus.analysis.records import THRESHOLD, Record
+from semfocus.analysis.verdicts.evidence import Claim, Measurements, Part, missing
+from semfocus.analysis.verdicts.measured import SMALLEST, TABLED, measured_runs, number, smaller
+from semfocus.analysis.verdicts.settings import FULL, TOPK, Setting, choose, failed
+
+STEEPNESS = ("50", "75", "95", "99")
+FINEST = 10_000  # points along a side of a surface
+
+
+def c10(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
+    """For each task: smaller slopes of the loss around the trained model, per true distance, of models that learned."""
+
+    def slope(record: Record, what: str, percentile: str) -> float | None:
+        return _slope(measurements.get(record.id, {}).get("surface", {}), what, percentile)
+
+    def has(record: Record) -> bool:
+        return all(slope(record, "per_distance", percentile) is not None for percentile in STEEPNESS)
+
+    def learned(record: Record) -> bool:
+        return has(record) and _has_learned(record)
+
+    parts = []
+    for task in TABLED:
+        measured = choose(settings, task, usable=has)
+        if measured is None:
+            parts.append(missing(task, f"no pair of {FULL} and {TOPK} with a measured loss surface"))
+            continue
+        setting = choose(settings, task, usable=learned)
+        if setting is None:
+            why = f"no pair of which both have learned: {THRESHOLD:.0%} training accuracy in the last epoch"
+            parts.append(missing(task, why))
+            continue
+        alike = {_how(measurements[record.id]["surface"]) for record in measured_runs(setting, learned)}
+        if len(alike) > 1:
+            parts.append(missing(task, "surfaces were measured with different grids, squares or rows"))
+            continue
+        part = smaller(task, setting, learned, slope, "per_distance", STEEPNESS)
+        without = len(setting.seeds(FULL, TOPK, usable=has)) - len(setting.seeds(FULL, TOPK, usable=learned))
+        left = f"{without} pairs of which not both have learned left out" if without else ""
+        parts.append(replace(part, setting=", ".join(filter(None, (part.setting, left)))))
+    return parts
+
+
+def _has_learned(record: Record) -> bool:
+    """Whether the model that is left has: a loss near zero cannot slope much, whatever the mechanism."""
+    last = record.final("train_accuracy")
+    return not failed(record) and last is not None and last >= THRESHOLD
+
+
+def _slope(payload: Mapping[str, Any], what: str, percentile: str) -> float | None:
+    """The geometric mean over the squares; None where one of those that hold two neighbours has no slope."""
+    table, squares = payload.get(what), payload.get("squares")
+    row = table.get(percentile) if isinstance(table, Mapping) else None
+    if not isinstance(row, list) or not isinstance(squares, list) or len(row) != len(squares):
+        return None
+    grid, extent = number(payload, "grid"), number(payload, "extent")
+    if grid is None or extent is None or not 2 <= grid <= FINEST:
+        return None
+    axis = np.abs(np.linspace(-extent, extent, int(grid)))
+    sizes = [number({"": size}, "") for size in squares]
+    values = [
+        number({"": value}, "")
+        for value, size in zip(row, sizes, strict=True)
+        if size is None or int((axis <= size + SMALLEST).sum()) > 1
+    ]
+    if not values or any(value is None for value in values):
+        return None
+    return math.exp(statistics.fmean(math.log(max(value or 0.0, SMALLEST)) for value in values))
+
+
+def _how(payload: Mapping[str, Any]) -> str:
+    return str([payload.get(name) for name in ("grid", "extent", "squares", "rows", "directions")])
+
+
+CLAIMS = (
+    Claim(
+        "C10",
+        "The loss surface around a trained top-k model has smaller estimated Lipschitz constants than around a "
+        "full one.",
+        "A part for each of ListOps, Parity, Even Pairs and Missing Duplicates, from the measurement `surface`, "
+        "pairs of one seed of which both have learned (95 % training accuracy in the last epoch: a loss near zero "
+        "cannot slope much, so that unequal models say nothing about mechanisms): slopes per true distance in "
+        "parameter space, their geometric mean over all squares that hold two grid points. The exact swap test of "
+        "the log ratios full / top-k is significant at 5 % at each of the percentiles 50, 75, 95 and 99 (refuted: at "
+        "99 the other way).",
+        c10,
+    ),
+)

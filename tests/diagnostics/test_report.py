@@ -1,0 +1,34 @@
+"""What is measured and stored by us is what the report shows: no kind of measurement is lost on the way."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from semfocus.diagnostics import measure_mask_stability, measure_run
+from semfocus.landscape import SurfaceSettings, measure_sharpness, measure_surface
+from semfocus.report.gather import gather
+from semfocus.report.measured import measured
+from semfocus.store import RunDirectory
+from semfocus.training import Runtime
+
+
+def test_every_measurement_of_real_runs_becomes_a_panel_and_none_is_taken_for_broken(runs: list[RunDirectory]) -> None:
+    runtime = Runtime(threads=1, compile="off")
+    for run in runs[:2]:
+        measure_run(run, k=3, rows=20, checkpoint="all")
+        measure_mask_stability(run, k=3, rows=10)
+        measure_surface(run, SurfaceSettings(grid=5, rows=10), runtime)
+        measure_surface(run, SurfaceSettings(grid=5, rows=10, directions="path", extent=0.5), runtime)
+        measure_sharpness(run, 10, runtime, lanczos_steps=4)
+    found = measured(gather(Path(runs[0].path.parent)))
+    assert found.faults == []
+    (group,) = found.groups
+    assert [panel["title"] for panel in group["panels"]] == [
+        "Dispersion over training", "Table 6, topk:3", "Stability of the masks", "Loss surface",
+        "Slopes of the loss surface", "Loss surface", "Slopes of the loss surface", "Sharpness along training",
+    ]  # fmt: skip
+    assert found.over == []  # one task is no picture
+    (table,) = [panel for panel in group["panels"] if "rows" in panel]
+    assert {line["from"] for line in table["rows"]} == {"two models, 1 pair", "one model, 1 seed"}  # k is not 5
+    assert all(re.fullmatch(r"∞|[\d.e+-]+", cell) for line in table["rows"] for cell in line["cells"])
