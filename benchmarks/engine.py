@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
-from semfocus.model import PLAIN, Parts, positions
+from semfocus.model import positions
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator
-from semfocus.training.runtime import flop_per_row, numerics
+from semfocus.training.runtime import Runtime, flop_per_row, numerics
 from semfocus.training.step import Stepper
 
 SHAPES = {
@@ -100,7 +100,9 @@ def ours(
 ) -> dict[str, float]:
     """Seconds a member-step, seconds of one evaluation a member, peak memory."""
     cohort = cohort_of(shape, mechanism, members, device)
-    parts = Parts.compiled() if compiled else PLAIN
+    runtime = Runtime(device=device.type, compile="on" if compiled else "off")
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
+    parts = runtime.parts(cohort.spec, 0, device, precision)
     stepper, evaluator = Stepper(cohort, parts), Evaluator(cohort, parts)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

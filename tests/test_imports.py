@@ -27,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "integrations": {"errors", "attention", "lazy"},
     "config": {"errors", "tasks", "attention"},
     "model": {"config", "attention", "counters", "randomness"},
-    "training": {"errors", "lazy", "config", "model", "store", "tasks", "counters", "randomness"},
+    "fused": {"attention", "model"},
+    "training": {"errors", "lazy", "config", "model", "fused", "store", "tasks", "counters", "randomness"},
     "landscape": {
         "errors",
         "lazy",

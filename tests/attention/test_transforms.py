@@ -11,6 +11,8 @@ from tests.attention.helpers import qkv
 from tests.attention.test_layer import drawn, layer_of
 from tests.conftest import DEVICE
 
+traces_generators = pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 cannot trace generators")
+
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled_before() -> None:
@@ -74,6 +76,7 @@ def test_compiled_from_its_text_form_ties_still_go_to_the_lowest_index(mechanism
     torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="aot_eager")(q, k, v), call(q, k, v))
 
 
+@traces_generators
 def test_a_generator_gives_a_compiled_graph_the_seeds_it_gives_without_a_compiler() -> None:
     q, k, _ = (tensor.requires_grad_() for tensor in qkv(9, 9, dtype=torch.float32))
 
@@ -104,7 +107,7 @@ def test_the_layer_compiles_to_machine_code_with_the_same_answer() -> None:
     torch.testing.assert_close(*grads)
 
 
-@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 cannot trace a module that holds a generator")
+@traces_generators
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_the_layer_trains_compiled_with_the_random_keys_of_its_generator(compiler) -> None:

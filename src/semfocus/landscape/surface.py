@@ -118,7 +118,8 @@ def measure_surface(
     stored = None if again else _finished(found, settings, key)
     if stored is not None:
         return stored
-    compiled = runtime.parts(subject.spec, settings.grid**2 * subject.rows.count // 3, device)
+    rows = settings.grid**2 * subject.rows.count // 3  # a third of the work of training on them
+    compiled = runtime.parts(subject.spec, rows, device, settings.precision)
     machine = _digest(facts(device, 0, compiled is not PLAIN))
     half = None if again else _taken_up(found, settings, key, machine, device)
     threads = runtime.threads or (half.threads if half else runtime.num_threads())

@@ -13,9 +13,10 @@ from typing import Any, Literal
 import torch
 
 from semfocus.errors import UsageError, whole_number
+from semfocus.fused import fused_parts, fused_pays
 from semfocus.model import PLAIN, Parts, Spec
 
-# Compiling a block takes some ten seconds on a CPU; below this much arithmetic (FLOP) it does not pay.
+# Compiling takes some fifteen seconds on a CPU; below this much arithmetic (FLOP) it does not pay.
 WORTH_COMPILING = 2e13
 MOST_THREADS = 256  # that a status found in a run directory is believed to want
 LADDER = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)  # epochs worth keeping when one looks along a training
@@ -87,11 +88,21 @@ class Runtime:
             found = replace(found, compile="on" if compiled and _can_compile(device) else "off")
         return found
 
-    def parts(self, spec: Spec, rows: int, device: torch.device) -> Parts:
-        """The model's functions as they are, or compiled on a GPU where a compiler is there and `rows` are worth it."""
-        # On a CPU only if asked for: with torch 2.13 compiled steps are not shown to be right there (docs/engine.md).
-        worth = device.type != "cpu" and _worth_compiling(spec, rows, device)
-        return Parts.compiled() if self.compile == "on" or (self.compile == "auto" and worth) else PLAIN
+    def parts(self, spec: Spec, rows: int, device: torch.device, precision: str) -> Parts:
+        """The model's functions as they are, or compiled: if asked for, or if `rows` of them are worth it.
+
+        On a GPU the fused kernels take the compiler's place where they serve and are faster.
+
+        On a GPU they always are. On a CPU compiling pays for full attention that draws no random numbers: with dropout
+        blocks stay plain (see `Parts`), and where keys are chosen compiled code was no faster (docs/engine.md).
+        """
+        worth = _worth_compiling(spec, rows, device)
+        if self.compile == "off" or (self.compile == "auto" and not worth):
+            return PLAIN
+        compiled = Parts.compiled()
+        if device.type == "cuda" and fused_pays(spec, precision):
+            return fused_parts(spec, device, compiled.read_out) or compiled
+        return compiled
 
 
 def _cores() -> int:
@@ -113,7 +124,8 @@ def parse_epochs(text: str) -> tuple[int, ...]:
 
 
 def _worth_compiling(spec: Spec, rows: int, device: torch.device) -> bool:
-    enough = device.type == "cuda" or rows * flop_per_row(spec) > WORTH_COMPILING
+    gains = spec.attention.mechanism == "full" and not spec.draws
+    enough = device.type == "cuda" or (gains and rows * flop_per_row(spec) > WORTH_COMPILING)
     return _can_compile(device) and enough
 
 

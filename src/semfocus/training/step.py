@@ -28,6 +28,8 @@ class Stepper:
         self.parts = parts
         compiled = parts is not PLAIN
         self.update = torch.compile(self._update, dynamic=False) if compiled else self._update
+        on_gpu = compiled and cohort.device.type == "cuda"  # not on a CPU: see `Parts.compiled`
+        self.derive = torch.compile(counters.derive, dynamic=False) if on_gpu else counters.derive
         self.training = cohort.configs[0].training
         self.members = torch.arange(cohort.members, device=cohort.device).unsqueeze(-1)
         # Views of the one matrix, so that an update of the matrix is an update of them all.
@@ -67,7 +69,7 @@ class Stepper:
         rows = self.rows.index_select(0, self.index)[0]
         weights = self.weights.index_select(0, self.index)[0]
         tokens, filled, labels = cohort.train.take(self.members, rows)
-        seeds = counters.derive(cohort.seeds, self.count, cohort.spec.places) if cohort.spec.draws else None
+        seeds = self.derive(cohort.seeds, self.count, cohort.spec.places) if cohort.spec.draws else None
         with torch.enable_grad():
             logits = forward(self.leaves, tokens, filled, cohort.spec, seeds, self.parts)
             losses = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from semfocus.attention.kernels.short_configs import WHOLE
 from semfocus.attention.kernels.short_ops import short_attention
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.attention.normalisers import log_sum_exp
@@ -127,7 +128,9 @@ def test_the_kept_set_is_the_oracles_and_ties_go_to_the_lowest_index(mechanism, 
         torch.testing.assert_close(mine.lse, oracle.lse)
         if mechanism == "topk:1":
             best = oracle.indices[..., 0]
-            assert torch.equal(out, v.gather(-2, best.unsqueeze(-1).expand(-1, -1, v.shape[-1])))
+            value = v.gather(-2, best.unsqueeze(-1).expand(-1, -1, v.shape[-1]))
+            # Whole rows multiply by one: of three TF32 products 22 bits are left. Lists gather, and all are.
+            torch.testing.assert_close(out, value, rtol=0 if keys > WHOLE else 2**-21, atol=0)
 
 
 @pytest.mark.parametrize(

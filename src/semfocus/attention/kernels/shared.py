@@ -21,7 +21,7 @@ BEYOND = tl.constexpr(2**31 - 1)  # an index beyond every column
 MINUS_INF = tl.constexpr(float("-inf"))
 QUIET_NAN = tl.constexpr(0x7FC00000)
 
-# Of float32 inputs, unless TF32 is allowed: three TF32 products, which together err as little as float32 does.
+# Of float32 inputs, unless TF32 is allowed: three TF32 products, which together err about as little as float32 does.
 FLOAT32_PRECISION = "tf32x3"
 
 

@@ -92,7 +92,11 @@ class Call:
             programs *= -(-keys // launch.keys) if name.endswith("by_key") else -(-queries // launch.queries)
         constants = {key: value for key, value in (self._constants | tile).items() if key in kernel.arg_names}
         with torch.cuda.device_of(self.q):
-            kernel[(programs,)](*arguments, **constants, **options, num_warps=launch.warps, num_stages=launch.stages)
+            kernel[(programs,)](
+                *arguments, **constants, **options, num_warps=launch.warps, num_stages=launch.stages,
+                # score - largest must be zero for the largest, not what rounding the product took from it
+                enable_fp_fusion=False,
+            )  # fmt: skip
 
     def _arguments(self, tensors: dict[str, Tensor | None]) -> tuple[dict[str, Any], Any, tuple[int, ...]]:
         """All tensors as kernels take them, the dropout, and the sizes of the leading dimensions."""

@@ -1,6 +1,7 @@
 """Top-k and bottom-k attention over rows of up to a thousand positions, as lists of the keys that each query keeps.
 
-    listed_forward     per tile of queries: all keys, tile by tile; the k best so far stay in registers, sorted
+    listed_forward     per tile of queries: all keys, tile by tile; the k best so far stay in registers, sorted, and
+                       only what beats the last of them is looked at
     listed_by_query    backward: the listed keys and values alone; dq, and for each listed pair its weight and dS
     listed_by_key      backward: dense tiles of weights and dS rebuilt from the lists, then dv = P' dout, dk = dS' q
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.shared import MINUS_INF, NO_KEY, finite, ordered, product, unordered
+from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, NO_KEY, finite, ordered, product, unordered
 from semfocus.attention.kernels.short_places import (
     allowed,
     drop,
@@ -26,25 +27,17 @@ from semfocus.attention.kernels.short_places import (
     start_of,
     store_rows,
 )
-from semfocus.attention.kernels.short_whole import nonzero, take_best
-
-UNROLLED = tl.constexpr(9)  # rounds written out, each knowing where its key may go; more take minutes to compile
+from semfocus.attention.kernels.short_whole import nonzero
 
 
 @triton.jit
-def inserted(best, index, key, column, FROM: tl.constexpr, MOST: tl.constexpr):
-    """The sorted lists with one more entry, behind its equals; its place is known to be FROM or later."""
-    new_best, new_index = best[:FROM], index[:FROM]
-    for place in tl.static_range(FROM, MOST):
-        above = key > best[place]
-        if place == FROM:
-            new_best = new_best + (tl.maximum(key, best[place]),)
-            new_index = new_index + (tl.where(above, column, index[place]),)
-        else:
-            shifts = key > best[place - 1]
-            new_best = new_best + (tl.maximum(tl.minimum(key, best[place - 1]), best[place]),)
-            moved = tl.where(shifts, index[place - 1], column)
-            new_index = new_index + (tl.where(above, moved, index[place]),)
+def inserted(best, index, key, column, MOST: tl.constexpr):
+    """The sorted lists with one more entry, behind its equals; what is not better than the last entry falls off."""
+    new_best, new_index = (tl.maximum(key, best[0]),), (tl.where(key > best[0], column, index[0]),)
+    for place in tl.static_range(1, MOST):
+        new_best = new_best + (tl.maximum(tl.minimum(key, best[place - 1]), best[place]),)
+        moved = tl.where(key > best[place - 1], index[place - 1], column)
+        new_index = new_index + (tl.where(key > best[place], moved, index[place]),)
     return new_best, new_index
 
 
@@ -73,17 +66,15 @@ def listed_forward(
         j = columns[None, :]
         k_tile = load_rows(k, n, sizes, columns, keys, D, DP)
         scores = product(q_tile, tl.trans(k_tile), PRECISION) * scale
-        free = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, "full", 0, 0, CAUSAL)
+        free = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, "full", 0, 0, CAUSAL, True)
         rank = ordered(-scores) if KIND == "bottomk" else ordered(scores)
         left = tl.where(free, rank, NO_KEY)
-        if MOST <= UNROLLED:
-            for place in tl.static_range(MOST):
-                key, column, left = take_best(left, j)
-                best, index = inserted(best, index, key, column, place, MOST)
-        else:
-            for _round in range(MOST):
-                key, column, left = take_best(left, j)
-                best, index = inserted(best, index, key, column, 0, MOST)
+        peak = tl.max(left, axis=1)
+        while tl.max((peak > best[MOST - 1]).to(tl.int32), axis=0) > 0:  # a query has something better to list
+            column = tl.min(tl.where(left == peak[:, None], j, BEYOND), axis=1)
+            best, index = inserted(best, index, peak, column, MOST)
+            left = tl.where(j == column[:, None], NO_KEY, left)
+            peak = tl.max(left, axis=1)
 
     top = tl.full((Q,), MINUS_INF, tl.float32)
     for place in tl.static_range(MOST):

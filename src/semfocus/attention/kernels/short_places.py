@@ -81,14 +81,18 @@ def in_window(p, j, keys, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl
 @triton.jit
 def allowed(
     scores, i, j, n, sizes, queries, keys, limit, mask, MASK: tl.constexpr,
-    KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr,
+    KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr, STRICT: tl.constexpr,
 ):  # fmt: skip
     """Pairs that pattern, causality, length and mask leave; a selective mechanism chooses among them.
 
-    MASK is "keys" where all queries share one row of the mask, "pairs" where not, "none" where there is none.
+    MASK is "keys" where all queries share one row of the mask, "pairs" where not, "none" where there is none. STRICT:
+    a score of -inf is no pair either; where its weight of zero says enough, one comparison a score is saved. Queries
+    beyond the last are not looked at: their results are not stored, and their gradients are zeros.
     """
     p = i + (keys - queries)
-    keep = (i < queries) & (j < limit) & (scores != MINUS_INF)
+    keep = j < limit
+    if STRICT:
+        keep = keep & (scores != MINUS_INF)
     if KIND == "banded":
         pattern = in_window(p, j, keys, WIDTH, GLOBALS, CAUSAL)
         keep = keep & (pattern | (j >= keys - GLOBALS) | (p >= keys - GLOBALS))
@@ -101,7 +105,7 @@ def allowed(
         keep = keep & (tl.load(start_of(mask, n, sizes) + j * mask.column, mask=j < limit, other=0) != 0)
     if MASK == "pairs":
         at = start_of(mask, n, sizes) + i * mask.row + j * mask.column
-        keep = keep & (tl.load(at, mask=keep, other=0) != 0)
+        keep = keep & (tl.load(at, mask=keep & (i < queries), other=0) != 0)
     return keep
 
 

@@ -4,9 +4,9 @@
     tiled_by_query    backward: dq, and for the other kernel each query's sum of P dP
     tiled_by_key      backward: dk and dv, per tile of keys, over the tiles of queries that may see it
 
-Backward, weights come from scores computed again and two numbers saved for each query: its largest score and its sum.
-(The log-sum-exp alone would cost accuracy: its rounding grows with the scores.) Tiles outside band or block are never
-loaded.
+Backward, weights come from scores computed again and two numbers saved for each query: its largest score, and one over
+its sum. (The log-sum-exp alone would cost accuracy: its rounding grows with the scores.) Tiles outside band or block
+are never loaded.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def tiled_forward(
         j = columns[None, :]
         k_tile = load_rows(k, n, sizes, columns, keys, D, DP)
         scores = product(q_tile, tl.trans(k_tile), PRECISION) * scale
-        keep = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, KIND, WIDTH, GLOBALS, CAUSAL)
+        keep = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, KIND, WIDTH, GLOBALS, CAUSAL, CAREFUL)
         scores = tl.where(keep, scores, MINUS_INF)
         higher = tl.maximum(top, tl.max(scores, axis=1))
         base = tl.where(higher == MINUS_INF, 0.0, higher)
@@ -71,13 +71,13 @@ def tiled_forward(
     tl.store(lse + n.to(tl.int64) * queries + rows, top + tl.log(total), mask=rows < queries)
     at = saved + n.to(tl.int64) * 2 * queries + rows
     tl.store(at, top, mask=rows < queries)
-    tl.store(at + queries, nonzero(total), mask=rows < queries)
+    tl.store(at + queries, 1 / nonzero(total), mask=rows < queries)
     store_rows(out, n, sizes, rows, queries, mixed / nonzero(total)[:, None], DV, DVP)
 
 
 @triton.jit
 def saved_sums(saved, n, rows, queries):
-    """The largest score of each query, and the sum of exp(score - largest) over the keys it keeps."""
+    """The largest score of each query, and what to multiply exp(score - largest) by."""
     at = saved + n.to(tl.int64) * 2 * queries + rows
     return tl.load(at, mask=rows < queries, other=0.0), tl.load(at + queries, mask=rows < queries, other=1.0)
 
@@ -92,8 +92,8 @@ def pairs(
     i, j = rows[:, None], columns[None, :]
     k_tile = load_rows(k, n, sizes, columns, keys, D, DP)
     scores = product(q_tile, tl.trans(k_tile), PRECISION) * scale
-    keep = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, KIND, WIDTH, GLOBALS, CAUSAL)
-    weights = tl.exp(tl.where(keep, scores - top[:, None], MINUS_INF)) / norm[:, None]
+    keep = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, KIND, WIDTH, GLOBALS, CAUSAL, False)
+    weights = tl.exp(tl.where(keep, scores - top[:, None], MINUS_INF)) * norm[:, None]
     v_tile = load_rows(v, n, sizes, columns, keys, DV, DVP)
     return k_tile, keep, weights, drop(product(grad_tile, tl.trans(v_tile), PRECISION), hashes[:, None], j, dropout)
 
@@ -182,9 +182,9 @@ def tiled_by_key(
         i, flat = rows[None, :], n.to(tl.int64) * queries + rows
         q_tile = load_rows(q, n, sizes, rows, queries, D, DP)
         scores = product(k_tile, tl.trans(q_tile), PRECISION) * scale
-        keep = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, KIND, WIDTH, GLOBALS, CAUSAL)
+        keep = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, KIND, WIDTH, GLOBALS, CAUSAL, False)
         top, norm = saved_sums(saved, n, rows, queries)
-        weights = tl.exp(tl.where(keep, scores - top[None, :], MINUS_INF)) / norm[None, :]
+        weights = tl.exp(tl.where(keep, scores - top[None, :], MINUS_INF)) * norm[None, :]
         hashes = hashes_of(dropout, n, sizes, i)
         grad_tile = load_rows(grad, n, sizes, rows, queries, DV, DVP)
         dv_tile += product(drop(weights, hashes, j, dropout), grad_tile, PRECISION)

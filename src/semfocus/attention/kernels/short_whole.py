@@ -26,14 +26,6 @@ from semfocus.attention.kernels.short_places import (
 
 
 @triton.jit
-def take_best(keys, j):
-    """The row's best key is taken away: its value, its index (the lowest of equals), and what is left."""
-    best = tl.max(keys, axis=1)
-    first = tl.min(tl.where(keys == best[:, None], j, BEYOND), axis=1)
-    return best, first, tl.where(j == first[:, None], NO_KEY, keys)
-
-
-@triton.jit
 def chosen(scores, may, i, j, queries, keys, KIND: tl.constexpr, MOST: tl.constexpr, SINKS: tl.constexpr,
            WINDOW: tl.constexpr, CAUSAL: tl.constexpr):  # fmt: skip
     """Of the pairs that may be kept, the MOST best of each row, besides sinks and window."""
@@ -43,8 +35,9 @@ def chosen(scores, may, i, j, queries, keys, KIND: tl.constexpr, MOST: tl.conste
     free = may & ~forced
     rank = ordered(-scores) if KIND == "bottomk" else ordered(scores)
     left = tl.where(free, rank, NO_KEY)
-    for _ in range(MOST):
-        _best, _first, left = take_best(left, j)
+    for _ in range(MOST):  # the lowest index among equals
+        first = tl.min(tl.where(left == tl.max(left, axis=1)[:, None], j, BEYOND), axis=1)
+        left = tl.where(j == first[:, None], NO_KEY, left)
     return forced | (free & (left == NO_KEY))
 
 
@@ -83,7 +76,7 @@ def whole_forward(
     k_tile = load_rows(k, n, sizes, columns, keys, D, DP)
     scores = product(q_tile, tl.trans(k_tile), PRECISION) * scale
     limit = length_of(lengths, n, sizes, keys)
-    keep = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, KIND, WIDTH, GLOBALS, CAUSAL)
+    keep = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, KIND, WIDTH, GLOBALS, CAUSAL, True)
     if W > 0:
         keep = chosen(scores, keep, i, j, queries, keys, KIND, MOST, SINKS, WINDOW, CAUSAL)
         store_bits(kept, n, rows, j, queries, keep, W)
@@ -143,7 +136,7 @@ def whole_backward(
         keep = load_bits(kept, n, rows, j, queries, W)
     else:
         limit = length_of(lengths, n, sizes, keys)
-        keep = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, KIND, WIDTH, GLOBALS, CAUSAL)
+        keep = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, KIND, WIDTH, GLOBALS, CAUSAL, False)
     weights, _top, total = exponentials(scores, keep)
     weights = weights / nonzero(total)[:, None]
     hashes = hashes_of(dropout, n, sizes, i)

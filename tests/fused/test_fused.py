@@ -1,0 +1,131 @@
+"""The fused kernels give what the plain model gives: outputs, gradients and dropout, at odd sizes, for every member.
+
+On a CPU they run in Triton's interpreter. The oracle is the plain model in float64; an error may be twice as large as
+that of the plain model in float32, or a few roundings where that happens to be exact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from semfocus import model
+from semfocus.config import AttentionConfig, ModelConfig
+from semfocus.counters import derive
+from semfocus.fused import fused_parts, refuses
+from semfocus.model import PLAIN, Parts, Spec, forward, initial
+from tests.conformance.cases import DEVICE
+
+ROUNDING = 2e-6
+
+
+def spec_of(mechanism: str = "topk:3", width: int = 9, **shape: object) -> Spec:
+    sizes = {"d_model": 16, "d_mlp": 16, "blocks": 2, "dropout": 0.2} | shape
+    return Spec(ModelConfig.model_validate(sizes), AttentionConfig(mechanism=mechanism), 4, 3, width)
+
+
+def parts_of(spec: Spec) -> Parts:
+    found = fused_parts(spec, DEVICE, model.read_out)
+    assert found is not None, refuses(spec, DEVICE)
+    return found
+
+
+def trained(spec: Spec, parts: Parts, dtype: torch.dtype, rows: int = 3, padded: bool = False) -> list[Tensor]:
+    """Logits of a training step of three members, and the gradient of every parameter."""
+    matrix = torch.stack([initial(spec, seed) for seed in range(3)]).to(DEVICE, dtype)
+    leaves = {name: view.requires_grad_() for name, view in spec.layout.split(matrix).items()}
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, spec.num_symbols, (3, rows, spec.width), generator=generator)
+    lengths = torch.randint(1, spec.width + 1, (3, rows), generator=generator)
+    tokens, filled = model.assemble(tokens.to(DEVICE), lengths.to(DEVICE), spec)
+    seeds = derive(torch.arange(3, device=DEVICE) + 2**33, torch.tensor(7, device=DEVICE), spec.places)
+    logits = forward(leaves, tokens, filled if padded else None, spec, seeds, parts)
+    slope = torch.linspace(-1, 1, logits.numel(), dtype=torch.float64, device=DEVICE).view_as(logits).to(dtype)
+    return [logits.detach(), *torch.autograd.grad((logits * slope).sum(), list(leaves.values()))]
+
+
+def check(spec: Spec, **how: object) -> None:
+    exact = trained(spec, PLAIN, torch.float64, **how)
+    plain = trained(spec, PLAIN, torch.float32, **how)
+    ours = trained(spec, parts_of(spec), torch.float32, **how)
+    for name, a, b, c in zip(["logits", *spec.layout.shapes], ours, plain, exact, strict=True):
+        size = c.abs().max().item()
+        error, allowed = (a - c).abs().max().item(), 2 * (b - c).abs().max().item() + ROUNDING * size
+        assert error <= allowed, (name, error, allowed, size)
+
+
+@pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3+1g"])
+def test_a_training_step_gives_the_plain_models_logits_and_gradients(mechanism: str) -> None:
+    check(spec_of(mechanism))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"d_model": 24, "d_mlp": 40},
+        {"heads": 2},
+        {"heads": 2, "head_width": "split"},
+        {"dropout": 0.0},
+        {"first_norm_exact": True},
+        {"pooling": "cls"},
+    ],
+    ids=str,
+)
+def test_odd_widths_heads_and_options(shape: dict) -> None:
+    check(spec_of(**shape))
+
+
+def test_padding_is_masked_as_the_plain_model_masks_it() -> None:
+    check(spec_of(), padded=True)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_positions_that_do_not_fill_a_tile_and_positions_of_several_tiles(rows: int) -> None:
+    check(spec_of(width=17), rows=rows)
+
+
+def test_a_member_learns_the_same_whatever_its_cohort() -> None:
+    spec = spec_of()
+    whole = trained(spec, parts_of(spec), torch.float32)
+    again = trained(spec, parts_of(spec), torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
+
+
+def test_evaluation_gives_the_plain_models_logits_and_keeps_no_graph() -> None:
+    spec = spec_of()
+    matrix = torch.stack([initial(spec, seed) for seed in range(2)]).to(DEVICE)
+    tokens, _ = model.assemble(
+        torch.arange(36, device=DEVICE).view(2, 2, 9) % 4, torch.full((2, 2), 9, device=DEVICE), spec
+    )
+    parameters = spec.layout.split(matrix)
+    ours = forward(parameters, tokens, None, spec, None, parts_of(spec))
+    torch.testing.assert_close(ours, forward(parameters, tokens, None, spec))
+    assert not ours.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"d_model": 128}, "d_model is at most 64, not 128"),
+        ({"heads": 8}, "heads * head_dim is at most 64, not 128"),
+        ({"norm": "post"}, "LayerNorm stands before"),
+        ({"activation": "gelu"}, "ReLU, not gelu"),
+    ],
+)
+def test_a_model_that_the_kernels_do_not_serve_is_refused_with_the_reason(changed: dict, reason: str) -> None:
+    spec = spec_of(**changed)
+    assert reason in (refuses(spec, DEVICE) or "")
+    assert fused_parts(spec, DEVICE, model.read_out) is None
+
+
+def test_attention_that_the_kernels_do_not_serve_is_refused_with_the_reason() -> None:
+    spec = spec_of("topk:100", width=200)
+    assert "lists at most 16 keys a query, not 100" in (refuses(spec, DEVICE) or "")
+
+
+def test_a_large_vocabulary_is_looked_up_by_the_plain_model() -> None:
+    spec = dataclasses.replace(spec_of(), num_symbols=200)
+    assert parts_of(spec).embed is model.embed
