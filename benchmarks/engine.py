@@ -1,6 +1,6 @@
 """How fast does a cohort train? Time per member-step, epoch and memory, beside a plain one-model PyTorch loop.
 
-    python benchmarks/engine.py                          # CPU: 6 members, eager and compiled
+    python benchmarks/engine.py                          # CPU: 6 members, eager, compiled, in a process a core
     python benchmarks/engine.py --device cuda            # GPU: 1, 10, 60, 150 members, ListOps shape with 4
     python benchmarks/engine.py --device cuda --precision tf32
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
 import statistics
 import time
 
@@ -131,6 +132,19 @@ def ours(
     }
 
 
+def side_by_side(shape: str, mechanism: str, members: int, processes: int, steps: int) -> float:
+    """Seconds a member-step of cohorts in processes of their own, a thread each: how `compare` trains on a CPU."""
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        share = members // processes
+        found = pool.starmap(_alone, [(shape, mechanism, share, steps)] * processes)
+    return statistics.mean(found) / processes
+
+
+def _alone(shape: str, mechanism: str, members: int, steps: int) -> float:
+    with numerics("fp32", 1):
+        return ours(shape, mechanism, members, torch.device("cpu"), False, steps)["step"]
+
+
 def matrix_rate(device: torch.device) -> float:
     """FLOP a second of one large float32 product."""
     size = 4096 if device.type == "cuda" else 1024
@@ -170,11 +184,17 @@ def main() -> None:
                 continue
             sizes = (options.members or ([1, 10, 60, 150] if gpu else [6])) if shape == "nnch" else [4]
             for mechanism in ("full", "topk:5"):
-                plain = plain_loop(shape, mechanism, device, 30 if gpu else 12)
+
+                def again(before: float, case: tuple[str, str] = (shape, mechanism)) -> float:
+                    """The plain loop before and after a case, on a machine whose speed changes by the minute."""
+                    return (before + plain_loop(*case, device, 30)) / 2
+
+                plain = plain_loop(shape, mechanism, device, 30)
                 print(f"{shape:8} {mechanism:9} {1:7} {'plain':9} {_time(plain):>12} {1:8.2f}x", flush=True)
                 for members in sizes:
                     for compiled in (True,) if gpu else (False, True):
                         found = ours(shape, mechanism, members, device, compiled, 200 if gpu else 8)
+                        plain = plain if gpu else again(plain)
                         print(
                             f"{shape:8} {mechanism:9} {members:7} {'compiled' if compiled else 'eager':9}"
                             f" {_time(found['step']):>12} {plain / found['step']:8.2f}x"
@@ -182,6 +202,11 @@ def main() -> None:
                             f" {found['peak']:5.2f} GiB",
                             flush=True,
                         )
+                    if not gpu and members % options.threads == 0:
+                        step = side_by_side(shape, mechanism, members, options.threads, 16)
+                        plain = again(plain)
+                        how = f"{options.threads} procs"
+                        print(f"{shape:8} {mechanism:9} {members:7} {how:9} {_time(step):>12} {plain / step:8.2f}x")
 
 
 def _time(seconds: float) -> str:

@@ -9,12 +9,15 @@ work where it can: it shifts without sign and in place, in a third of the time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
 GOLDEN = -1640531527  # 0x9E3779B9 as int32: spreads consecutive columns apart
 FIRST, SECOND = 2146121005, -2073254261  # 0x7FEB352D and 0x846CA68B
+PIECE = 2**16  # hashes that numpy works on at a time
 
 
 def mix(x: Tensor) -> Tensor:
@@ -60,17 +63,39 @@ def _suits_numpy(*tensors: Tensor) -> bool:
 
 def _random_bits_by_numpy(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     shape = torch.broadcast_shapes(seed.shape, rows.shape, columns.shape)
+    hashed, spread = _hashes_by_numpy(seed, rows, columns)
+    return torch.from_numpy(_mix_array(hashed + spread, last=True).view(np.int32)).view(shape)
+
+
+def _hashes_by_numpy(seed: Tensor, rows: Tensor, columns: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """What is left to add for each row and column before the last round."""
     keys = np.atleast_1d(seed.numpy()).view(np.uint64)  # numpy warns of what wraps in a scalar, never in an array
     first = _mix_array(keys.astype(np.uint32) ^ np.uint32(GOLDEN & 0xFFFFFFFF))
     second = _mix_array((keys >> np.uint64(32)).astype(np.uint32) + first)
     hashed = _mix_array(_mix_array(rows.numpy().view(np.uint32) + _mix_array(first ^ second)) ^ second)
-    spread = np.atleast_1d(columns.numpy()).view(np.uint32) * np.uint32(GOLDEN & 0xFFFFFFFF)
-    return torch.from_numpy(_mix_array(hashed + spread, last=True).view(np.int32)).view(shape)
+    return hashed, np.atleast_1d(columns.numpy()).view(np.uint32) * np.uint32(GOLDEN & 0xFFFFFFFF)
 
 
-def _mix_array(x: np.ndarray, last: bool = False) -> np.ndarray:
-    """`mix` of uint32, in place; with `last`, `_last_mix`."""
-    spare = x >> np.uint32(16)
+def _shares_columns(rows: Tensor, columns: Tensor) -> bool:
+    """Whether all rows have the same columns."""
+    return columns.numel() == columns.shape[-1] and rows.shape[-1] == 1
+
+
+def _pieces_by_numpy(seed: Tensor, rows: Tensor, columns: Tensor) -> Iterator[tuple[slice, np.ndarray]]:
+    """Rows of the hashes as a matrix (all rows, columns), int32, and which they are: few at a time stay in a cache."""
+    hashed, spread = _hashes_by_numpy(seed, rows, columns)
+    flat, step = hashed.reshape(-1, 1), max(1, PIECE // max(spread.size, 1))
+    spread = spread.reshape(-1)
+    room, spare = np.empty((2, step, spread.size), np.uint32)
+    for start in range(0, len(flat), step):
+        part = slice(start, min(start + step, len(flat)))
+        bits = np.add(flat[part], spread, out=room[: part.stop - start])
+        yield part, _mix_array(bits, spare[: len(bits)], last=True).view(np.int32)
+
+
+def _mix_array(x: np.ndarray, spare: np.ndarray | None = None, last: bool = False) -> np.ndarray:
+    """`mix` of uint32, in place, with `spare` room of the same size; with `last`, `_last_mix`."""
+    spare = np.right_shift(x, np.uint32(16), out=spare)
     x ^= spare
     x *= np.uint32(FIRST)
     np.right_shift(x, np.uint32(15), out=spare)
@@ -95,16 +120,31 @@ def dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
     """x (E, ..., D) with entries dropped by the member's own `seed` (E,): row and channel decide, not the cohort."""
     rows = row_ids(x.shape[1:-2], x.shape[-2], x.device, 0, x.shape[-2]).unsqueeze(0)
     columns = torch.arange(x.shape[-1], dtype=torch.int32, device=x.device)
-    kept = bernoulli_keep(seed.view(-1, *[1] * (x.dim() - 1)), rows, columns, p)
-    if _suits_numpy(kept):  # one product forward and one backward, where `where` takes several passes over memory
-        return x * kept.to(x.dtype).mul_(1 / (1 - p))
-    return torch.where(kept, x * (1 / (1 - p)), 0.0)
+    return dropped(x, seed.view(-1, *[1] * (x.dim() - 1)), rows, columns, p)
+
+
+def dropped(x: Tensor, seed: Tensor, rows: Tensor, columns: Tensor, p: float) -> Tensor:
+    """x with entries set to zero with probability p, by `random_bits`, and the others scaled up."""
+    if not _suits_numpy(seed, rows, columns) or not _shares_columns(rows, columns):
+        return torch.where(bernoulli_keep(seed, rows, columns, p), x * (1 / (1 - p)), 0.0)
+    # One product forward and one backward, where `where` takes several passes over memory.
+    kind = np.float64 if x.dtype == torch.float64 else np.float32
+    shape = torch.broadcast_shapes(seed.shape, rows.shape, columns.shape)
+    factors = np.empty((shape[:-1].numel(), shape[-1]), kind)
+    for part, bits in _pieces_by_numpy(seed, rows, columns):
+        np.multiply(bits >= np.int32(_limit(p)), kind(1 / (1 - p)), out=factors[part])
+    return x * torch.from_numpy(factors).view(shape).to(x.dtype)
 
 
 def bernoulli_keep(seed: Tensor, rows: Tensor, columns: Tensor, drop: float) -> Tensor:
     """True with probability 1 - drop."""
-    bits, limit = random_bits(seed, rows, columns), int(drop * 2**32) - 2**31
+    bits, limit = random_bits(seed, rows, columns), _limit(drop)
     return torch.from_numpy(bits.numpy() >= np.int32(limit)) if _suits_numpy(bits) else bits >= limit
+
+
+def _limit(drop: float) -> int:
+    """Of the 2^32 hashes, read as signed numbers, the share `drop` lies below."""
+    return int(drop * 2**32) - 2**31
 
 
 def random_order(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -312,6 +312,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     # The gradient of a weight sums over B L positions: with few members a GPU needs that sum cut into pieces.
     pieces = batch if x.is_cuda and members * 4 < ENOUGH_PROGRAMS and torch.is_grad_enabled() else 1
     cut = x.reshape(members * pieces, -1, x.shape[-1])
+    if pieces == 1:
+        return torch.baddbmm(bias.unsqueeze(1), cut, weight).view(*x.shape[:-1], -1)
     wide = weight.unsqueeze(1).expand(-1, pieces, -1, -1).reshape(members * pieces, *weight.shape[1:])
     return torch.bmm(cut, wide).view(*x.shape[:-1], -1).add_(bias[:, None, None])  # in place: memory is what costs
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from semfocus.attention.info import AttentionInfo, info_from_mask
 from semfocus.attention.mechanisms import Full, Selective, TopK
+from semfocus.attention.normalisers import Softmax
 from semfocus.attention.places import Places
 from semfocus.attention.problem import Problem
 from semfocus.attention.selection import keep_best, may_look
@@ -19,6 +20,9 @@ def dense(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionI
     if problem.bias is not None:
         scores = scores + problem.bias
     places = problem.places()
+    if _is_simple(problem) and not want_info:
+        weights = problem.dropout(_simple_weights(problem, scores), places, places.key)
+        return (weights @ v).to(problem.q.dtype), None
     valid = problem.valid()
     mechanism, normaliser = problem.mechanism, problem.normaliser
     keep = _keep(problem, scores.detach(), valid, places)
@@ -37,6 +41,20 @@ def dense(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionI
     harmless = problem.assume_finite or (type(mechanism) is Full and not problem.restricted)
     out = weights @ v if harmless else _mix(weights, keep, v)
     return out.to(problem.q.dtype), info
+
+
+def _is_simple(problem: Problem) -> bool:
+    """Whether every query keeps something, and all that it keeps is finite: then there is nothing to guard against."""
+    mechanism = problem.mechanism
+    chosen = type(mechanism) is Full or (type(mechanism) is TopK and not (mechanism.sinks or mechanism.window))
+    trusted = problem.assume_finite and problem.bias is None and not problem.restricted and not problem.straight_through
+    return chosen and trusted and type(problem.normaliser) is Softmax
+
+
+def _simple_weights(problem: Problem, scores: Tensor) -> Tensor:
+    if isinstance(problem.mechanism, TopK):
+        scores = torch.where(keep_best(scores.detach(), None, problem.mechanism.k), scores, float("-inf"))
+    return scores.softmax(dim=-1)
 
 
 def _keep(problem: Problem, scores: Tensor, valid: Tensor | None, places: Places) -> Tensor:

@@ -150,7 +150,7 @@ def attend(
                  what a batch row draws does not depend on what else is in the batch
     enable_gqa   k and v may have fewer heads, each shared by consecutive heads of q
     straight_through   dropped keys get the gradient of attention over all keys (research; off)
-    assume_finite      skip the care for NaN and infinity in v, for callers who check otherwise
+    assume_finite      skip the care for NaN and infinity in q, k and v, for callers who check otherwise
     backend      reference, dense, sdpa, chunked, local or triton; None chooses. The answer is the same to rounding
 
     The selection is a constant for the gradient; the softmax over what is kept is differentiated. A query without

@@ -16,7 +16,7 @@ from semfocus.attention.drawing import draw_seed
 from semfocus.attention.mechanisms import Local, Mechanism
 from semfocus.attention.normalisers import Normaliser
 from semfocus.attention.places import Places
-from semfocus.counters import bernoulli_keep
+from semfocus.counters import dropped
 from semfocus.errors import UsageError
 
 
@@ -94,10 +94,8 @@ class Problem:
         """Drop weights and scale up the rest; `columns` are the keys they belong to, so that no backend differs."""
         if self.dropout_seed is None:
             return weights
-        kept = bernoulli_keep(
-            self.dropout_seed, places.row_ids(self.lead, self.dropout_seed), columns.to(torch.int32), self.dropout_p
-        )
-        return torch.where(kept, weights * (1 / (1 - self.dropout_p)), 0.0)
+        rows = places.row_ids(self.lead, self.dropout_seed)
+        return dropped(weights, self.dropout_seed, rows, columns.to(torch.int32), self.dropout_p)
 
 
 def common_lead(q: Tensor, k: Tensor, v: Tensor) -> torch.Size:

@@ -124,8 +124,8 @@ class _Block(torch.autograd.Function):
         dmiddle, dmixed = torch.empty_like(x), torch.empty_like(flat)
         after = _partial("leave_backward", x, count, sum(w[0].numel() for w in weights[2:]))
         _run(
-            "leave_backward", x, grads[0].contiguous(), middle, flat, wo, wi, bi, wt, seeds, _place_stride(seeds), dmiddle,
-            dmixed, after, stride, count=count, epsilon=NORM_EPSILON, **_dropout(p), **sizes,
+            "leave_backward", x, grads[0].contiguous(), middle, flat, wo, wi, bi, wt, seeds, _place_stride(seeds),
+            dmiddle, dmixed, after, stride, count=count, epsilon=NORM_EPSILON, **_dropout(p), **sizes,
         )  # fmt: skip
         mixed, inputs = ctx.attention
         gradients = torch.autograd.grad(mixed, inputs, _split(dmixed, heads))
