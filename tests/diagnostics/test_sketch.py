@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from semfocus.diagnostics.sketch import EXACT, Sketch
+from semfocus.diagnostics.sketch import EXACT, Sketch, extremes
 from semfocus.errors import UsageError
 
 LEVELS = (0.0, 0.05, 0.25, 0.5, 0.9, 0.99, 1.0)
@@ -100,3 +100,12 @@ def test_sketches_put_together_are_the_sketch_of_all_values(sizes: tuple[int, in
 def test_an_error_that_cannot_be_meant_is_refused() -> None:
     with pytest.raises(UsageError, match="error"):
         Sketch(1, 0.0)
+
+
+def test_the_extremes_of_groups_are_the_same_by_mask_and_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, values = torch.tensor([0, 2, 0, 2, 2]), torch.tensor([3.0, 1.0, 5.0, math.inf, 0.5], dtype=torch.float64)
+    by_address = extremes(groups, values, 4)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    torch.testing.assert_close(extremes(groups, values, 4), by_address)
+    assert by_address[0].tolist() == [3.0, math.inf, 0.5, math.inf]
+    assert by_address[1].tolist() == [5.0, -math.inf, math.inf, -math.inf]

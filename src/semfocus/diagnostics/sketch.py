@@ -122,8 +122,8 @@ class Sketch:
         cells = torch.where(values < LOWEST, 0, torch.where(values > HIGHEST, self._cells - 1, cells))
         places = groups * self._cells + cells.long().clamp(max=self._cells - 1)
         self._counts += torch.bincount(places, minlength=self.groups * self._cells).view_as(self._counts)
-        self._low.scatter_reduce_(0, groups, values, "amin")
-        self._high.scatter_reduce_(0, groups, values, "amax")
+        low, high = extremes(groups, values, self.groups)
+        self._low, self._high = torch.minimum(self._low, low), torch.maximum(self._high, high)
 
     def _ranks(self, counts: Tensor, levels: Sequence[float], low: float, high: float) -> list[float | None]:
         """The value of the nearest lower rank for each level."""
@@ -144,3 +144,12 @@ class Sketch:
             return math.inf
         start = LOWEST * math.exp((cell - 1) * self._step)
         return min(max(start * 2 / (1 + math.exp(-self._step)), low), high)
+
+
+def extremes(groups: Tensor, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value of each group; infinities where it has none."""
+    if count == 1 or values.is_cuda:  # a GPU would make all values of a group wait for one address
+        own = groups == torch.arange(count, device=groups.device).unsqueeze(-1)
+        return torch.where(own, values, math.inf).amin(-1), torch.where(own, values, -math.inf).amax(-1)
+    low, high = values.new_full((count,), math.inf), values.new_full((count,), -math.inf)
+    return low.scatter_reduce_(0, groups, values, "amin"), high.scatter_reduce_(0, groups, values, "amax")

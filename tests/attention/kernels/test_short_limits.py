@@ -113,3 +113,15 @@ def test_every_kernel_has_a_launch_for_every_width() -> None:
                 launch = short_configs.launch_for(name, width, precision)
                 assert launch.queries >= (16 if launch.keys else 1)  # tensor cores take no less
                 assert launch.keys >= 16 or name == "listed_by_query"
+
+
+def test_the_longest_rows_of_half_precision_go_to_the_kernels_for_long_rows(monkeypatch) -> None:
+    from semfocus.attention.kernels import backend, long
+
+    monkeypatch.setattr(backend, "short", lambda problem, want_info: "short")
+    monkeypatch.setattr(long, "long", lambda problem, want_info: "long")
+    half = {"dtype": torch.bfloat16, "queries": 1024}
+    assert backend.triton(problem(keys=1024, **half)) == "long"
+    assert backend.triton(problem(keys=1023, **half)) == "short"
+    assert backend.triton(problem(keys=1024, queries=1024)) == "short"
+    assert backend.triton(problem("bottomk:5", keys=1024, **half)) == "short"  # which has no other kernel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from semfocus.attention.info import AttentionInfo
@@ -9,16 +10,24 @@ from semfocus.attention.kernels.short import refuses_call, short, short_refuses
 from semfocus.attention.mechanisms import TopK
 from semfocus.attention.problem import Problem
 
+WORTHWHILE = 1024  # keys for which `long` does in half the time, at twice the k, what `short` does
 MOST_KEYS, WIDEST, LONGEST = 64, 128, 131_072  # of `long`: by score a query, of a head, of a row
 
 
 def triton(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """A problem that `triton_refuses` does not refuse."""
-    if short_refuses(problem, want_info) is None:
+    if short_refuses(problem, want_info) is None and not (
+        _suits_long(problem) and long_refuses(problem, want_info) is None
+    ):
         return short(problem, want_info)
     from semfocus.attention.kernels.long import long
 
     return long(problem, want_info)
+
+
+def _suits_long(problem: Problem) -> bool:
+    """Whether the kernels for long rows do shorter ones faster too (docs/kernels.md): half-precision top-k."""
+    return problem.q.dtype != torch.float32 and problem.num_keys >= WORTHWHILE
 
 
 def triton_refuses(problem: Problem, want_info: bool = False) -> str | None:

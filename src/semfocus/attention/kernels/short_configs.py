@@ -1,10 +1,9 @@
 """How the work of the short kernels is cut: one table, never searched for at run time.
 
 `LAUNCHES[kernel]` maps a head width to the launch for heads up to that wide, `LAUNCHES["kernel/tf32x3"]` that for
-products of this precision where it differs. For heads up to 64 wide they are the fastest of some seventeen that
-were timed on an H200 at rows of 40 and 608; for wider ones they keep registers and shared memory within what compute
-capability 9.0 has. Any choice gives the same answer to rounding: a benchmark may put other values
-there and time them.
+products of this precision where it differs. For heads up to 64 wide they are the fastest of some seventeen that were
+timed on an H200 at rows of 40 and 608; for wider ones they follow these, as far as registers and shared memory of
+compute capability 9.0 go. Any choice gives the same answer to rounding: put other values there and time them.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ LAUNCHES: dict[str, dict[int, Launch]] = {
     "tiled_by_query/tf32x3": {64: Launch(128, 64, 8, 2), 128: Launch(64, 32, 8, 1)},
     "tiled_by_key": {64: Launch(32, 128, 4, 1), 128: Launch(32, 64, 4, 1)},
     "tiled_by_key/tf32x3": {64: Launch(32, 128, 8, 2), 128: Launch(32, 64, 8, 1)},
-    "listed_forward": {64: Launch(64, 32, 4, 2), 128: Launch(64, 64, 8, 2)},
+    "listed_forward": {64: Launch(64, 32, 4, 2), 128: Launch(64, 32, 4, 2)},
     "listed_by_query": {64: Launch(8, 0, 2, 1), 128: Launch(16, 0, 4, 1)},
-    "listed_by_key": {64: Launch(32, 32, 4, 2), 128: Launch(32, 64, 8, 2)},
-    "listed_by_key/tf32x3": {64: Launch(64, 32, 4, 2), 128: Launch(32, 64, 4, 2)},
+    "listed_by_key": {64: Launch(32, 32, 4, 2), 128: Launch(32, 32, 4, 2)},
+    "listed_by_key/tf32x3": {64: Launch(64, 32, 4, 2), 128: Launch(32, 32, 4, 2)},
 }
 
 
