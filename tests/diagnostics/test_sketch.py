@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from semfocus.diagnostics.sketch import EXACT, Sketch, extremes
+from semfocus.diagnostics.sketch import EXACT, Sketch, add_rows, extremes
 from semfocus.errors import UsageError
 
 LEVELS = (0.0, 0.05, 0.25, 0.5, 0.9, 0.99, 1.0)
@@ -103,9 +103,24 @@ def test_an_error_that_cannot_be_meant_is_refused() -> None:
 
 
 def test_the_extremes_of_groups_are_the_same_by_mask_and_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups, values = torch.tensor([0, 2, 0, 2, 2]), torch.tensor([3.0, 1.0, 5.0, math.inf, 0.5], dtype=torch.float64)
+    groups, values = torch.tensor([0, 2, 0, 2, 2]), torch.tensor([[3.0, 1, 5, math.inf, 0.5], [1, 2, 3, 4, 5]])
     by_address = extremes(groups, values, 4)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     torch.testing.assert_close(extremes(groups, values, 4), by_address)
-    assert by_address[0].tolist() == [3.0, math.inf, 0.5, math.inf]
-    assert by_address[1].tolist() == [5.0, -math.inf, math.inf, -math.inf]
+    assert by_address[0].tolist() == [[3.0, math.inf, 0.5, math.inf], [1.0, math.inf, 2.0, math.inf]]
+    assert by_address[1].tolist() == [[5.0, -math.inf, math.inf, -math.inf], [3.0, -math.inf, 5.0, -math.inf]]
+
+
+@pytest.mark.parametrize("n", [100, 3 * EXACT])
+def test_rows_added_together_are_what_they_are_added_one_by_one(n: int) -> None:
+    together, alone = ([Sketch(3) for _ in range(2)] for _ in range(2))
+    for seed in range(2):
+        groups, rows = torch.arange(n) % 3, torch.stack([values(n, seed), values(n, seed + 9)])
+        add_rows(together, groups, rows)
+        for sketch, row in zip(alone, rows, strict=True):
+            sketch.add(groups, row)
+    for a, b in zip(together, alone, strict=True):
+        assert [a.quantiles(LEVELS, group) for group in (None, 0, 2)] == [
+            b.quantiles(LEVELS, group) for group in (None, 0, 2)
+        ]
+        assert a.is_exact == b.is_exact == (n == 100)

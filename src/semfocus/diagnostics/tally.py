@@ -19,7 +19,7 @@ import torch
 
 from semfocus.analysis.conditions import finite
 from semfocus.diagnostics.scores import PER_QUERY, Measured, examine
-from semfocus.diagnostics.sketch import Sketch
+from semfocus.diagnostics.sketch import Sketch, add_rows
 from semfocus.diagnostics.watching import Sighting
 from semfocus.errors import UsageError, whole_number
 
@@ -115,8 +115,9 @@ class _Record:
         self.most_seen = 0
 
     def add(self, measured: Measured) -> None:
-        for name, values in measured.queries.items():
-            self.sketches[name].add(measured.query_heads, values)
+        if measured.queries:
+            sketches = [self.sketches[name] for name in measured.queries]
+            add_rows(sketches, measured.query_heads, torch.stack(list(measured.queries.values())))
         self.sketches["in_degree"].add(measured.key_heads, measured.in_degree)
         self.sketches["sink_share"].add(measured.sink_heads, measured.sink_share)
         self.empty += measured.empty.cpu()
