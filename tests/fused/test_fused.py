@@ -129,3 +129,8 @@ def test_attention_that_the_kernels_do_not_serve_is_refused_with_the_reason() ->
 def test_a_large_vocabulary_is_looked_up_by_the_plain_model() -> None:
     spec = dataclasses.replace(spec_of(), num_symbols=200)
     assert parts_of(spec).embed is model.embed
+
+
+def test_a_gpu_with_little_shared_memory_is_left_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semfocus.fused.block._shared_memory", lambda device: 100_000)
+    assert "180224 bytes of shared memory, and cuda has 100000" in (refuses(spec_of(), torch.device("cuda")) or "")

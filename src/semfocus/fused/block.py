@@ -21,6 +21,7 @@ from semfocus.fused.launch import launch_for, pieces_of
 from semfocus.model import NORM_EPSILON, Parts, Spec
 
 WIDEST = 64  # of model, heads together and hidden layer: a program keeps three gradients of that size in registers
+SHARED_MEMORY = 180_224  # bytes of the largest program, `leave_backward` in float32
 MOST_IDS = 64  # of a vocabulary whose gradient is taken as a product
 
 
@@ -47,9 +48,20 @@ def refuses(spec: Spec, device: torch.device) -> str | None:
         return "LayerNorm stands before each layer, not after it"
     if shape.activation != "relu":
         return f"the hidden layer is ReLU, not {shape.activation}"
+    if device.type == "cuda" and (room := _shared_memory(device)) < SHARED_MEMORY:
+        return f"its programs take {SHARED_MEMORY} bytes of shared memory, and {device} has {room}"
     q = torch.empty(1, 1, shape.heads, spec.length, shape.head_dim, device=device)
     problem = pose(q, q, q, spec.mechanism, normaliser=model.NORMALISERS[spec.attention.normaliser])
     return BACKENDS["triton"].refuses(problem, False)
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have, as Triton finds them; 0 without Triton."""
+    try:
+        from triton.compiler.compiler import max_shared_mem
+    except ImportError:
+        return 0
+    return max_shared_mem(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def embed(table: Tensor, tokens: Tensor, waves: Tensor, spec: Spec, seed: Tensor | None) -> Tensor:

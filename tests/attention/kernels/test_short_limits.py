@@ -125,3 +125,42 @@ def test_the_longest_rows_of_half_precision_go_to_the_kernels_for_long_rows(monk
     assert backend.triton(problem(keys=1023, **half)) == "short"
     assert backend.triton(problem(keys=1024, queries=1024)) == "short"
     assert backend.triton(problem("bottomk:5", keys=1024, **half)) == "short"  # which has no other kernel
+
+
+def test_a_gpu_with_less_shared_memory_gets_smaller_tiles_and_the_same_answer(monkeypatch) -> None:
+    from triton import OutOfResources
+
+    from semfocus.attention.kernels import short_launch
+    from tests.attention.kernels.short_cases import check, inputs
+
+    taken: list[tuple[int, int]] = []
+
+    class Small:
+        """A kernel on a GPU where tiles of more than 512 scores do not fit."""
+
+        def __init__(self, kernel) -> None:
+            self.kernel, self.arg_names = kernel, kernel.arg_names
+
+        def __getitem__(self, grid):
+            def launch(*arguments, **options):
+                if options["Q"] * options["K"] > 512:
+                    raise OutOfResources(options["Q"] * options["K"], 512, "shared memory")
+                taken.append((options["Q"], options["K"]))
+                return self.kernel[grid](*arguments, **options)
+
+            return launch
+
+    small = {name: Small(kernel) for name, kernel in short_launch.KERNELS.items() if name.startswith("tiled")}
+    monkeypatch.setattr(short_launch, "KERNELS", short_launch.KERNELS | small)
+    check(inputs(9, 70, lead=(1,)), mechanism="full")
+    assert len(taken) == 3
+    assert all(side >= 16 for tile in taken for side in tile)
+    monkeypatch.setattr(Small, "__getitem__", lambda self, grid: lambda *arguments, **options: _lack())
+    with pytest.raises(OutOfResources, match="shared memory"):
+        check(inputs(9, 70, lead=(1,)), mechanism="full")
+
+
+def _lack() -> None:
+    from triton import OutOfResources
+
+    raise OutOfResources(2, 1, "shared memory")

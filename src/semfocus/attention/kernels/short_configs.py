@@ -8,11 +8,13 @@ compute capability 9.0 go. Any choice gives the same answer to rounding: put oth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 WHOLE = 64  # rows up to this long are one program's work, whole
 LONGEST = 1024  # rows beyond this are for other kernels
 WIDEST = 128  # heads
+SMALLEST = 16  # tile that tensor cores take
 MOST_LISTED = 16  # keys that the lists of long rows hold: a program keeps them in registers
 
 
@@ -46,3 +48,14 @@ def launch_for(kernel: str, width: int, precision: str) -> Launch:
     """The launch of a kernel for heads this wide and products of this precision."""
     table = LAUNCHES.get(f"{kernel}/{precision}", LAUNCHES[kernel])
     return table[min(bound for bound in table if bound >= width)]
+
+
+def shrinking(launch: Launch) -> Iterator[Launch]:
+    """The launch, and then ever smaller ones, for GPUs with less shared memory than the one it was chosen on."""
+    yield launch
+    launch = replace(launch, stages=1, warps=min(launch.warps, 4))
+    yield launch
+    while max(launch.queries, launch.keys) > SMALLEST:
+        half = {"queries": launch.queries // 2} if launch.queries >= launch.keys else {"keys": launch.keys // 2}
+        launch = replace(launch, **half)
+        yield launch

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton import OutOfResources
 
 from semfocus.attention.kernels import short_listed, short_tiled, short_whole
 from semfocus.attention.kernels.shared import dropout_threshold, precision
 from semfocus.attention.kernels.short_arguments import LEAD, arranged, dropout_type, padded, row_numbers
-from semfocus.attention.kernels.short_configs import LONGEST, launch_for
+from semfocus.attention.kernels.short_configs import LONGEST, Launch, launch_for, shrinking
 from semfocus.attention.kernels.short_ops import plan
 from semfocus.attention.mechanisms import Local, Mechanism, Selective, TopK
 
@@ -81,10 +82,18 @@ class Call:
 
     def _run(self, name: str, *arguments: Any, **options: Any) -> None:
         """Launch a kernel with the constants that it asks for: a program for each problem, or tile of its rows."""
-        kernel = KERNELS[name]
         launch = launch_for(name, max(self.q.shape[-1], self.v.shape[-1]), precision(self.tf32))
+        for attempt in shrinking(launch):
+            try:
+                self._start(name, attempt, *arguments, **options)
+                return
+            except OutOfResources as error:
+                lacking = error
+        raise lacking
+
+    def _start(self, name: str, launch: Launch, *arguments: Any, **options: Any) -> None:
+        kernel, programs = KERNELS[name], self.q.shape[:-2].numel()
         queries, keys = self._lengths
-        programs = self.q.shape[:-2].numel()
         if name.startswith("whole"):
             tile = {"Q": padded(queries), "K": padded(keys)}
         else:
