@@ -68,11 +68,11 @@ def test_a_training_step_gives_the_plain_models_logits_and_gradients(mechanism: 
     "shape",
     [
         {"d_model": 24, "d_mlp": 40},
-        {"heads": 2},
+        pytest.param({"heads": 2}, marks=pytest.mark.slow),
         {"heads": 2, "head_width": "split"},
         {"dropout": 0.0},
         {"first_norm_exact": True},
-        {"pooling": "cls"},
+        pytest.param({"pooling": "cls"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
