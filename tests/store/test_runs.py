@@ -171,3 +171,12 @@ def test_torn_and_leftover_things_can_be_removed_and_foreign_ones_cannot(tmp_pat
     with pytest.raises(UsageError):
         store.remove("other")
     assert os.listdir(tmp_path) == ["other"]
+
+
+def test_what_is_drawn_beside_runs_is_not_taken_for_a_damaged_run(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    for name in ("figures", "elsewhere"):
+        (tmp_path / name).mkdir()
+    for name in ("report.html", "curves.svg", "notes.txt"):
+        (tmp_path / name).touch()
+    assert [entry.name for entry in store.entries()] == ["elsewhere", "notes.txt"]

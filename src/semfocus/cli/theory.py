@@ -149,7 +149,7 @@ def surface_command(
     """
     from semfocus.landscape import SurfaceSettings, measure_surface
     from semfocus.report.landscape import draw_slopes, draw_surfaces
-    from semfocus.store import RunStore
+    from semfocus.store import FIGURES, RunStore
     from semfocus.training import Runtime
 
     settings = SurfaceSettings(
@@ -157,7 +157,7 @@ def surface_command(
     )
     runtime = Runtime(device=device, threads=threads, compile=compile)
     found = _found(runs, out)
-    task, directory = _task(found), figures or RunStore(out).root / "figures"
+    task, directory = _task(found), figures or RunStore(out).root / FIGURES
     surfaces = {}
     for named in found:
         with progress_bar(f"{named.label}, run {named.run.id}") as bar:
@@ -184,11 +184,11 @@ def sharpness_command(
     """Measure gradient and largest Hessian eigenvalue at every checkpoint that a run kept (train with --keep)."""
     from semfocus.landscape import measure_sharpness
     from semfocus.report.landscape import draw_sharpness
-    from semfocus.store import RunStore
+    from semfocus.store import FIGURES, RunStore
     from semfocus.training import Runtime
 
     found = _found(runs, out)
-    task, directory = _task(found), figures or RunStore(out).root / "figures"
+    task, directory = _task(found), figures or RunStore(out).root / FIGURES
     runtime, payloads = Runtime(device=device, threads=threads), []
     for named in found:
         payload = measure_sharpness(named.run, rows or None, runtime, seed=seed)

@@ -22,10 +22,11 @@ from semfocus.store.measurements import (
     write_arrays,
     write_measurement,
 )
-from semfocus.store.runs import Entry, RunStore
+from semfocus.store.runs import FIGURES, Entry, RunStore
 from semfocus.store.writer import RunWriter
 
 __all__ = [
+    "FIGURES",
     "Checkpoint",
     "DamagedCheckpoint",
     "DamagedMeasurement",

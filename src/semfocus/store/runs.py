@@ -22,7 +22,8 @@ from semfocus.store import atomic, formats, locks, strict
 from semfocus.store.directory import CHECKPOINTS, CONFIG, LOCK, METRICS, TIMING, RunDirectory, is_run_id
 
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
-_DRAWN = re.compile(r"[^.].*\.(html|svg|png|pdf)")  # pictures and pages that are drawn beside the runs
+FIGURES = "figures"  # the folder of what is drawn of runs, beside them
+_DRAWN = re.compile(rf"[^.].*\.(html|svg|png|pdf)|{FIGURES}")  # and pictures and pages
 _LEFTOVER = re.compile(re.escape(atomic.DRAFT) + r"[0-9a-f]{32}")
 _SHOWN = 8
 
