@@ -87,20 +87,32 @@ def _examine(problem: Problem, grouped: bool, k: int) -> Measured:
         counts = counting_queries(problem, places, visible)
         parts.append(_chunk(scores, allowed, kept, counts, k, total))
     head_of = torch.arange(shape[1], device=problem.q.device)
-    seen_by_some = visible & total.seen
+    in_degree, key_heads = _where(visible & total.seen, total.in_degree, head_of.view(1, -1, 1))
+    shares = total.received.amax(-1) / total.usable.clamp(min=1)
+    sink_share, sink_heads = _where(total.usable > 0, shares, head_of)
     return Measured(
         heads=shape[1],
-        queries={name: torch.cat([values[name] for values, _ in parts]) for name in PER_QUERY} if parts else {},
-        query_heads=torch.cat([owner for _, owner in parts]) if parts else head_of[:0],
-        in_degree=total.in_degree[seen_by_some],
-        key_heads=head_of.view(1, -1, 1).expand_as(seen_by_some)[seen_by_some],
-        sink_share=(total.received.amax(-1) / total.usable.clamp(min=1))[total.usable > 0],
-        sink_heads=head_of.expand(shape)[total.usable > 0],
+        queries={name: _joined([values[name] for values, _ in parts]) for name in PER_QUERY} if parts else {},
+        query_heads=_joined([owner for _, owner in parts]) if parts else head_of[:0],
+        in_degree=in_degree,
+        key_heads=key_heads,
+        sink_share=sink_share,
+        sink_heads=sink_heads,
         longest=problem.num_keys,
         most_seen=total.most_seen,
         empty=total.empty.sum(0),
         not_finite=total.not_finite.sum(0),
     )
+
+
+def _where(chosen: Tensor, *tensors: Tensor) -> list[Tensor]:
+    """The entries of these where `chosen`; a look at whether that is everywhere costs less than a search."""
+    whole, everywhere = [tensor.expand_as(chosen) for tensor in tensors], bool(chosen.all())
+    return [tensor.flatten() if everywhere else tensor[chosen] for tensor in whole]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class _Totals:

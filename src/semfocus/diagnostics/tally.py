@@ -120,8 +120,8 @@ class _Record:
             add_rows(sketches, measured.query_heads, torch.stack(list(measured.queries.values())))
         self.sketches["in_degree"].add(measured.key_heads, measured.in_degree)
         self.sketches["sink_share"].add(measured.sink_heads, measured.sink_share)
-        self.empty += measured.empty.cpu()
-        self.not_finite += measured.not_finite.cpu()
+        self.empty = self.empty.to(measured.empty.device) + measured.empty
+        self.not_finite = self.not_finite.to(measured.not_finite.device) + measured.not_finite
         self.most_seen = max(self.most_seen, measured.most_seen)
 
     def summary(self, head: int | None) -> Summary:
