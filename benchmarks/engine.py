@@ -4,7 +4,8 @@
     python benchmarks/engine.py --device cuda            # GPU: 1, 10, 60, 150 members, ListOps shape with 4
     python benchmarks/engine.py --device cuda --precision tf32
 
-One line a case: the median over repeated stretches of steps, evaluation apart. The arithmetic floor is the FLOP of
+One line a case: the median over repeated stretches of steps, evaluation apart (`2 procs`: two processes with a thread
+each; `c.`: compiled). The arithmetic floor is the FLOP of
 the matrix products over the device's matrix rate, which is measured first.
 """
 
@@ -132,17 +133,17 @@ def ours(
     }
 
 
-def side_by_side(shape: str, mechanism: str, members: int, processes: int, steps: int) -> float:
+def side_by_side(shape: str, mechanism: str, members: int, processes: int, compiled: bool, steps: int) -> float:
     """Seconds a member-step of cohorts in processes of their own, a thread each: how `compare` trains on a CPU."""
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         share = members // processes
-        found = pool.starmap(_alone, [(shape, mechanism, share, steps)] * processes)
+        found = pool.starmap(_alone, [(shape, mechanism, share, compiled, steps)] * processes)
     return statistics.mean(found) / processes
 
 
-def _alone(shape: str, mechanism: str, members: int, steps: int) -> float:
+def _alone(shape: str, mechanism: str, members: int, compiled: bool, steps: int) -> float:
     with numerics("fp32", 1):
-        return ours(shape, mechanism, members, torch.device("cpu"), False, steps)["step"]
+        return ours(shape, mechanism, members, torch.device("cpu"), compiled, steps)["step"]
 
 
 def matrix_rate(device: torch.device) -> float:
@@ -177,7 +178,7 @@ def main() -> None:
         rate = matrix_rate(device)
         name = torch.cuda.get_device_name() if gpu else f"CPU, {options.threads} threads"
         print(f"torch {torch.__version__}, {name}, {options.precision}, {rate / 1e12:.2f} TFLOP/s on one large product")
-        print(f"{'shape':8} {'mechanism':9} {'members':>7} {'how':9} {'member-step':>12} {'of plain':>9} {'floor':>9}"
+        print(f"{'shape':8} {'mechanism':9} {'members':>7} {'how':11} {'member-step':>12} {'of plain':>9} {'floor':>9}"
               f" {'evaluation':>11} {'first step':>11} {'peak':>9}")  # fmt: skip
         for shape in options.shapes:
             if shape == "listops" and not gpu:
@@ -190,23 +191,23 @@ def main() -> None:
                     return (before + plain_loop(*case, device, 30)) / 2
 
                 plain = plain_loop(shape, mechanism, device, 30)
-                print(f"{shape:8} {mechanism:9} {1:7} {'plain':9} {_time(plain):>12} {1:8.2f}x", flush=True)
+                print(f"{shape:8} {mechanism:9} {1:7} {'plain':11} {_time(plain):>12} {1:8.2f}x", flush=True)
                 for members in sizes:
                     for compiled in (True,) if gpu else (False, True):
                         found = ours(shape, mechanism, members, device, compiled, 200 if gpu else 8)
                         plain = plain if gpu else again(plain)
                         print(
-                            f"{shape:8} {mechanism:9} {members:7} {'compiled' if compiled else 'eager':9}"
+                            f"{shape:8} {mechanism:9} {members:7} {'compiled' if compiled else 'eager':11}"
                             f" {_time(found['step']):>12} {plain / found['step']:8.2f}x"
                             f" {_time(found['flop'] / rate):>9} {found['evaluation']:10.0%} {found['first']:10.1f}s"
                             f" {found['peak']:5.2f} GiB",
                             flush=True,
                         )
-                    if not gpu and members % options.threads == 0:
-                        step = side_by_side(shape, mechanism, members, options.threads, 16)
+                    for compiled in () if gpu or members % options.threads else (False, True):
+                        step = side_by_side(shape, mechanism, members, options.threads, compiled, 16)
                         plain = again(plain)
-                        how = f"{options.threads} procs"
-                        print(f"{shape:8} {mechanism:9} {members:7} {how:9} {_time(step):>12} {plain / step:8.2f}x")
+                        how = f"{options.threads} procs{', c.' if compiled else ''}"
+                        print(f"{shape:8} {mechanism:9} {members:7} {how:11} {_time(step):>12} {plain / step:8.2f}x")
 
 
 def _time(seconds: float) -> str:
