@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
+from semfocus.execution.local import keep_memory
 from semfocus.model import positions
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator
@@ -142,6 +143,7 @@ def side_by_side(shape: str, mechanism: str, members: int, processes: int, compi
 
 
 def _alone(shape: str, mechanism: str, members: int, compiled: bool, steps: int) -> float:
+    keep_memory()
     with numerics("fp32", 1):
         return ours(shape, mechanism, members, torch.device("cpu"), compiled, steps)["step"]
 

@@ -201,7 +201,7 @@ def _work(pipe: Connection, configs: list[RunConfig], root: Path, runtime: Runti
         except OSError:  # nobody is there any more: save, and stop
             os.kill(os.getpid(), signal.SIGTERM)
 
-    _keep_memory()
+    keep_memory()
     last: Any
     try:
         outcomes = session.train(configs, root, runtime, watcher)
@@ -216,7 +216,7 @@ def _work(pipe: Connection, configs: list[RunConfig], root: Path, runtime: Runti
         pipe.send(last)
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Let malloc use freed memory again instead of giving it back: to get it anew takes a fifth of an evaluation.
 
     The process ends with its cohort, and its memory with it. Only glibc knows how.
