@@ -7,7 +7,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from semfocus import Banded, BlockLocal, Full, RandomK, TopK, attend
-from semfocus.attention import sdpa
+from semfocus.attention import operator, sdpa
+from semfocus.attention.normalisers import Softmax
+from semfocus.attention.operator import BACKENDS
+from semfocus.attention.problem import pose
 from tests.attention.helpers import qkv
 from tests.conftest import DEVICE
 
@@ -119,3 +122,16 @@ def test_causal_full_attention_shows_a_kept_nan_from_its_position_on() -> None:
     out = attend(q, k, v, causal=True, backend="sdpa")
     assert out[..., 3:, 0].isnan().all()
     assert out[..., :3, :].isfinite().all()
+
+
+def test_on_a_gpu_a_fall_back_from_the_kernels_is_logged_once_with_its_reason(monkeypatch, caplog) -> None:
+    q, k, v = qkv(9, 70, dtype=torch.float32)
+    problem = pose(q, k, v, TopK(5), normaliser=Softmax())
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    refusing = operator.Backend(BACKENDS["triton"].run, lambda problem, want_info: "no kernel today")
+    monkeypatch.setitem(BACKENDS, "triton", refusing)
+    operator._say_once.cache_clear()
+    with caplog.at_level("INFO", logger="semfocus"):
+        chosen = {operator.choose_backend(problem) for _ in range(3)}
+    assert chosen <= {"chunked", "dense"}
+    assert caplog.messages == [f"topk:5 by the backend {chosen.pop()}, not by a Triton kernel: no kernel today"]

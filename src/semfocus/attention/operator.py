@@ -6,9 +6,11 @@ out, info = attend(q, k, v, TopK(8), return_info=True)
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, overload
 
 import torch
@@ -28,6 +30,8 @@ from semfocus.attention.reference import reference
 from semfocus.attention.sdpa import sdpa
 from semfocus.attention.selection import transformed
 from semfocus.errors import UsageError, unknown
+
+log = logging.getLogger(__name__)
 
 SPARSE = 8  # lists of keys pay where a query keeps at most one key in so many
 SHORT = 256  # keys up to which all scores at once beat lists of keys (benchmarks/attention.py)
@@ -200,15 +204,26 @@ def choose_backend(problem: Problem, want_info: bool = False) -> str:
     """The fastest backend that can serve: kernels on a GPU, lists of keys where rows are long, else all scores."""
     if transformed():
         return "dense"
-    names = ["sdpa"]
+    names, lacking = ["sdpa"], None
     if problem.q.is_cuda and _suits_kernels(problem):
         names.append("triton")
     if _keeps_few(problem):
         names += ["chunked", "local"]
+    chosen = "dense"
     for name in names:
-        if BACKENDS[name].refuses(problem, want_info) is None:
-            return name
-    return "dense"
+        reason = BACKENDS[name].refuses(problem, want_info)
+        if reason is None:
+            chosen = name
+            break
+        lacking = reason if name == "triton" else lacking
+    if lacking and not torch.compiler.is_compiling():
+        _say_once(str(problem.mechanism), chosen, lacking)
+    return chosen
+
+
+@cache
+def _say_once(mechanism: str, name: str, reason: str) -> None:
+    log.info("%s by the backend %s, not by a Triton kernel: %s", mechanism, name, reason)
 
 
 def _suits_kernels(problem: Problem) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from semfocus.counters import transformed
 
 MINUS_INF = float("-inf")
+SHORT = 128  # rows that numpy divides faster than torch finds their best
 FEW = 16  # rounds that a compiled kernel makes faster than the library finds the k-th value
 
 
@@ -34,9 +36,8 @@ def keep_best(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
     """
     ranked = priority if candidates is None else torch.where(candidates, priority, MINUS_INF)
     if k < priority.shape[-1] and may_look(ranked):
-        best = ranked.topk(k + 1, dim=-1).values
-        border = best[..., k - 1]
-        unusual = (border == best[..., k]) | (border == MINUS_INF) | best[..., 0].isnan()
+        border, following = _border(ranked, k)
+        unusual = (border == following) | (border == MINUS_INF) | border.isnan()
         if not bool(unusual.any()):
             return ranked >= border.unsqueeze(-1)
     allowed = ranked != MINUS_INF if candidates is None else candidates
@@ -50,6 +51,19 @@ def keep_best(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
     tied = (ranked == kth) & allowed
     room = k - above.sum(dim=-1, keepdim=True)
     return above | (tied & (tied.cumsum(dim=-1) <= room))
+
+
+def _border(ranked: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k-th and the next value of each row; for the k-th NaN where one of the k best is.
+
+    Short rows are divided by numpy, which need not sort the best and takes a quarter of the time.
+    """
+    if type(ranked) is Tensor and ranked.shape[-1] <= SHORT and ranked.dtype in (torch.float32, torch.float64):
+        last = ranked.shape[-1] - k
+        divided = np.partition(ranked.detach().numpy(), last - 1, axis=-1)
+        return torch.as_tensor(divided[..., last:].min(axis=-1)), torch.as_tensor(divided[..., last - 1])
+    best = ranked.topk(k + 1, dim=-1).values
+    return torch.where(best[..., 0].isnan(), best[..., 0], best[..., k - 1]), best[..., k]
 
 
 def _keep_by_rounds(ranked: Tensor, k: int) -> Tensor:
