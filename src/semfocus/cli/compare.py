@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 Out = Annotated[Path | None, typer.Option(help="Where runs live. Default: SEMFOCUS_RUNS, else ./runs.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; with the same number results repeat to the bit.")]
-Compile = Annotated[Literal["auto", "on", "off"], typer.Option(help="Compile the model: auto does so for long jobs.")]
+Compile = Annotated[
+    Literal["auto", "on", "off"], typer.Option(help="Compile the model; auto: where it pays, always on a GPU.")
+]
 Jobs = Annotated[
     int | None, typer.Option(help="Mechanisms to train at a time, in processes of their own. Default: one a core.")
 ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
+from semfocus.cli.compare import Compile
 from semfocus.cli.shared import console, progress_bar
 from semfocus.errors import UsageError
 
@@ -139,7 +140,7 @@ def surface_command(
     figures: Figures = None,
     device: Device = "auto",
     threads: Threads = None,
-    compile: Annotated[Literal["auto", "on", "off"], typer.Option(help="auto compiles long jobs.")] = "auto",
+    compile: Compile = "auto",
 ) -> None:
     """Measure the loss around trained models, draw the surfaces with one scale, and their slopes.
 

@@ -91,10 +91,9 @@ class Runtime:
     def parts(self, spec: Spec, rows: int, device: torch.device, precision: str) -> Parts:
         """The model's functions as they are, or compiled: if asked for, or if `rows` of them are worth it.
 
-        On a GPU the fused kernels take the compiler's place where they serve and are faster.
-
-        On a GPU they always are. On a CPU compiling pays for full attention that draws no random numbers: with dropout
-        blocks stay plain (see `Parts`), and where keys are chosen compiled code was no faster (docs/engine.md).
+        On a GPU they always are, and the fused kernels take the compiler's place where they serve and are faster. On a
+        CPU compiling pays for full attention that draws no random numbers; with dropout, blocks stay plain (`Parts`);
+        where keys are chosen, compiled code was no faster (docs/engine.md).
         """
         worth = _worth_compiling(spec, rows, device)
         if self.compile == "off" or (self.compile == "auto" and not worth):
