@@ -6,7 +6,7 @@
 
 One line a mechanism: `semfocus surface` as it runs (directions, evaluation, storing), beside a plain loop over grid
 points through the network as one would write it for one model. The loop is run on a few points and extrapolated; their
-losses are compared with the surface's. Then `diagnose` against the forward passes it watches.
+losses are compared with the surface's. Before that, `diagnose` against the forward passes it watches.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from semfocus.attention.mechanisms import TopK
 from semfocus.config import AttentionConfig, RunConfig, TaskConfig
+from semfocus.diagnostics import diagnose
 from semfocus.landscape import SurfaceSettings, measure_surface
 from semfocus.landscape.surface import Surface
 from semfocus.model import Encoder, Spec, initial, positions
@@ -118,8 +119,6 @@ def time_diagnose(batch: Batch, mechanism: str, options: argparse.Namespace) -> 
 
     Taken in turns, so that a machine that is busy for a while is so for both.
     """
-    from semfocus.diagnostics import diagnose
-
     device = torch.device(options.device)
     config = RunConfig(task=TaskConfig(name="even_pairs"), attention=AttentionConfig(mechanism=mechanism), seed=1)
     spec = spec_of(config, config.task.build())
@@ -186,6 +185,14 @@ def main() -> None:
     name = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {options.threads} threads"
     points = options.grid**2
     print(f"torch {torch.__version__}, {name}, {options.precision}")
+    task = TaskConfig(name="even_pairs", train_rows=options.rows, heldout_rows=1)
+    batch, _ = data.load(RunConfig(task=task, seed=1), task.build())
+    for mechanism in options.mechanisms:
+        alone, watched, ratio = time_diagnose(batch, mechanism, options)
+        print(
+            f"diagnose {mechanism}: {_time(watched)} for {options.rows} rows, {ratio:.2f} times the "
+            f"{_time(alone)} of the forward passes it watches (fp32)"
+        )
     print(f"{options.grid} x {options.grid} points, {options.rows} rows of 40 tokens, 5 blocks, 64 wide")
     print(f"{'mechanism':10} {'surface':>10} {'of it start':>12} {'a point':>10} {'TFLOP/s':>8} {'plain loop':>11}"
           f" {'ratio':>7} {'largest difference':>19} {'peak':>9}")  # fmt: skip
@@ -207,16 +214,6 @@ def main() -> None:
             flush=True,
         )
     print(f"the plain loop was run on {options.loop} points and multiplied by {points} / {options.loop}")
-    for mechanism in options.mechanisms:
-        try:
-            alone, watched, ratio = time_diagnose(batch, mechanism, options)
-        except ImportError as error:
-            print(f"diagnose: left out, {error}")
-            break
-        print(
-            f"diagnose {mechanism}: {_time(watched)} for {options.rows} rows, {ratio:.2f} times the "
-            f"{_time(alone)} of the forward passes it watches (fp32)"
-        )
 
 
 if __name__ == "__main__":

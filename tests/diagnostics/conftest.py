@@ -1,12 +1,17 @@
-"""Three trained runs that all tests of this folder share: reading them changes nothing but their measurements."""
+"""Three trained runs that all tests of this folder share: reading them changes nothing but their measurements.
+
+And an eye on how much is examined at a time.
+"""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from semfocus.diagnostics import tally
 from semfocus.store import RunDirectory
 from tests.training.helpers import tiny, trained
 
@@ -26,3 +31,17 @@ def runs(_trained: list[RunDirectory], tmp_path: Path) -> list[RunDirectory]:
     place = tmp_path / "runs"
     shutil.copytree(_trained[0].path.parent, place)
     return [RunDirectory(place / run.id) for run in _trained]
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many sightings were examined together, each time some were."""
+    sizes: list[int] = []
+    original = tally.examine
+
+    def counting(problem: Any, grouped: bool, k: int, owners: list[int] | None = None) -> Any:
+        sizes.append(len(owners or [0]))
+        return original(problem, grouped, k, owners)
+
+    monkeypatch.setattr(tally, "examine", counting)
+    return sizes

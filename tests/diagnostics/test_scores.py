@@ -12,8 +12,8 @@ from semfocus import attend
 from semfocus.attention import parse_mechanism
 from semfocus.attention.observing import observing
 from semfocus.attention.problem import Problem
-from semfocus.diagnostics import scores as scores_module
-from semfocus.diagnostics.scores import PER_QUERY, Measured, examine
+from semfocus.diagnostics import examining, launches
+from semfocus.diagnostics.examining import PER_QUERY, Measured, Values, examine
 from tests.diagnostics.plain import plain_statistics
 
 
@@ -29,11 +29,18 @@ def posed(*args: object, **options: object) -> tuple[Problem, bool]:
     return seen[0]
 
 
+def of_queries(measured: Measured) -> dict[str, Tensor]:
+    return dict(zip(PER_QUERY, measured.queries.rows, strict=True))
+
+
 def of_head(measured: Measured, head: int) -> dict[str, list[float]]:
-    found = {name: measured.queries[name][measured.query_heads == head].tolist() for name in PER_QUERY}
-    found["in_degree"] = measured.in_degree[measured.key_heads == head].tolist()
-    found["sink_share"] = measured.sink_share[measured.sink_heads == head].tolist()
-    return found
+    def own(values: Values, row: int = 0) -> list[float]:
+        found = values.rows[row, values.groups == head].tolist()
+        assert len(found) == values.sizes[head]
+        return found
+
+    found = {name: own(measured.queries, row) for row, name in enumerate(PER_QUERY)}
+    return found | {"in_degree": own(measured.in_degree), "sink_share": own(measured.sink_share)}
 
 
 def assert_same(found: dict[str, list[float]], expected: dict[str, list[float]]) -> None:
@@ -44,7 +51,7 @@ def assert_same(found: dict[str, list[float]], expected: dict[str, list[float]])
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:2+1s+2w", "banded:5", "bottomk:4", "randomk:4"])
 @pytest.mark.parametrize("chunk", [1, 40, 10**6])
 def test_every_number_agrees_with_a_plain_computation(mechanism: str, chunk: int, monkeypatch) -> None:
-    monkeypatch.setattr(scores_module, "CHUNK_ELEMENTS", chunk * 22)
+    monkeypatch.setattr(launches, "SCORES_IN_CACHES", chunk * 22)
     q, k, v = (3 * draw(2, 11, 4, seed=i) for i in range(3))
     value = parse_mechanism(mechanism)
     problem, grouped = posed(q, k, v, value)
@@ -94,7 +101,7 @@ def test_grouped_heads_are_counted_as_the_heads_of_the_queries() -> None:
     q, k, v = draw(2, 6, 8, 4), draw(2, 3, 8, 4, seed=1), draw(2, 3, 8, 4, seed=2)
     grouped = examine(*posed(q, k, v, "full", enable_gqa=True), 2)
     repeated = examine(*posed(q, *(part.repeat_interleave(2, 1) for part in (k, v)), "full"), 2)
-    assert grouped.heads == 6
+    assert len(grouped.queries.sizes) == 6
     for head in range(6):
         assert_same(of_head(grouped, head), of_head(repeated, head))
 
@@ -103,26 +110,26 @@ def test_ties_go_to_the_lowest_index_as_the_selection_itself_has_it() -> None:
     q, k = torch.ones(1, 5, 1), torch.tensor([1.0, 2.0, 1.0, 1.0, 2.0]).view(1, 5, 1)
     problem, grouped = posed(q, k, k, "topk:3")
     measured = examine(problem, grouped, 3)
-    assert measured.in_degree.tolist() == [5, 5, 0, 0, 5]
+    assert measured.in_degree.rows[0].tolist() == [5, 5, 0, 0, 5]
     keep = problem.mechanism.keep(q @ k.mT)
-    assert measured.in_degree.tolist() == keep[0].sum(0).tolist()
+    assert measured.in_degree.rows[0].tolist() == keep[0].sum(0).tolist()
 
 
 def test_constant_scores_have_separation_zero_and_no_nan() -> None:
     q = torch.ones(1, 4, 2)
     measured = examine(*posed(q, q, q, "full"), 2)
-    assert measured.queries["separation"].tolist() == [0.0] * 4
-    assert measured.queries["delta_full"].tolist() == [0.0] * 4
-    assert measured.queries["entropy"].tolist() == pytest.approx([math.log(4)] * 4)
-    assert not any(values.isnan().any() for values in measured.queries.values())
+    assert of_queries(measured)["separation"].tolist() == [0.0] * 4
+    assert of_queries(measured)["delta_full"].tolist() == [0.0] * 4
+    assert of_queries(measured)["entropy"].tolist() == pytest.approx([math.log(4)] * 4)
+    assert not any(values.isnan().any() for values in measured.queries.rows)
 
 
 def test_one_query_and_one_key_are_enough() -> None:
     q = torch.ones(1, 1, 2)
     measured = examine(*posed(q, q, q, "full"), 1)
-    assert measured.queries["separation"].tolist() == [math.inf]
-    assert measured.queries["k95"].tolist() == [1.0]
-    assert measured.in_degree.tolist() == [1]
+    assert of_queries(measured)["separation"].tolist() == [math.inf]
+    assert of_queries(measured)["k95"].tolist() == [1.0]
+    assert measured.in_degree.rows[0].tolist() == [1]
 
 
 def test_fully_masked_rows_are_counted_apart_and_spoil_nothing() -> None:
@@ -131,8 +138,8 @@ def test_fully_masked_rows_are_counted_apart_and_spoil_nothing() -> None:
     mask[2] = False
     measured = examine(*posed(q, k, v, "full", mask=mask), 2)
     assert measured.empty.tolist() == [1]
-    assert len(measured.queries["delta_full"]) == 3
-    assert all(values.isfinite().all() for values in measured.queries.values())
+    assert len(of_queries(measured)["delta_full"]) == 3
+    assert all(values.isfinite().all() for values in measured.queries.rows)
 
 
 def test_scores_that_are_not_finite_are_counted_apart_and_spoil_nothing() -> None:
@@ -142,9 +149,9 @@ def test_scores_that_are_not_finite_are_counted_apart_and_spoil_nothing() -> Non
     q[0, 2] = math.inf
     measured = examine(*posed(q, k, v, "full"), 2)
     assert measured.not_finite.tolist() == [1, 1]
-    for name, values in measured.queries.items():
+    for name, values in of_queries(measured).items():
         assert values.isfinite().all(), name
-        expected = clean.queries[name].view(2, 5)
+        expected = of_queries(clean)[name].view(2, 5)
         left = torch.cat([expected[0, [0, 1, 3, 4]], expected[1, [0, 1, 2, 4]]])
         torch.testing.assert_close(values, left)
 
@@ -157,11 +164,20 @@ def test_a_key_at_minus_infinity_is_not_seen_though_no_mask_hides_it() -> None:
     hidden = examine(*posed(q, k, v, "full", mask=mask), 2)
     k[0, 3, 0] = -math.inf
     measured = examine(*posed(q, k, v, "full"), 2)
-    assert measured.most_seen == 4
-    assert measured.in_degree.sum() == 5 * 2
+    assert measured.most_seen.tolist() == [4]
+    assert measured.in_degree.rows.sum() == 5 * 2
     for name in ("delta_full", "delta_heavy", "separation", "entropy", "k95"):
-        torch.testing.assert_close(measured.queries[name][:3], hidden.queries[name][:3])
-        assert measured.queries[name].isfinite().all(), name
+        torch.testing.assert_close(of_queries(measured)[name][:3], of_queries(hidden)[name][:3])
+        assert of_queries(measured)[name].isfinite().all(), name
+
+
+def test_lengths_and_a_float_mask_hide_together() -> None:
+    q, k, v = (draw(2, 1, 6, 4, seed=i) for i in range(3))
+    past, inside = torch.ones(6, 6, dtype=torch.bool).tril(), torch.arange(6) < torch.tensor([6, 4]).view(2, 1, 1, 1)
+    both = posed(q, k, v, "full", mask=torch.where(past, 0.0, -1e9), lengths=torch.tensor([6, 4]))
+    assert torch.equal(
+        examine(*both, 2).queries.rows, examine(*posed(q, k, v, "full", mask=past & inside), 2).queries.rows
+    )
 
 
 def test_half_precision_inputs_are_scored_in_float32() -> None:
@@ -172,10 +188,10 @@ def test_half_precision_inputs_are_scored_in_float32() -> None:
 
 
 def test_memory_is_that_of_a_chunk_and_not_of_all_scores(monkeypatch) -> None:
-    monkeypatch.setattr(scores_module, "CHUNK_ELEMENTS", 2**12)
+    monkeypatch.setattr(launches, "SCORES_IN_CACHES", 2**12)
     sizes: list[int] = []
-    whole = scores_module._falling
-    monkeypatch.setattr(scores_module, "_falling", lambda scores: sizes.append(scores.numel()) or whole(scores))
+    whole = examining._falling
+    monkeypatch.setattr(examining, "_falling", lambda scores: sizes.append(scores.numel()) or whole(scores))
     q = draw(2, 300, 4)
     examine(*posed(q, q, q, "full"), 4)
     assert max(sizes) <= 2**12

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from semfocus.diagnostics.sketch import EXACT, Sketch, add_rows, extremes
+from semfocus.diagnostics import launches
+from semfocus.diagnostics.sketch import ADDRESSES, EXACT, Sketch, add_to_all, extremes
 from semfocus.errors import UsageError
 
 LEVELS = (0.0, 0.05, 0.25, 0.5, 0.9, 0.99, 1.0)
@@ -102,25 +103,46 @@ def test_an_error_that_cannot_be_meant_is_refused() -> None:
         Sketch(1, 0.0)
 
 
-def test_the_extremes_of_groups_are_the_same_by_mask_and_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups, values = torch.tensor([0, 2, 0, 2, 2]), torch.tensor([[3.0, 1, 5, math.inf, 0.5], [1, 2, 3, 4, 5]])
-    by_address = extremes(groups, values, 4)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    torch.testing.assert_close(extremes(groups, values, 4), by_address)
-    assert by_address[0].tolist() == [[3.0, math.inf, 0.5, math.inf], [1.0, math.inf, 2.0, math.inf]]
-    assert by_address[1].tolist() == [[5.0, -math.inf, math.inf, -math.inf], [3.0, -math.inf, 5.0, -math.inf]]
+def test_the_extremes_of_groups_are_the_same_by_one_address_and_by_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = torch.tensor([0, 2, 0, 2, 2]).repeat(ADDRESSES)
+    given = torch.tensor([[3.0, 1, 5, math.inf, 0.5], [1, 2, 3, 4, 5]]).repeat(1, ADDRESSES)
+    alone = extremes(groups, given, 4)
+    monkeypatch.setattr(launches, "LAUNCH_BOUND", {"cpu"})
+    assert torch.equal(extremes(groups, given, 4), alone)
+    assert alone[0].tolist() == [[3.0, math.inf, 0.5, math.inf], [1.0, math.inf, 2.0, math.inf]]
+    assert (-alone[1]).tolist() == [[5.0, -math.inf, math.inf, -math.inf], [3.0, -math.inf, 5.0, -math.inf]]
 
 
-@pytest.mark.parametrize("n", [100, 3 * EXACT])
-def test_rows_added_together_are_what_they_are_added_one_by_one(n: int) -> None:
-    together, alone = ([Sketch(3) for _ in range(2)] for _ in range(2))
+@pytest.mark.parametrize("sizes", [(100, 90), (100, 4 * EXACT), (4 * EXACT, 4 * EXACT), (0, 50), (0, 4 * EXACT)])
+@pytest.mark.parametrize("bound", [set(), {"cpu"}])
+def test_sketches_filled_together_are_what_they_are_filled_one_by_one(
+    sizes: tuple[int, int], bound: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launches, "LAUNCH_BOUND", bound)
+    together = [Sketch(3, rows=2) for _ in sizes]
+    alone = [[Sketch(3) for _ in range(2)] for _ in sizes]
+    shuffled = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(1))
     for seed in range(2):
-        groups, rows = torch.arange(n) % 3, torch.stack([values(n, seed), values(n, seed + 9)])
-        add_rows(together, groups, rows)
-        for sketch, row in zip(alone, rows, strict=True):
-            sketch.add(groups, row)
-    for a, b in zip(together, alone, strict=True):
-        assert [a.quantiles(LEVELS, group) for group in (None, 0, 2)] == [
-            b.quantiles(LEVELS, group) for group in (None, 0, 2)
-        ]
-        assert a.is_exact == b.is_exact == (n == 100)
+        parts = [torch.stack([values(n, seed + i), values(n, seed + i + 9)]) for i, n in enumerate(sizes)]
+        owners = [torch.arange(n) % 3 for n in sizes]
+        on = torch.cat([3 * i + owner for i, owner in enumerate(owners)])
+        add_to_all(together, on[shuffled], torch.cat(parts, dim=1)[:, shuffled], sizes)
+        for sketches, owner, part in zip(alone, owners, parts, strict=True):
+            for sketch, row in zip(sketches, part, strict=True):
+                sketch.add(owner, row)
+    for sketch, rows, n in zip(together, alone, sizes, strict=True):
+        assert sketch.is_exact == (n <= 100)
+        for i, row in enumerate(rows):
+            assert sketch.is_exact == row.is_exact
+            for group in (None, 0, 2):
+                assert sketch.quantiles(LEVELS, group, i) == row.quantiles(LEVELS, group)
+                assert sketch.count(group) == row.count(group)
+
+
+def test_values_that_are_kept_do_not_hold_more_than_themselves() -> None:
+    sketches = [Sketch(1), Sketch(1)]
+    n = 4 * EXACT
+    groups = (torch.arange(n) >= 10).long()
+    add_to_all(sketches, groups, values(n).unsqueeze(0), [10, n - 10])
+    assert [sketch.is_exact for sketch in sketches] == [True, False]
+    assert sum(tensor.untyped_storage().nbytes() for tensor in sketches[0]._kept) == 2 * 10 * 8

@@ -1,7 +1,8 @@
 """HOW a model attends: anybody's model, and the runs in a store, measured and held against the theory.
 
 watching, torch_calls, registry    seeing every attention of a model without changing it
-scores, sketch, tally              its numbers, added up by layer and head in fixed memory
+scores, examining, sketch, tally   its numbers, added up by layer and head in fixed memory
+launches, gathering                on a GPU many sightings at once, as one problem
 diagnosing, sentences, checkpoints what they say about a model; a Hugging Face checkpoint on a text file
 runs, norms, conditions            trained runs: the paper's Table 6, stored with the run
 masks                              do kept keys stay under noise

@@ -13,32 +13,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from semfocus.diagnostics.launches import launch_bound
 from semfocus.errors import UsageError
 from semfocus.theory import aggregate
 
 EXACT = 4096
 LOWEST, HIGHEST = 1e-9, 1e9
+ADDRESSES = 2**14  # over which comparisons are spread on a GPU
 
 
 class Sketch:
-    """Values by group."""
+    """Values by group; several rows of them, where every column is added at once (`rows`)."""
 
-    def __init__(self, groups: int, error: float = 0.01) -> None:
+    def __init__(self, groups: int, error: float = 0.01, rows: int = 1) -> None:
         if not 0 < error < 1:
             raise UsageError(f"error = {error!r} must lie between 0 and 1")
-        self.groups, self.error = groups, error
+        self.groups, self.error, self.rows = groups, error, rows
         self._step = math.log((1 + error) / (1 - error))
         # Cell 0 holds what counts as zero, the last one infinity.
         self._cells = math.ceil((math.log(HIGHEST) - math.log(LOWEST)) / self._step) + 2
-        self._kept: list[tuple[Tensor, Tensor]] | None = []
-        self._num_kept = 0
-        self._counts: Tensor | None = None
-        self._low = torch.full((groups,), math.inf, dtype=torch.float64)
-        self._high = torch.full((groups,), -math.inf, dtype=torch.float64)
+        # Groups (n,) and values (rows, n), on the device where they were found.
+        nothing = torch.empty(0, dtype=torch.int64), torch.empty(rows, 0, dtype=torch.float64)
+        self._kept: tuple[Tensor, Tensor] | None = nothing
+        self._counts: Tensor | None = None  # (rows, groups, cells)
+        self._ends: Tensor | None = None  # (2, rows, groups): the smallest of the values, and of their negatives
+        self._read: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None  # both on the host, once asked for
 
     @property
     def is_exact(self) -> bool:
@@ -46,89 +52,89 @@ class Sketch:
         return self._kept is not None
 
     def count(self, group: int | None = None) -> int:
-        """How many values were added, to one group or to all."""
-        if self._counts is not None:
-            return int((self._counts if group is None else self._counts[group]).sum())
-        return self._num_kept if group is None else int(sum((g == group).sum() for g, _ in self._kept or []))
+        """How many columns were added, to one group or to all."""
+        if self._kept is None:
+            counts = self._counted()[0][0]
+            return int((counts if group is None else counts[group]).sum())
+        groups, _ = self._values(self._kept)
+        return len(groups) if group is None else int((groups == group).sum())
 
     def add(self, groups: Tensor, values: Tensor) -> None:
-        """Add values (n,) to the groups (n,) int64 that they belong to."""
-        add_rows([self], groups, values.unsqueeze(0))
+        """Add values (rows, n), or (n,) to one row, to the groups (n,) int64 that they belong to."""
+        add_to_all([self], groups, values.reshape(self.rows, len(groups)), [len(groups)])
 
-    def quantiles(self, levels: Sequence[float], group: int | None = None) -> list[float | None]:
+    def quantiles(self, levels: Sequence[float], group: int | None = None, row: int = 0) -> list[float | None]:
         """The quantiles of one group, or of all values together; None where there are none.
 
         While every value is there, linear between neighbours; afterwards the value of the nearest lower rank.
         """
         if self._kept is not None:
-            parts = [values if group is None else values[g == group] for g, values in self._kept]
-            values = torch.cat(parts) if parts else torch.empty(0)
-            if not values.numel():
+            groups, values = self._values(self._kept)
+            chosen = values[row] if group is None else values[row, groups == group]
+            if not chosen.numel():
                 return [None] * len(levels)
-            return torch.as_tensor(aggregate(values, list(levels))).tolist()
-        if self._counts is None:
-            raise RuntimeError("a sketch keeps values or counts them")
-        counts = self._counts.sum(0) if group is None else self._counts[group]
-        low, high = (self._low.amin(), self._high.amax()) if group is None else (self._low[group], self._high[group])
-        return self._ranks(counts.cpu(), levels, low.item(), high.item())
+            return torch.as_tensor(aggregate(chosen, list(levels))).tolist()
+        counts, ends = self._counted()
+        counts, ends = counts[row], ends[:, row]
+        counts, ends = (counts.sum(0), ends.min(-1)) if group is None else (counts[group], ends[:, group])
+        return self._ranks(counts, levels, float(ends[0]), -float(ends[1]))
 
     @staticmethod
     def pooled(sketches: Iterable[Sketch]) -> Sketch:
-        """The values of all these sketches, as one group."""
+        """The values of all these sketches, which have as many rows, as one group."""
         given = list(sketches)
-        total = Sketch(1, max((sketch.error for sketch in given), default=0.01))
+        error, rows = max((sketch.error for sketch in given), default=0.01), max((s.rows for s in given), default=1)
+        total = Sketch(1, error, rows)
         for sketch in given:
-            if sketch._kept is not None:
-                for groups, values in sketch._kept:
-                    total.add(torch.zeros_like(groups), values)
-            elif sketch._counts is not None:
+            if sketch._kept is None:
                 if sketch.error != total.error:
                     raise UsageError(f"sketches of errors {sketch.error} and {total.error} cannot be put together")
-                total._spill()
-                total._merge(sketch)
+                counts, ends = (torch.from_numpy(part) for part in sketch._counted())
+                total._absorb(counts.sum(1, keepdim=True), ends.amin(-1, keepdim=True))
+        for sketch in given:  # only now: what follows counted values is counted itself
+            if sketch._kept is not None:
+                groups, values = sketch._values(sketch._kept)
+                total.add(torch.zeros_like(groups), values)
         return total
 
-    def _merge(self, other: Sketch) -> None:
-        if self._counts is None or other._counts is None:
-            raise RuntimeError("only counted values can be merged")
-        self._counts += other._counts.sum(0, keepdim=True).to(self._counts.device)
-        self._low = torch.minimum(self._low, other._low.amin().to(self._low.device))
-        self._high = torch.maximum(self._high, other._high.amax().to(self._high.device))
-
-    def _has_room(self, values: int) -> bool:
-        return self._kept is not None and self._num_kept + values <= EXACT * self.groups
+    def _has_room(self, columns: int) -> bool:
+        return self._kept is not None and len(self._kept[0]) + columns <= EXACT * self.groups
 
     def _keep(self, groups: Tensor, values: Tensor) -> None:
         if self._kept is None:
             raise RuntimeError("values are kept only until they are counted")
-        self._kept.append((groups.cpu(), values.double().cpu()))
-        self._num_kept += values.numel()
+        before = [part.to(values.device) for part in self._kept]
+        self._kept = torch.cat([before[0], groups]), torch.cat([before[1], values.double()], dim=1)
 
-    def _spill(self) -> None:
-        """From keeping to counting."""
-        if self._kept is None:
-            return
-        kept, self._kept = self._kept, None
-        self._counts = torch.zeros(self.groups, self._cells, dtype=torch.int64)
-        for groups, values in kept:
-            _count_rows([self], groups, values.unsqueeze(0))
+    def _absorb(self, counts: Tensor, ends: Tensor) -> None:
+        """Add what was counted elsewhere, on its device; from now on nothing is kept."""
+        self._kept = self._read = None
+        if self._counts is None or self._ends is None:
+            self._counts, self._ends = counts.clone(), ends.clone()
+        else:
+            self._counts = self._counts.to(counts.device) + counts
+            self._ends = torch.minimum(self._ends.to(ends.device), ends)
 
-    def _absorb(self, counts: Tensor, low: Tensor, high: Tensor) -> None:
-        """Add what was counted elsewhere, on its device."""
-        if self._counts is None:
-            raise RuntimeError("values are counted only after the first few were kept")
-        self._counts = self._counts.to(counts.device) + counts
-        self._low = torch.minimum(self._low.to(low.device), low)
-        self._high = torch.maximum(self._high.to(high.device), high)
+    def _values(self, kept: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """What is kept, brought to the host."""
+        self._kept = kept[0].cpu(), kept[1].cpu()
+        return self._kept
 
-    def _ranks(self, counts: Tensor, levels: Sequence[float], low: float, high: float) -> list[float | None]:
+    def _counted(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        if self._counts is None or self._ends is None:
+            raise RuntimeError("a sketch keeps values or counts them")
+        if self._read is None:
+            self._read = self._counts.cpu().numpy(), self._ends.cpu().numpy()
+        return self._read
+
+    def _ranks(self, counts: NDArray[np.int64], levels: Sequence[float], low: float, high: float) -> list[float | None]:
         """The value of the nearest lower rank for each level."""
-        running = counts.cumsum(0)
+        running = counts.cumsum()
         total = int(running[-1])
         if not total:
             return [None] * len(levels)
         ranks = [math.floor(level * (total - 1)) for level in levels]
-        cells = torch.searchsorted(running, torch.tensor(ranks), right=True).tolist()
+        cells = np.searchsorted(running, ranks, side="right").tolist()
         ends = {0: low, total - 1: high}
         return [ends.get(rank, self._middle(cell, low, high)) for rank, cell in zip(ranks, cells, strict=True)]
 
@@ -142,39 +148,65 @@ class Sketch:
         return min(max(start * 2 / (1 + math.exp(-self._step)), low), high)
 
 
-def add_rows(sketches: Sequence[Sketch], groups: Tensor, values: Tensor) -> None:
-    """Add row s of values (S, n) to the s-th sketch. Sketches of one kind, to which all was added together, take few
-    operations more than one alone: what counts where a GPU is faster than the host that tells it what to do."""
+def add_to_all(sketches: Sequence[Sketch], groups: Tensor, values: Tensor, sizes: Sequence[int]) -> None:
+    """Add values (rows, n) to several sketches that are alike, `sizes` of the n columns to each.
+
+    Their groups are numbered on: with two sketches of three groups, group 4 is group 1 of the second.
+    """
     if not values.numel():
         return
-    if all(sketch._has_room(values.shape[1]) for sketch in sketches):
-        for sketch, row in zip(sketches, values, strict=True):
-            sketch._keep(groups, row)
-        return
-    for sketch in sketches:
-        sketch._spill()
-    _count_rows(sketches, groups, values)
+    each = sketches[0].groups
+    keeps = [sketch._has_room(size) for sketch, size in zip(sketches, sizes, strict=True)]
+    if any(keeps):
+        parts = [(groups, values)] if len(sketches) == 1 else _parted(groups, values, each, sizes)
+        for sketch, part in compress(zip(sketches, parts, strict=True), keeps):
+            sketch._keep(*part)
+    if not all(keeps):
+        counting = [(i, sketch) for i, sketch in enumerate(sketches) if not keeps[i]]
+        # What they have kept is counted now, in one go with what is added.
+        before = [(i * each, *sketch._kept) for i, sketch in counting if sketch._kept and len(sketch._kept[0])]
+        if before:
+            groups = torch.cat([groups, *(kept.to(groups.device) + first for first, kept, _ in before)])
+            values = torch.cat([values.double(), *(kept.to(values.device) for _, _, kept in before)], dim=1)
+        counts, ends = _count(groups, values, each * len(sketches), sketches[0])
+        counts, ends = counts.split(each, dim=1), ends.split(each, dim=2)
+        for i, sketch in counting:
+            sketch._absorb(counts[i], ends[i])
 
 
-def _count_rows(sketches: Sequence[Sketch], groups: Tensor, values: Tensor) -> None:
-    count, cells, step = sketches[0].groups, sketches[0]._cells, sketches[0]._step
-    values = values.double()
-    place = ((values.clamp(min=LOWEST).log() - math.log(LOWEST)) / step).floor().clamp(max=cells) + 1
+def _parted(groups: Tensor, values: Tensor, each: int, sizes: Sequence[int]) -> Iterable[tuple[Tensor, Tensor]]:
+    """What belongs to each sketch, found by sorting: a mask for each would make the host wait each time."""
+    order = (groups // each).argsort(stable=True)
+    return zip((groups[order] % each).split(list(sizes)), values[:, order].split(list(sizes), dim=1), strict=True)
+
+
+def _count(groups: Tensor, values: Tensor, count: int, like: Sketch) -> tuple[Tensor, Tensor]:
+    """(rows, count, cells): how many values lie in each cell of a sketch like this one; and the ends of each group."""
+    cells, values = like._cells, values.double()
+    place = ((values.clamp(min=LOWEST).log() - math.log(LOWEST)) / like._step).floor().clamp(max=cells) + 1
     place = torch.where(values < LOWEST, 0, torch.where(values > HIGHEST, cells - 1, place))
-    row = torch.arange(len(sketches), device=values.device).unsqueeze(-1)
-    flat = (row * count + groups) * cells + place.long().clamp(max=cells - 1)
-    counted = torch.bincount(flat.flatten(), minlength=len(sketches) * count * cells).view(-1, count, cells)
-    for sketch, own, low, high in zip(sketches, counted, *extremes(groups, values, count), strict=True):
-        sketch._absorb(own, low, high)
+    row = torch.arange(len(values), device=values.device).unsqueeze(-1)
+    flat = ((row * count + groups) * cells + place.long().clamp(max=cells - 1)).flatten()
+    counts = _tallied(flat, len(values) * count * cells).view(-1, count, cells)
+    return counts, extremes(groups, values, count)
 
 
-def extremes(groups: Tensor, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(S, count): the smallest and the largest of values (S, n) in each group; infinities where there is none."""
+def _tallied(places: Tensor, count: int) -> Tensor:
+    """(count,): how often each place occurs. On a GPU bincount would ask for the largest one, and wait."""
+    if not launch_bound(places.device):
+        return torch.bincount(places, minlength=count)
+    return places.new_zeros(count).scatter_add_(0, places, places.new_ones(()).expand_as(places))
+
+
+def extremes(groups: Tensor, values: Tensor, count: int) -> Tensor:
+    """(2, rows, count): the smallest of the values (rows, n) of each group, and of their negatives; infinite where
+    there is none."""
     if count == 1:
-        return values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
-    if values.is_cuda:  # scattered, all values of a group would wait for one address
-        own, spread = groups == torch.arange(count, device=groups.device).unsqueeze(-1), values.unsqueeze(1)
-        return torch.where(own, spread, math.inf).amin(-1), torch.where(own, spread, -math.inf).amax(-1)
-    low, high = (values.new_full((len(values), count), bound) for bound in (math.inf, -math.inf))
-    index = groups.expand_as(values)
-    return low.scatter_reduce_(1, index, values, "amin"), high.scatter_reduce_(1, index, values, "amax")
+        return torch.stack([values.amin(-1, keepdim=True), -values.amax(-1, keepdim=True)])
+    # Where thousands of threads compare at once, all values of a group would wait for one address.
+    lanes = max(1, ADDRESSES // count) if launch_bound(values.device) else 1
+    address = (groups * lanes + torch.arange(len(groups), device=groups.device) % lanes).expand_as(values)
+    low, high = (values.new_full((len(values), count * lanes), bound) for bound in (math.inf, -math.inf))
+    low.scatter_reduce_(1, address, values, "amin")
+    high.scatter_reduce_(1, address, values, "amax")
+    return torch.stack([low, -high]).unflatten(-1, (count, lanes)).amin(-1)

@@ -11,22 +11,22 @@ and the smallest share of weight in the k heaviest, so that one column belongs t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from semfocus.analysis.conditions import finite
-from semfocus.diagnostics.scores import PER_QUERY, Measured, examine
-from semfocus.diagnostics.sketch import Sketch, add_rows
+from semfocus.diagnostics.examining import PER_QUERY, Measured, Values, examine, heads_of
+from semfocus.diagnostics.gathering import Gathering, Pile
+from semfocus.diagnostics.sketch import Sketch, add_to_all
 from semfocus.diagnostics.watching import Sighting
 from semfocus.errors import UsageError, whole_number
 
 PERCENTS = ("50", "75", "90", "95", "100")
 MIRRORED = frozenset({"separation", "top_share"})  # the smaller, the worse
 COUNTS = frozenset({"k95", "k99", "in_degree"})
-NAMES = (*PER_QUERY, "in_degree", "sink_share")
+KINDS = {"queries": PER_QUERY, "in_degree": ("in_degree",), "sink_share": ("sink_share",)}  # fields of Measured
+NAMES = tuple(name for names in KINDS.values() for name in names)
 Spread = Mapping[str, float | None]  # by percent; None: nothing was seen. Infinite values are infinite
 
 
@@ -72,19 +72,30 @@ class Tally:
         self.k, self.error = whole_number("k", k, at_least=1), error
         self.longest = 0
         self._records: dict[tuple[str, int], _Record] = {}
+        self._gathering = Gathering()
 
     def see(self, sighting: Sighting) -> None:
-        """Examine one attention and add it up."""
-        measured = examine(sighting.problem, sighting.grouped, self.k)
-        record = self._records.setdefault(sighting.place, _Record(measured.heads, self.error))
-        if record.heads != measured.heads:
+        """Examine one attention and add it up, at once or together with others like it."""
+        heads = heads_of(sighting.problem, sighting.grouped)
+        record = self._records.get(sighting.place)
+        if record is None:
+            record = self._records[sighting.place] = _Record(heads, self.error)
+        if record.heads != heads:
             name = sighting.name or "the model"
-            raise UsageError(f"{name} has {measured.heads} heads in one pass and {record.heads} in another")
-        record.add(measured)
-        self.longest = max(self.longest, measured.longest)
+            raise UsageError(f"{name} has {heads} heads in one pass and {record.heads} in another")
+        self.longest = max(self.longest, sighting.problem.num_keys)
+        self._add(self._gathering.put(sighting))
+
+    def _add(self, piles: Iterable[Pile]) -> None:
+        for pile in piles:
+            places = list(dict.fromkeys(pile.places))
+            owners = [places.index(place) for place in pile.places] if pile.several else None
+            measured = examine(pile.problem, pile.grouped, self.k, owners)
+            _add_up(measured, [self._records[place] for place in places])
 
     def layers(self) -> tuple[Layer, ...]:
         """A layer for each place at which attention was seen."""
+        self._add(self._gathering.take())
         calls: dict[str, int] = {}
         for name, _ in self._records:
             calls[name] = calls.get(name, 0) + 1
@@ -99,9 +110,10 @@ class Tally:
 
     def whole(self) -> Summary:
         """All layers together."""
+        self._add(self._gathering.take())
         records = list(self._records.values())
-        pooled = {name: Sketch.pooled(record.sketches[name] for record in records) for name in NAMES}
-        counted = [sum(int(getattr(record, name).sum()) for record in records) for name in ("empty", "not_finite")]
+        pooled = {kind: Sketch.pooled(record.sketches[kind] for record in records) for kind in KINDS}
+        counted = [sum(sum(getattr(record, name)) for record in records) for name in ("empty", "not_finite")]
         return _summary(pooled, None, max((record.most_seen for record in records), default=0), *counted)
 
 
@@ -110,43 +122,53 @@ class _Record:
 
     def __init__(self, heads: int, error: float) -> None:
         self.heads = heads
-        self.sketches = {name: Sketch(heads, error) for name in NAMES}
-        self.empty, self.not_finite = (torch.zeros(heads, dtype=torch.int64) for _ in range(2))
+        self.sketches = {kind: Sketch(heads, error, len(names)) for kind, names in KINDS.items()}
+        self.empty, self.not_finite = [0] * heads, [0] * heads
         self.most_seen = 0
 
-    def add(self, measured: Measured) -> None:
-        if measured.queries:
-            sketches = [self.sketches[name] for name in measured.queries]
-            add_rows(sketches, measured.query_heads, torch.stack(list(measured.queries.values())))
-        self.sketches["in_degree"].add(measured.key_heads, measured.in_degree)
-        self.sketches["sink_share"].add(measured.sink_heads, measured.sink_share)
-        self.empty = self.empty.to(measured.empty.device) + measured.empty
-        self.not_finite = self.not_finite.to(measured.not_finite.device) + measured.not_finite
-        self.most_seen = max(self.most_seen, measured.most_seen)
-
     def summary(self, head: int | None) -> Summary:
-        pick = slice(None) if head is None else head
-        lost = int(self.empty[pick].sum()), int(self.not_finite[pick].sum())
-        return _summary(self.sketches, head, self.most_seen, *lost)
+        pick = slice(None) if head is None else slice(head, head + 1)
+        return _summary(self.sketches, head, self.most_seen, sum(self.empty[pick]), sum(self.not_finite[pick]))
+
+
+def _add_up(measured: Measured, records: Sequence[_Record]) -> None:
+    """Add what was measured at some places to their records."""
+    heads = records[0].heads
+    for kind in KINDS:
+        values: Values = getattr(measured, kind)
+        sizes = values.sizes.view(len(records), heads).sum(-1).tolist()
+        add_to_all([record.sketches[kind] for record in records], values.groups, values.rows, sizes)
+    most_seen, empty, not_finite = (
+        counts.view(len(records), heads).tolist()
+        for counts in (measured.most_seen, measured.empty, measured.not_finite)
+    )
+    for i, record in enumerate(records):
+        record.most_seen = max([record.most_seen, *most_seen[i]])
+        record.empty = [sum(pair) for pair in zip(record.empty, empty[i], strict=True)]
+        record.not_finite = [sum(pair) for pair in zip(record.not_finite, not_finite[i], strict=True)]
 
 
 def _summary(sketches: Mapping[str, Sketch], group: int | None, keys: int, empty: int, not_finite: int) -> Summary:
     return Summary(
-        sketches["delta_full"].count(group),
+        sketches["queries"].count(group),
         keys,
         empty,
         not_finite,
-        {name: spread(sketch, group, name in MIRRORED, name in COUNTS) for name, sketch in sketches.items()},
+        {
+            name: spread(sketches[kind], group, name in MIRRORED, name in COUNTS, row)
+            for kind, names in KINDS.items()
+            for row, name in enumerate(names)
+        },
         all(sketch.is_exact for sketch in sketches.values()),
     )
 
 
 def spread(
-    sketch: Sketch, group: int | None = None, mirrored: bool = False, whole: bool = False
+    sketch: Sketch, group: int | None = None, mirrored: bool = False, whole: bool = False, row: int = 0
 ) -> dict[str, float | None]:
     """The quantiles at PERCENTS, or, mirrored, at 100 minus each; those of `whole` numbers are whole again."""
     levels = [1 - int(p) / 100 if mirrored else int(p) / 100 for p in PERCENTS]
-    values = sketch.quantiles(levels, group)
+    values = sketch.quantiles(levels, group, row)
     if whole and not sketch.is_exact:
         values = [value if value is None or math.isinf(value) else float(round(value)) for value in values]
     return dict(zip(PERCENTS, values, strict=True))

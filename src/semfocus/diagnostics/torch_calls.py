@@ -87,14 +87,25 @@ def _holders(wanted: Collection[int]) -> list[tuple[ModuleType, str, int]]:
     sought = frozenset(wanted)
     modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
     # A program has some hundred thousand globals: first, in one step each, the few modules that hold one.
-    holding = [module for module in modules if not sought.isdisjoint(map(id, list(vars(module).values())))]
+    holding = [
+        module
+        for module in modules
+        if _may_call(module.__name__) and not sought.isdisjoint(map(id, list(vars(module).values())))
+    ]
     return [
         (module, name, id(value))
         for module in holding
-        if not module.__name__.startswith(OURS)
         for name, value in list(vars(module).items())
         if id(value) in sought
     ]
+
+
+def _may_call(module: str) -> bool:
+    """Whether a model's attention may be called from a module: not from Python's own, nor from most of torch's."""
+    package = module.partition(".")[0]
+    if package == "torch":
+        return module == "torch" or module.startswith("torch.nn")
+    return package not in sys.stdlib_module_names and not module.startswith(OURS)
 
 
 def _tell_attention(
