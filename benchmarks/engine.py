@@ -104,8 +104,7 @@ def ours(
     """Seconds a member-step, seconds of one evaluation a member, peak memory."""
     cohort = cohort_of(shape, mechanism, members, device)
     runtime = Runtime(device=device.type, compile="on" if compiled else "off")
-    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
-    parts = runtime.parts(cohort.spec, 0, device, precision)
+    parts = runtime.parts(cohort.spec, 0, device)
     stepper, evaluator = Stepper(cohort, parts), Evaluator(cohort, parts)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

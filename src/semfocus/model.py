@@ -245,7 +245,7 @@ def block(
     pre = spec.model.norm == "pre"
     y = norm(x, epsilon) if pre else x
     q, k, v = (_heads(part, spec) for part in _linear(y, aw, ab).chunk(3, dim=-1))
-    mixed = attention(q, k, v, mask, seeds, spec, train)
+    mixed = attend(q, k, v, spec.mechanism, mask=mask, **attention_settings(seeds, spec, train))
     x = drop(_linear(mixed.transpose(2, 3).flatten(3), ow, ob), 1).add_(x)
     x = x if pre else norm(x, epsilon)
     hidden = drop(_linear(norm(x, NORM_EPSILON) if pre else x, iw, ib), 2)
@@ -253,31 +253,16 @@ def block(
     return x if pre else norm(x, NORM_EPSILON)
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    seeds: Tensor | None,
-    spec: Spec,
-    train: bool,
-    backend: str | None = None,
-) -> Tensor:
-    """(E, B, H, L, w)."""
+def attention_settings(seeds: Tensor | None, spec: Spec, train: bool) -> dict[str, Any]:
+    """What attention is asked for beside q, k, v and the mask."""
     p = spec.model.dropout if train or spec.model.dropout_in_evaluation else 0.0
-    return attend(
-        q,
-        k,
-        v,
-        spec.mechanism,
-        mask=mask,
-        normaliser=NORMALISERS[spec.attention.normaliser],
-        scale=spec.attention.inverse_temperature / math.sqrt(spec.model.head_dim),
-        dropout_p=p if seeds is not None else 0.0,
-        seed=None if seeds is None else seeds[0].view(q.shape[0], -1, 1),
-        assume_finite=True,
-        backend=backend,
-    )
+    return {
+        "normaliser": NORMALISERS[spec.attention.normaliser],
+        "scale": spec.attention.inverse_temperature / math.sqrt(spec.model.head_dim),
+        "dropout_p": p if seeds is not None else 0.0,
+        "seed": None if seeds is None else seeds[0].view(seeds.shape[1], -1, 1),
+        "assume_finite": True,
+    }
 
 
 def embed(table: Tensor, tokens: Tensor, waves: Tensor, spec: Spec, seed: Tensor | None) -> Tensor:

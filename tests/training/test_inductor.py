@@ -71,7 +71,7 @@ def test_auto_compiles_on_a_cpu_only_long_jobs_of_full_attention_without_dropout
 
     def chosen(mechanism: str, dropout: float, rows: int) -> bool:
         spec = begin([tiny(1, mechanism, model={"dropout": dropout})]).spec
-        return Runtime(device="cpu").parts(spec, rows, CPU, "fp32") is compiled
+        return Runtime(device="cpu").parts(spec, rows, CPU) is compiled
 
     assert chosen("full", 0.0, 10**12)
     assert not chosen("full", 0.0, 1000)

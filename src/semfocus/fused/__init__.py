@@ -3,6 +3,6 @@
 parts = fused_parts(spec, device)      the model's functions by Triton kernels, or None where they cannot serve
 """
 
-from semfocus.fused.block import fused_parts, fused_pays, refuses
+from semfocus.fused.block import fused_parts, refuses
 
-__all__ = ["fused_parts", "fused_pays", "refuses"]
+__all__ = ["fused_parts", "refuses"]

@@ -1,27 +1,28 @@
 """`embed` and `block` of the model by fused kernels, with gradients: the same functions, fewer trips through memory.
 
-A block is one node of autograd. Its attention is that of `attend`, with a small graph of its own inside the node.
+A block is one node of autograd. Its attention is computed by the kernels that `attend` uses for short rows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from semfocus import model
-from semfocus.attention.kernels.short_configs import WHOLE
 from semfocus.attention.operator import BACKENDS
 from semfocus.attention.problem import pose
 from semfocus.fused.launch import launch_for, pieces_of
 from semfocus.model import NORM_EPSILON, Parts, Spec
 
+if TYPE_CHECKING:
+    from semfocus.attention.kernels.short_launch import Call
+
 WIDEST = 64  # of model, heads together and hidden layer: a program keeps three gradients of that size in registers
-SHARED_MEMORY = 180_224  # bytes of the largest program, `leave_backward` in float32
+SHARED_MEMORY = 98_840  # bytes of the largest program, `leave_forward` in float32
 MOST_IDS = 64  # of a vocabulary whose gradient is taken as a product
 
 
@@ -30,11 +31,6 @@ def fused_parts(spec: Spec, device: torch.device, read_out: Callable[..., Tensor
     if refuses(spec, device) is not None:
         return None
     return Parts(embed if spec.num_ids <= MOST_IDS else model.embed, block, read_out)
-
-
-def fused_pays(spec: Spec, precision: str) -> bool:
-    """Whether these kernels are the faster way: see results/engine. Short rows in float32 are better compiled."""
-    return precision == "tf32" or spec.length > WHOLE
 
 
 def refuses(spec: Spec, device: torch.device) -> str | None:
@@ -73,9 +69,7 @@ def block(
     x: Tensor, weights: list[Tensor], mask: Tensor | None, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool
 ) -> Tensor:
     """`model.block`."""
-    p = spec.model.dropout if train and seeds is not None else 0.0
-    mix = partial(model.attention, mask=mask, seeds=seeds, spec=spec, train=train, backend="triton")
-    return _Block.apply(x.contiguous(), mix, seeds, p, epsilon, spec.model.heads, *weights)
+    return _Block.apply(x.contiguous(), mask, seeds, spec, epsilon, train, *weights)
 
 
 class _Embed(torch.autograd.Function):
@@ -95,7 +89,7 @@ class _Embed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (tokens, seed) = grads, ctx.saved_tensors
         members, ids, d = ctx.sizes
-        parts = _partial("embed_backward", grad, tokens[0].numel(), ids * d)
+        parts = _partial(grad, tokens[0].numel(), ids * d)
         _run(
             "embed_backward", tokens, grad.contiguous(), tokens, seed, parts, count=tokens[0].numel(),
             scale=math.sqrt(d), **_dropout(ctx.p), IDS=ids, D=d,
@@ -106,51 +100,83 @@ class _Embed(torch.autograd.Function):
 class _Block(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, mix: Callable[..., Tensor], seeds: Tensor | None, p: float, epsilon: float, heads: int,
+        ctx: Any, x: Tensor, mask: Tensor | None, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool,
         *weights: Tensor,
     ) -> Tensor:  # fmt: skip
-        aw, ab, *rest = weights
-        stride, count, trained = _member_stride(weights), x.shape[1] * x.shape[2], any(ctx.needs_input_grad)
-        sizes = {"D": x.shape[-1], "H": aw.shape[-1] // 3, "M": weights[4].shape[-1]}
-        inputs = [x.new_empty(*x.shape[:-1], sizes["H"]) for _ in range(3)]
-        _run("enter_forward", x, x, aw, ab, *inputs, stride, count=count, epsilon=epsilon, **sizes)
-        with torch.set_grad_enabled(trained):
-            inputs = [_split(part, heads).requires_grad_(trained) for part in inputs]
-            mixed = mix(*inputs)
-        flat = _merge(mixed.detach())
+        from semfocus.attention.kernels.short_ops import empty_results
+
+        _aw, ab, _wo, bo, wi, bi, _wt, bt = weights
+        trained, tf32 = any(ctx.needs_input_grad), bool(torch.backends.cuda.matmul.allow_tf32)
+        stride, count, heads = _member_stride(weights), x.shape[1] * x.shape[2], spec.model.heads
+        sizes = {"D": x.shape[-1], "H": ab.shape[-1] // 3, "M": wi.shape[-1]}
+        narrow = _narrowed(weights, stride, sizes)
+        # Of 11 bits that products take, attention need not be given more.
+        dtype = torch.float16 if tf32 else torch.float32
+        inputs = [x.new_empty(*x.shape[:-1], sizes["H"], dtype=dtype) for _ in range(3)]
+        _run("enter_forward", x, x, *narrow, ab, *inputs, stride, count=count, epsilon=epsilon, **sizes)
+        q, k, v = (_split(part, heads) for part in inputs)
+        call = _attention(q, k, v, mask, seeds, spec, train, tf32, narrow[-1])
+        results = empty_results(call.q, call.k, call.v, call.mechanism)
+        call.forward(*results, careful=False)
+        mixed = _merge(results[0])
+        weight = 1 / (1 - call.dropout_p)
+        given: dict[str, Any] = {"count": count, "length": x.shape[2], "epsilon": NORM_EPSILON, "weight": weight}
+        given |= {"reach": 2 * abs(call.scale) * call.v.shape[-1] * weight, **sizes}
+        given |= _dropout(spec.model.dropout if train and seeds is not None else 0.0)
         middle, out = torch.empty_like(x) if trained else None, torch.empty_like(x)
-        _run(
-            "leave_forward", x, x, flat, *rest, seeds, _place_stride(seeds), middle, out, stride, count=count,
-            epsilon=NORM_EPSILON, **_dropout(p), **sizes,
-        )  # fmt: skip
-        ctx.save_for_backward(x, middle, flat, seeds, *weights)
-        ctx.attention = (mixed, inputs) if trained else None
-        ctx.numbers = stride, count, p, epsilon, heads, sizes
+        after = (bo, bi, bt, seeds, _place_stride(seeds))
+        _run("leave_forward", x, x, mixed, *narrow, *after, middle, out, stride, **given)
+        if trained:
+            ctx.save_for_backward(x, middle, mixed, *narrow, bi, seeds)
+            ctx.attention, ctx.results = call, results
+            ctx.numbers = stride, epsilon, given, [weight.shape for weight in weights]
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, middle, flat, seeds, *weights = ctx.saved_tensors
-        stride, count, p, epsilon, heads, sizes = ctx.numbers
-        aw, _ab, wo, _bo, wi, bi, wt, _bt = weights
-        dmiddle, dmixed = torch.empty_like(x), torch.empty_like(flat)
-        after = _partial("leave_backward", x, count, sum(w[0].numel() for w in weights[2:]))
-        _run(
-            "leave_backward", x, grads[0].contiguous(), middle, flat, wo, wi, bi, wt, seeds, _place_stride(seeds),
-            dmiddle, dmixed, after, stride, count=count, epsilon=NORM_EPSILON, **_dropout(p), **sizes,
-        )  # fmt: skip
-        mixed, inputs = ctx.attention
-        gradients = torch.autograd.grad(mixed, inputs, _split(dmixed, heads))
+        x, middle, mixed, *narrow, bi, seeds = ctx.saved_tensors
+        stride, epsilon, given, shapes = ctx.numbers
+        columns = [shape[1:].numel() for shape in shapes]
+        dmiddle, dmixed = torch.empty_like(x), x.new_empty(mixed.shape)
+        partial = _partial(x, given["count"], sum(columns))
+        _run("leave_backward", x, grads[0].contiguous(), middle, mixed, *narrow, bi, seeds, _place_stride(seeds),
+             dmiddle, dmixed, partial, stride, **given)  # fmt: skip
+        call, (out, kept, _lse, saved) = ctx.attention, ctx.results
+        gradients = [torch.empty_like(part, dtype=torch.float32) for part in (call.q, call.k, call.v)]
+        call.backward(_split(dmixed, call.q.shape[2]), None, out, kept, saved, *gradients)
         dx = torch.empty_like(x)
-        before = _partial("enter_backward", x, count, sum(w[0].numel() for w in weights[:2]))
-        _run(
-            "enter_backward", x, x, aw, *map(_merge, gradients), dmiddle, dx, before, stride, count=count,
-            epsilon=epsilon, **sizes,
-        )  # fmt: skip
-        columns = torch.cat([_total(before), _total(after)], dim=1)
-        parts = columns.split([w[0].numel() for w in weights], dim=1)
-        shaped = [part.unflatten(1, weight.shape[1:]) for part, weight in zip(parts, weights, strict=True)]
+        _run("enter_backward", x, x, *narrow, *map(_merge, gradients), dmiddle, dx, partial,
+             **(given | {"epsilon": epsilon}))  # fmt: skip
+        parts = _total(partial).split(columns, dim=1)
+        shaped = [part.unflatten(1, shape[1:]) for part, shape in zip(parts, shapes, strict=True)]
         return dx, None, None, None, None, None, *shaped
+
+
+def _narrowed(weights: tuple[Tensor, ...], stride: int, sizes: dict[str, int]) -> tuple[Tensor, ...]:
+    """What `narrowing` makes of a block's weights: high, low, facts and bounds."""
+    from semfocus.fused.narrowing import BOUNDS, FACTS
+
+    aw, ab, wo, _bo, wi, bi, wt, _bt = weights
+    members, size = aw.shape[0], sum(weight[0].numel() for weight in (aw, wo, wi, wt))
+    high, low = (aw.new_empty(members, size, dtype=torch.float16) for _ in range(2))
+    # A bound that is found later is the largest of several programs', beginning with zero.
+    facts, bounds = aw.new_empty(members, FACTS.value), aw.new_zeros(members, 1, 1, 1, BOUNDS.value)
+    _run("narrow_weights", aw, aw, ab, wo, wi, bi, wt, high, low, facts, bounds, stride, count=0, **sizes)
+    return high, low, facts, bounds
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seeds: Tensor | None, spec: Spec, train: bool, tf32: bool,
+    bounds: Tensor,
+) -> Call:  # fmt: skip
+    """The call of the kernels that `model.block` would end up with, told how large its inputs can be."""
+    from semfocus.attention.kernels.short_launch import Call
+
+    problem = pose(q, k, v, spec.mechanism, mask=mask, **model.attention_settings(seeds, spec, train))
+    return Call(
+        problem.q, problem.k, problem.v, problem.mask, problem.lengths, problem.dropout_seed, problem.mechanism,
+        problem.causal, problem.scale, problem.dropout_p, tf32, bounds,
+    )  # fmt: skip
 
 
 def _split(x: Tensor, heads: int) -> Tensor:
@@ -182,15 +208,14 @@ def _dropout(p: float) -> dict[str, Any]:
 
 def _precision(kernel: str) -> str:
     """How a kernel multiplies. A table's gradient is a sum, taken as a product: it is not for TF32 to round."""
-    from semfocus.attention.kernels.shared import precision
+    from semfocus.attention.kernels.products import precision
 
-    return precision(bool(torch.backends.cuda.matmul.allow_tf32) and kernel != "embed_backward")
+    return precision(bool(torch.backends.cuda.matmul.allow_tf32) and kernel != "embed_backward", bounded=True)
 
 
-def _partial(kernel: str, x: Tensor, count: int, size: int) -> Tensor:
+def _partial(x: Tensor, count: int, size: int) -> Tensor:
     """(E, pieces, size): room for a partial sum a piece."""
-    launch = launch_for(kernel, _precision(kernel))
-    return x.new_empty(x.shape[0], pieces_of(launch, x.shape[0], count), size)
+    return x.new_empty(x.shape[0], pieces_of(x.shape[0], count), size)
 
 
 def _total(parts: Tensor) -> Tensor:
@@ -200,11 +225,11 @@ def _total(parts: Tensor) -> Tensor:
 def _run(name: str, like: Tensor, *arguments: Any, count: int, **named: Any) -> None:
     """Launch a kernel for all members of `like` (E, ...): constants are those that it asks for, widths also padded."""
     from semfocus.attention.kernels.short_arguments import padded
-    from semfocus.fused import kernels
+    from semfocus.fused import kernels, narrowing
 
-    kernel, precision = getattr(kernels, name), _precision(name)
+    kernel, precision = getattr(kernels, name, None) or getattr(narrowing, name), _precision(name)
     launch = launch_for(name, precision)
-    pieces = pieces_of(launch, like.shape[0], count)
+    pieces = narrowing.MATRICES.value if name == "narrow_weights" else pieces_of(like.shape[0], count)
     known = named | {"PRECISION": precision, "T": launch.tile, "count": count, "pieces": pieces}
     for width, filled in (("D", "DP"), ("H", "HP"), ("M", "MP"), ("IDS", "IDP")):
         if width in known:

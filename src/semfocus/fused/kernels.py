@@ -11,7 +11,8 @@ A program is one piece of one member: it walks over tiles of T positions (N = ba
 member's weights at hand; backward it sums their gradients over its tiles and writes one partial sum a piece, so that
 nothing is added atomically and the same bits come out every time. Dropout bits are those of `counters.dropout`.
 
-Widths: D model, H all heads together, M hidden layer, each padded to a power of two (DP, HP, MP).
+Weights come in 16 bits (`narrowing`), together with what bounds all operands but gradients; of these a tile is searched
+for its largest entry. Widths: D model, H all heads together, M hidden layer, padded to powers of two (DP, HP, MP).
 """
 
 from __future__ import annotations
@@ -19,89 +20,35 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.shared import product, row_hash, survives
-
-
-@triton.jit
-def is_inside(rows, count, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Which entries of a tile exist."""
-    inside = (rows < count)[:, None]
-    if WIDTH < PADDED:
-        inside = inside & (tl.arange(0, PADDED) < WIDTH)[None, :]
-    return inside
-
-
-@triton.jit
-def load_tile(x, rows, count, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """(rows, PADDED) of a matrix with `count` rows, WIDTH columns and no gaps; zeros beyond."""
-    at = rows[:, None] * WIDTH + tl.arange(0, PADDED)[None, :]
-    return tl.load(x + at, mask=is_inside(rows, count, WIDTH, PADDED), other=0.0)
-
-
-@triton.jit
-def store_tile(x, rows, count, values, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """The other way round."""
-    at = rows[:, None] * WIDTH + tl.arange(0, PADDED)[None, :]
-    tl.store(x + at, values, mask=is_inside(rows, count, WIDTH, PADDED))
-
-
-@triton.jit
-def load_weight(w, stride, ROWS: tl.constexpr, RP: tl.constexpr, COLUMNS: tl.constexpr, CP: tl.constexpr):
-    """(RP, CP): a matrix of ROWS and COLUMNS whose rows lie `stride` apart."""
-    i, j = tl.arange(0, RP)[:, None], tl.arange(0, CP)[None, :]
-    return tl.load(w + i * stride + j, mask=(i < ROWS) & (j < COLUMNS), other=0.0)
-
-
-@triton.jit
-def store_weight(w, stride, values, ROWS: tl.constexpr, RP: tl.constexpr, COLUMNS: tl.constexpr, CP: tl.constexpr):
-    i, j = tl.arange(0, RP)[:, None], tl.arange(0, CP)[None, :]
-    tl.store(w + i * stride + j, values, mask=(i < ROWS) & (j < COLUMNS))
-
-
-@triton.jit
-def load_bias(b, COLUMNS: tl.constexpr, CP: tl.constexpr):
-    j = tl.arange(0, CP)
-    return tl.load(b + j, mask=j < COLUMNS, other=0.0)[None, :]
-
-
-@triton.jit
-def store_bias(b, values, COLUMNS: tl.constexpr, CP: tl.constexpr):
-    j = tl.arange(0, CP)
-    tl.store(b + j, values, mask=j < COLUMNS)
-
-
-@triton.jit
-def normed(x, inside, epsilon, D: tl.constexpr, DP: tl.constexpr):
-    """LayerNorm of each row, zero where a row or column is not `inside`; and what each row was multiplied by."""
-    centred = tl.where(inside, x - (tl.sum(x, axis=1) / D)[:, None], 0.0)
-    factor = tl.rsqrt(tl.sum(centred * centred, axis=1) / D + epsilon)
-    return tl.where(inside, centred * factor[:, None], 0.0), factor
-
-
-@triton.jit
-def norm_gradient(dy, y, factor, D: tl.constexpr):
-    """The gradient of LayerNorm's input."""
-    mean, along = tl.sum(dy, axis=1) / D, tl.sum(dy * y, axis=1) / D
-    return (dy - mean[:, None] - y * along[:, None]) * factor[:, None]
-
-
-@triton.jit
-def dropout(x, seeds, at, rows, threshold, factor, DROPS: tl.constexpr):
-    """`counters.dropout` by the seed that stands at `at`, and its gradient: the same entries fall, the same factor."""
-    if DROPS:
-        columns = tl.arange(0, x.shape[1])
-        kept = survives(row_hash(tl.load(seeds + at), rows)[:, None], columns[None, :], threshold)
-        x = tl.where(kept, x * factor, 0.0)
-    return x
-
-
-@triton.jit
-def place_of(count, pieces, T: tl.constexpr):
-    """The member and piece of a program, and its tiles: first and one past the last."""
-    member, piece = tl.program_id(0) // pieces, tl.program_id(0) % pieces
-    tiles = tl.cdiv(count, T)
-    each = tl.cdiv(tiles, pieces)
-    return member, piece, piece * each, tl.minimum(piece * each + each, tiles)
+from semfocus.attention.kernels.products import added, inverse, operand, product, turned, unit_of
+from semfocus.fused.narrowing import (
+    BOUNDS,
+    DOWN,
+    FACTS,
+    GRAD,
+    HIDDEN,
+    IN,
+    OUT,
+    ROW_DOWN,
+    ROW_OUT,
+    UP,
+    K,
+    Q,
+    V,
+    load_narrow,
+)
+from semfocus.fused.tiles import (
+    dropout,
+    is_inside,
+    load_bias,
+    load_tile,
+    norm_gradient,
+    normed,
+    place_of,
+    store_bias,
+    store_tile,
+    store_weight,
+)
 
 
 @triton.jit(do_not_specialize=["count", "pieces"])
@@ -137,65 +84,137 @@ def embed_backward(
         token = tl.load(tokens + base + rows, mask=rows < count, other=-1)
         g = load_tile(grad + base * D, rows, count, D, DP)
         g = dropout(g, seeds, member, rows, threshold, factor, DROPS) * scale
-        chosen = (ids[:, None] == token[None, :]).to(tl.float32)
-        total += product(chosen, g, PRECISION)
+        chosen = operand((ids[:, None] == token[None, :]).to(tl.float32), unit_of(1.0), PRECISION)
+        total += product(chosen, searched(g, PRECISION), PRECISION)
     out = partial + (member.to(tl.int64) * pieces + piece) * (IDS * D)
     store_weight(out, D, total, IDS, IDP, D, DP)
 
 
+@triton.jit
+def searched(x, PRECISION: tl.constexpr):
+    """A tile as an operand, of which nobody knows how large its entries are."""
+    return operand(x, unit_of(tl.max(tl.abs(x))), PRECISION)
+
+
+@triton.jit
+def layer_normed(y, D: tl.constexpr, PRECISION: tl.constexpr):
+    """A tile of LayerNorm's rows as an operand: their norm is at most sqrt(D)."""
+    return operand(y, unit_of(D**0.5), PRECISION)
+
+
+@triton.jit
+def of_member(member, high, low, facts, bounds, D: tl.constexpr, H: tl.constexpr, M: tl.constexpr):
+    """Where the weights of a member begin, and what is known about them."""
+    own = member.to(tl.int64) * (4 * D * H + 2 * D * M)
+    return high + own, low + own, facts + member * FACTS, bounds + member * BOUNDS
+
+
+@triton.jit
+def load_before(
+    high, low, facts, D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """The three matrices before attention; they share a unit."""
+    largest = tl.load(facts + IN)
+    return (
+        load_narrow(high, low, largest, 3 * H, D, DP, H, HP, PRECISION),
+        load_narrow(high + H, low + H, largest, 3 * H, D, DP, H, HP, PRECISION),
+        load_narrow(high + 2 * H, low + 2 * H, largest, 3 * H, D, DP, H, HP, PRECISION),
+    )
+
+
+@triton.jit
+def load_after(
+    high, low, facts, D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, M: tl.constexpr,
+    MP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The three matrices behind attention."""
+    o, up, down = 3 * D * H, 4 * D * H, 4 * D * H + D * M
+    return (
+        load_narrow(high + o, low + o, tl.load(facts + OUT), D, H, HP, D, DP, PRECISION),
+        load_narrow(high + up, low + up, tl.load(facts + UP), M, D, DP, M, MP, PRECISION),
+        load_narrow(high + down, low + down, tl.load(facts + DOWN), D, M, MP, D, DP, PRECISION),
+    )
+
+
+@triton.jit
+def store_projection(
+    x, rows, count, y, weight, bias, bound, WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """y W + b; in 16 bits as so many units as attention expects."""
+    value = product(y, weight, PRECISION) + load_bias(bias, WIDTH, PADDED)
+    if x.dtype.element_ty == tl.float16:
+        value = value * inverse(unit_of(bound))
+    store_tile(x, rows, count, value, WIDTH, PADDED)
+
+
 @triton.jit(do_not_specialize=["count", "pieces"])
 def enter_forward(
-    x, weight, bias, q, k, v, member_stride, count, pieces, epsilon,
-    D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr,
+    x, high, low, facts, bounds, bias, q, k, v, member_stride, count, pieces, epsilon,
+    D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr,
 ):  # fmt: skip
     member, _piece, first, last = place_of(count, pieces, T)
-    own, base = member.to(tl.int64) * member_stride, member.to(tl.int64) * count
-    wq = load_weight(weight + own, 3 * H, D, DP, H, HP)
-    wk = load_weight(weight + own + H, 3 * H, D, DP, H, HP)
-    wv = load_weight(weight + own + 2 * H, 3 * H, D, DP, H, HP)
+    bias, base = bias + member.to(tl.int64) * member_stride, member.to(tl.int64) * count
+    high, low, facts, bounds = of_member(member, high, low, facts, bounds, D, H, M)
+    wq, wk, wv = load_before(high, low, facts, D, DP, H, HP, PRECISION)
+    bq, bk, bv = tl.load(bounds + Q), tl.load(bounds + K), tl.load(bounds + V)
     for tile in range(first, last):
         rows = tile * T + tl.arange(0, T)
         y, _factor = normed(load_tile(x + base * D, rows, count, D, DP), is_inside(rows, count, D, DP), epsilon, D, DP)
-        store_tile(q + base * H, rows, count, product(y, wq, PRECISION) + load_bias(bias + own, H, HP), H, HP)
-        store_tile(k + base * H, rows, count, product(y, wk, PRECISION) + load_bias(bias + own + H, H, HP), H, HP)
-        store_tile(v + base * H, rows, count, product(y, wv, PRECISION) + load_bias(bias + own + 2 * H, H, HP), H, HP)
+        y = layer_normed(y, D, PRECISION)
+        store_projection(q + base * H, rows, count, y, wq, bias, bq, H, HP, PRECISION)
+        store_projection(k + base * H, rows, count, y, wk, bias + H, bk, H, HP, PRECISION)
+        store_projection(v + base * H, rows, count, y, wv, bias + 2 * H, bv, H, HP, PRECISION)
 
 
-@triton.jit(do_not_specialize=["count", "pieces"])
+@triton.jit(do_not_specialize=["count", "pieces", "length"])
 def enter_backward(
-    x, weight, dq, dk, dv, residual, dx, partial, member_stride, count, pieces, epsilon,
-    D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr,
+    x, high, low, facts, bounds, dq, dk, dv, residual, dx, partial, count, pieces, epsilon, length,
+    weight, reach,
+    D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr,
 ):  # fmt: skip
-    """`residual` is the gradient that reaches x past attention; `partial` gets a row of weights and biases a piece."""
+    """`residual` is the gradient that reaches x past attention; `partial` gets a row of weights and biases a piece.
+
+    `weight` is what no weight of attention exceeds, `reach` what the sum of a row's |dS| is at most, for gradients and
+    values up to 1. A key may be kept by each of `length` queries.
+    """
     member, piece, first, last = place_of(count, pieces, T)
-    own, base = member.to(tl.int64) * member_stride, member.to(tl.int64) * count
-    wq = tl.trans(load_weight(weight + own, 3 * H, D, DP, H, HP))
-    wk = tl.trans(load_weight(weight + own + H, 3 * H, D, DP, H, HP))
-    wv = tl.trans(load_weight(weight + own + 2 * H, 3 * H, D, DP, H, HP))
+    base = member.to(tl.int64) * count
+    high, low, facts, bounds = of_member(member, high, low, facts, bounds, D, H, M)
+    wq, wk, wv = load_before(high, low, facts, D, DP, H, HP, PRECISION)
+    grad = tl.load(bounds + GRAD)
+    slope = grad * tl.load(bounds + V) * reach
+    largest = tl.maximum(slope * tl.load(bounds + K), slope * tl.load(bounds + Q) * length)
+    ug = unit_of(tl.maximum(largest, grad * weight * length))
     dwq, dwk, dwv = tl.zeros((DP, HP), tl.float32), tl.zeros((DP, HP), tl.float32), tl.zeros((DP, HP), tl.float32)
     dbq, dbk, dbv = tl.zeros((HP,), tl.float32), tl.zeros((HP,), tl.float32), tl.zeros((HP,), tl.float32)
     for tile in range(first, last):
         rows = tile * T + tl.arange(0, T)
-        inside = is_inside(rows, count, D, DP)
-        y, factor = normed(load_tile(x + base * D, rows, count, D, DP), inside, epsilon, D, DP)
+        y, factor = normed(load_tile(x + base * D, rows, count, D, DP), is_inside(rows, count, D, DP), epsilon, D, DP)
+        input = layer_normed(y, D, PRECISION)
         g = load_tile(dq + base * H, rows, count, H, HP)
-        dy = product(g, wq, PRECISION)
-        dwq += product(tl.trans(y), g, PRECISION)
         dbq += tl.sum(g, axis=0)
+        g = operand(g, ug, PRECISION)
+        dy = added(tl.zeros((T, DP), tl.float32), g, turned(wq), PRECISION)
+        dwq = added(dwq, turned(input), g, PRECISION)
         g = load_tile(dk + base * H, rows, count, H, HP)
-        dy += product(g, wk, PRECISION)
-        dwk += product(tl.trans(y), g, PRECISION)
         dbk += tl.sum(g, axis=0)
+        g = operand(g, ug, PRECISION)
+        dy = added(dy, g, turned(wk), PRECISION)
+        dwk = added(dwk, turned(input), g, PRECISION)
         g = load_tile(dv + base * H, rows, count, H, HP)
-        dy += product(g, wv, PRECISION)
-        dwv += product(tl.trans(y), g, PRECISION)
         dbv += tl.sum(g, axis=0)
+        g = operand(g, ug, PRECISION)
+        dy = added(dy, g, turned(wv), PRECISION) * (ug * wq[2])
+        dwv = added(dwv, turned(input), g, PRECISION)
         change = load_tile(residual + base * D, rows, count, D, DP) + norm_gradient(dy, y, factor, D)
         store_tile(dx + base * D, rows, count, change, D, DP)
-    out = partial + (member.to(tl.int64) * pieces + piece) * ((D + 1) * 3 * H)
-    store_weight(out, 3 * H, dwq, D, DP, H, HP)
-    store_weight(out + H, 3 * H, dwk, D, DP, H, HP)
-    store_weight(out + 2 * H, 3 * H, dwv, D, DP, H, HP)
+    unit = ug * unit_of(D**0.5)
+    out = partial + (member.to(tl.int64) * pieces + piece) * gradient_size(D, H, M)
+    store_weight(out, 3 * H, dwq * unit, D, DP, H, HP)
+    store_weight(out + H, 3 * H, dwk * unit, D, DP, H, HP)
+    store_weight(out + 2 * H, 3 * H, dwv * unit, D, DP, H, HP)
     store_bias(out + D * 3 * H, dbq, H, HP)
     store_bias(out + D * 3 * H + H, dbk, H, HP)
     store_bias(out + D * 3 * H + 2 * H, dbv, H, HP)
@@ -203,78 +222,100 @@ def enter_backward(
 
 @triton.jit(do_not_specialize=["count", "pieces"])
 def leave_forward(
-    x, mixed, wo, bo, wi, bi, wt, bt, seeds, seed_stride, middle, out, member_stride, count, pieces, epsilon,
-    threshold, factor,
+    x, mixed, high, low, facts, bounds, bo, bi, bt, seeds, seed_stride, middle, out, member_stride, count, pieces,
+    epsilon, threshold, factor, weight,
     D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, M: tl.constexpr, MP: tl.constexpr,
     DROPS: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """`middle` None: nobody will ask for gradients."""
+    """`weight` is what no weight of attention exceeds. `middle` None: nobody will ask for gradients."""
     member, _piece, first, last = place_of(count, pieces, T)
     own, base = member.to(tl.int64) * member_stride, member.to(tl.int64) * count
-    after, up, down = (
-        load_weight(wo + own, D, H, HP, D, DP),
-        load_weight(wi + own, M, D, DP, M, MP),
-        load_weight(wt + own, D, M, MP, D, DP),
-    )
+    high, low, facts, bounds = of_member(member, high, low, facts, bounds, D, H, M)
+    after, up, down = load_after(high, low, facts, D, DP, H, HP, M, MP, PRECISION)
+    um, uh = unit_of(tl.load(bounds + V) * weight), unit_of(tl.load(bounds + HIDDEN) * factor)
     for tile in range(first, last):
         rows = tile * T + tl.arange(0, T)
-        a = product(load_tile(mixed + base * H, rows, count, H, HP), after, PRECISION) + load_bias(bo + own, D, DP)
+        a = operand(load_tile(mixed + base * H, rows, count, H, HP), um, PRECISION)
+        a = product(a, after, PRECISION) + load_bias(bo + own, D, DP)
         u = dropout(a, seeds, seed_stride + member, rows, threshold, factor, DROPS)
         u += load_tile(x + base * D, rows, count, D, DP)
         if middle is not None:
             store_tile(middle + base * D, rows, count, u, D, DP)
         y, _factor = normed(u, is_inside(rows, count, D, DP), epsilon, D, DP)
-        h = product(y, up, PRECISION) + load_bias(bi + own, M, MP)
+        h = product(layer_normed(y, D, PRECISION), up, PRECISION) + load_bias(bi + own, M, MP)
         h = tl.maximum(dropout(h, seeds, 2 * seed_stride + member, rows, threshold, factor, DROPS), 0.0)
-        z = product(h, down, PRECISION) + load_bias(bt + own, D, DP)
+        z = product(operand(h, uh, PRECISION), down, PRECISION) + load_bias(bt + own, D, DP)
         z = dropout(z, seeds, 3 * seed_stride + member, rows, threshold, factor, DROPS)
         store_tile(out + base * D, rows, count, u + z, D, DP)
 
 
 @triton.jit(do_not_specialize=["count", "pieces"])
 def leave_backward(
-    grad, middle, mixed, wo, wi, bi, wt, seeds, seed_stride, dmiddle, dmixed, partial, member_stride, count, pieces,
-    epsilon, threshold, factor,
+    grad, middle, mixed, high, low, facts, bounds, bi, seeds, seed_stride, dmiddle, dmixed, partial, member_stride,
+    count, pieces, epsilon, threshold, factor, weight,
     D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, M: tl.constexpr, MP: tl.constexpr,
     DROPS: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of `mixed`, of x past attention (`dmiddle`), and of the three layers, a row a piece."""
+    """Gradients of `mixed`, of x past attention (`dmiddle`), and of the three layers, a row a piece; and what no entry
+    of `dmixed` exceeds."""
     member, piece, first, last = place_of(count, pieces, T)
     own, base = member.to(tl.int64) * member_stride, member.to(tl.int64) * count
-    after, up, down = (
-        load_weight(wo + own, D, H, HP, D, DP),
-        load_weight(wi + own, M, D, DP, M, MP),
-        load_weight(wt + own, D, M, MP, D, DP),
-    )
+    high, low, facts, bounds = of_member(member, high, low, facts, bounds, D, H, M)
+    after, up, down = load_after(high, low, facts, D, DP, H, HP, M, MP, PRECISION)
+    um, uh = unit_of(tl.load(bounds + V) * weight), unit_of(tl.load(bounds + HIDDEN) * factor)
+    largest = largest_of(grad + base * D, first, last, count, D, DP, T) * factor
+    uz, udh = unit_of(largest), unit_of(largest * tl.load(facts + ROW_DOWN) * D**0.5 * factor)
+    top = 0.0
     dwo, dwi, dwt = tl.zeros((HP, DP), tl.float32), tl.zeros((DP, MP), tl.float32), tl.zeros((MP, DP), tl.float32)
     dbo, dbi, dbt = tl.zeros((DP,), tl.float32), tl.zeros((MP,), tl.float32), tl.zeros((DP,), tl.float32)
     for tile in range(first, last):
         rows = tile * T + tl.arange(0, T)
         u = load_tile(middle + base * D, rows, count, D, DP)
         y, scale = normed(u, is_inside(rows, count, D, DP), epsilon, D, DP)
-        h = product(y, up, PRECISION) + load_bias(bi + own, M, MP)
+        input = layer_normed(y, D, PRECISION)
+        h = product(input, up, PRECISION) + load_bias(bi + own, M, MP)
         h = tl.maximum(dropout(h, seeds, 2 * seed_stride + member, rows, threshold, factor, DROPS), 0.0)
         g = load_tile(grad + base * D, rows, count, D, DP)
         dz = dropout(g, seeds, 3 * seed_stride + member, rows, threshold, factor, DROPS)
-        dwt += product(tl.trans(h), dz, PRECISION)
         dbt += tl.sum(dz, axis=0)
-        dh = product(dz, tl.trans(down), PRECISION)
+        dz = operand(dz, uz, PRECISION)
+        dwt = added(dwt, turned(operand(h, uh, PRECISION)), dz, PRECISION)
         # What was dropped is zero, and so is not above it: one comparison stands for both gradients.
-        dh = tl.where(h > 0.0, dh * factor, 0.0)
-        dwi += product(tl.trans(y), dh, PRECISION)
+        dh = tl.where(h > 0.0, product(dz, turned(down), PRECISION, factor), 0.0)
         dbi += tl.sum(dh, axis=0)
-        dy = product(dh, tl.trans(up), PRECISION)
-        du = g + norm_gradient(dy, y, scale, D)
+        dh = operand(dh, udh, PRECISION)
+        dwi = added(dwi, turned(input), dh, PRECISION)
+        du = g + norm_gradient(product(dh, turned(up), PRECISION), y, scale, D)
         store_tile(dmiddle + base * D, rows, count, du, D, DP)
         da = dropout(du, seeds, seed_stride + member, rows, threshold, factor, DROPS)
         da = tl.where(is_inside(rows, count, D, DP), da, 0.0)
-        dwo += product(tl.trans(load_tile(mixed + base * H, rows, count, H, HP)), da, PRECISION)
         dbo += tl.sum(da, axis=0)
-        store_tile(dmixed + base * H, rows, count, product(da, tl.trans(after), PRECISION), H, HP)
-    out = partial + (member.to(tl.int64) * pieces + piece) * (H * D + D + D * M + M + M * D + D)
+        steepest = tl.max(tl.abs(da))
+        top = tl.maximum(top, steepest)
+        da = operand(da, unit_of(steepest), PRECISION)
+        a = operand(load_tile(mixed + base * H, rows, count, H, HP), um, PRECISION)
+        dwo += product(turned(a), da, PRECISION)
+        store_tile(dmixed + base * H, rows, count, product(da, turned(after), PRECISION), H, HP)
+    tl.atomic_max(bounds + GRAD, top * tl.load(facts + ROW_OUT) * D**0.5)  # the same in whatever order
+    out = partial + (member.to(tl.int64) * pieces + piece) * gradient_size(D, H, M) + (D + 1) * 3 * H
     store_weight(out, D, dwo, H, HP, D, DP)
     store_bias(out + H * D, dbo, D, DP)
-    store_weight(out + H * D + D, M, dwi, D, DP, M, MP)
+    store_weight(out + H * D + D, M, dwi * (unit_of(D**0.5) * udh), D, DP, M, MP)
     store_bias(out + H * D + D + D * M, dbi, M, MP)
-    store_weight(out + H * D + D + D * M + M, D, dwt, M, MP, D, DP)
+    store_weight(out + H * D + D + D * M + M, D, dwt * (uh * uz), M, MP, D, DP)
     store_bias(out + H * D + D + D * M + M + M * D, dbt, D, DP)
+
+
+@triton.jit
+def gradient_size(D: tl.constexpr, H: tl.constexpr, M: tl.constexpr):
+    """All weights and biases of a block: a row of `partial`, those before attention first."""
+    return (D + 1) * 3 * H + (H + 1) * D + (D + 1) * M + (M + 1) * D
+
+
+@triton.jit
+def largest_of(x, first, last, count, D: tl.constexpr, DP: tl.constexpr, T: tl.constexpr):
+    """The largest entry of all tiles of a program."""
+    largest = tl.zeros((T, DP), tl.float32)
+    for tile in range(first, last):
+        largest = tl.maximum(largest, tl.abs(load_tile(x, tile * T + tl.arange(0, T), count, D, DP)))
+    return tl.max(largest)

@@ -1,6 +1,6 @@
 """How the work of the fused kernels is cut: one table, never searched for at run time.
 
-`LAUNCHES["kernel/tf32x3"]` is for products of this precision where it differs. The values are the fastest of some ten
+`LAUNCHES["kernel/fp16x3"]` is for products of this precision where it differs. The values are the fastest of some ten
 that were timed on an H200 at the paper's shapes.
 """
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 ENOUGH = 264  # programs that fill a large GPU: two for each of 132 multiprocessors
 MANY = 3  # pieces a member: with fewer, a GPU that is done with most programs would wait for long ones
+SHORTEST = 32  # positions of a piece: one small tile
 WORTHWHILE = 192  # positions for which loading a member's weights, and storing a sum of their gradients, pays
 
 
@@ -23,13 +24,16 @@ class Launch:
 
 
 LAUNCHES = {
+    "narrow_weights": Launch(0, 8, 1),
     "embed_forward": Launch(32, 4, 1),
     "embed_backward": Launch(64, 4, 2),
     "enter_forward": Launch(64, 4, 1),
-    "enter_backward": Launch(64, 4, 1),
-    "enter_backward/tf32x3": Launch(32, 4, 1),
-    "leave_forward": Launch(32, 4, 1),
-    "leave_backward": Launch(32, 4, 1),
+    "enter_backward": Launch(32, 4, 3),
+    "enter_backward/fp16x3": Launch(32, 4, 1),
+    "leave_forward": Launch(64, 4, 1),
+    "leave_forward/fp16x3": Launch(64, 4, 2),
+    "leave_backward": Launch(32, 4, 3),
+    "leave_backward/fp16x3": Launch(32, 4, 1),
 }
 
 
@@ -38,8 +42,8 @@ def launch_for(kernel: str, precision: str) -> Launch:
     return LAUNCHES.get(f"{kernel}/{precision}", LAUNCHES[kernel])
 
 
-def pieces_of(launch: Launch, members: int, count: int) -> int:
+def pieces_of(members: int, count: int) -> int:
     """How many pieces to cut a member's positions into: where members are few, as many as run at once, or else many."""
     at_once = ENOUGH // members
     wanted = at_once if at_once >= MANY else count // WORTHWHILE
-    return max(1, min(wanted, -(-count // launch.tile)))
+    return max(1, min(wanted, -(-count // SHORTEST)))

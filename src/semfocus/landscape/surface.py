@@ -119,7 +119,7 @@ def measure_surface(
     if stored is not None:
         return stored
     rows = settings.grid**2 * subject.rows.count // 3  # a third of the work of training on them
-    compiled = runtime.parts(subject.spec, rows, device, settings.precision)
+    compiled = runtime.parts(subject.spec, rows, device)
     machine = _digest(facts(device, 0, compiled is not PLAIN))
     half = None if again else _taken_up(found, settings, key, machine, device)
     threads = runtime.threads or (half.threads if half else runtime.num_threads())

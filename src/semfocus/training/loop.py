@@ -83,7 +83,7 @@ class Loop:
         self.total = training.epochs * self.per_epoch
         self.interval = min(max(1.0, runtime.evaluate_every * self.per_epoch), self.total)  # of evaluations, in steps
         rows = len(members) * self.total * training.batch_size
-        self.parts = runtime.parts(self.cohort.spec, rows, self.device, members[0].config.precision)
+        self.parts = runtime.parts(self.cohort.spec, rows, self.device)
         self.began = self.saved_at = time.monotonic()
         self.spent_before = 0.0  # seconds, in earlier sessions
         self.first_step = 0

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from semfocus.errors import UsageError, whole_number
-from semfocus.fused import fused_parts, fused_pays
+from semfocus.fused import fused_parts
 from semfocus.model import PLAIN, Parts, Spec
 
 # Compiling takes some fifteen seconds on a CPU; below this much arithmetic (FLOP) it does not pay.
@@ -88,10 +88,10 @@ class Runtime:
             found = replace(found, compile="on" if compiled and _can_compile(device) else "off")
         return found
 
-    def parts(self, spec: Spec, rows: int, device: torch.device, precision: str) -> Parts:
+    def parts(self, spec: Spec, rows: int, device: torch.device) -> Parts:
         """The model's functions as they are, or compiled: if asked for, or if `rows` of them are worth it.
 
-        On a GPU they always are, and the fused kernels take the compiler's place where they serve and are faster. On a
+        On a GPU they always are, and the fused kernels take the compiler's place where they serve. On a
         CPU compiling pays for full attention that draws no random numbers; with dropout, blocks stay plain (`Parts`);
         where keys are chosen, compiled code was no faster (docs/engine.md).
         """
@@ -99,7 +99,7 @@ class Runtime:
         if self.compile == "off" or (self.compile == "auto" and not worth):
             return PLAIN
         compiled = Parts.compiled()
-        if device.type == "cuda" and fused_pays(spec, precision):
+        if device.type == "cuda":
             return fused_parts(spec, device, compiled.read_out) or compiled
         return compiled
 

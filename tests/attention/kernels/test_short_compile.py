@@ -14,7 +14,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from semfocus.attention.kernels import short_launch
-from semfocus.attention.kernels.short_ops import _empty_results
+from semfocus.attention.kernels.short_ops import empty_results
 from semfocus.attention.mechanisms import parse_mechanism
 
 
@@ -59,7 +59,7 @@ for mechanism, length, width, dtype, causal in (
     mask = torch.ones(3, 2, 1, 1, length, dtype=torch.bool)
     seed = torch.zeros(3, 1, 1, 1, 1, dtype=torch.int64)
     value = parse_mechanism(mechanism)
-    out, kept, lse, saved = _empty_results(q, k, v, value)
+    out, kept, lse, saved = empty_results(q, k, v, value)
     call = short_launch.Call(q, k, v, mask, None, seed, value, causal, 0.1, 0.1, False)
     call.forward(out, kept, lse, saved, careful=True)
     gradients = [torch.empty_like(tensor) for tensor in (q, k, v)]

@@ -20,7 +20,8 @@ from semfocus.attention.chunked import listed_info, ordered
 from semfocus.attention.info import AttentionInfo
 from semfocus.attention.kernels.long_backward import hub_parts, key_gradients, query_gradients
 from semfocus.attention.kernels.long_forward import best_groups, group_maxima, select_and_mix
-from semfocus.attention.kernels.shared import dropout_threshold, precision
+from semfocus.attention.kernels.products import precision
+from semfocus.attention.kernels.shared import dropout_threshold
 from semfocus.attention.mechanisms import TopK
 from semfocus.attention.problem import Problem
 

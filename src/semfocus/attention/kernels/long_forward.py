@@ -19,7 +19,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, NO_KEY, ordered, product, survives, unordered
+from semfocus.attention.kernels.products import operand, product, turned
+from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, NO_KEY, ordered, survives, unordered
 
 AHEAD = tl.constexpr(8)  # loads in flight
 
@@ -141,7 +142,7 @@ def _maxima_of_stretches(
             k_tile = tl.load(at)
         else:
             k_tile = tl.load(at, mask=(key < keys)[:, None] & (channel < D)[None, :], other=0.0)
-        scores = product(q_tile, tl.trans(k_tile), PRECISION)
+        scores = product(operand(q_tile, 1.0, PRECISION), turned(operand(k_tile, 1.0, PRECISION)), PRECISION)
         if not PLAIN:
             allowed = key[None, :] < row_limit[:, None]
             if FORCED:

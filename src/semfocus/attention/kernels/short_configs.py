@@ -33,14 +33,22 @@ LAUNCHES: dict[str, dict[int, Launch]] = {
     "whole_backward": {64: Launch(WHOLE, WHOLE, 4, 1), 128: Launch(WHOLE, WHOLE, 8, 1)},
     "tiled_forward": {64: Launch(64, 32, 2, 2), 128: Launch(64, 32, 4, 2)},
     "tiled_forward/tf32x3": {64: Launch(128, 32, 4, 2), 128: Launch(64, 32, 4, 2)},
+    "tiled_forward/fp16": {64: Launch(64, 64, 4, 3)},
+    "tiled_forward/fp16x3": {64: Launch(64, 32, 4, 3)},
     "tiled_by_query": {64: Launch(64, 32, 4, 2), 128: Launch(64, 32, 4, 2)},
     "tiled_by_query/tf32x3": {64: Launch(128, 64, 8, 2), 128: Launch(64, 32, 8, 1)},
+    "tiled_by_query/fp16": {64: Launch(64, 32, 4, 3)},
+    "tiled_by_query/fp16x3": {64: Launch(64, 64, 4, 1)},
     "tiled_by_key": {64: Launch(32, 128, 4, 1), 128: Launch(32, 64, 4, 1)},
     "tiled_by_key/tf32x3": {64: Launch(32, 128, 8, 2), 128: Launch(32, 64, 8, 1)},
+    "tiled_by_key/fp16x3": {64: Launch(64, 64, 4, 1)},
     "listed_forward": {64: Launch(64, 32, 4, 2), 128: Launch(64, 32, 4, 2)},
+    "listed_forward/fp16": {64: Launch(16, 32, 1, 2)},
     "listed_by_query": {64: Launch(8, 0, 2, 1), 128: Launch(16, 0, 4, 1)},
     "listed_by_key": {64: Launch(32, 32, 4, 2), 128: Launch(32, 32, 4, 2)},
     "listed_by_key/tf32x3": {64: Launch(64, 32, 4, 2), 128: Launch(32, 32, 4, 2)},
+    "listed_by_key/fp16": {64: Launch(32, 64, 4, 3)},
+    "listed_by_key/fp16x3": {64: Launch(32, 64, 4, 3)},
 }
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from triton import OutOfResources
 
 from semfocus.attention.kernels import short_listed, short_tiled, short_whole
-from semfocus.attention.kernels.shared import dropout_threshold, precision
+from semfocus.attention.kernels.products import precision
+from semfocus.attention.kernels.shared import dropout_threshold
 from semfocus.attention.kernels.short_arguments import LEAD, arranged, dropout_type, padded, row_numbers
 from semfocus.attention.kernels.short_configs import LONGEST, Launch, launch_for, shrinking
 from semfocus.attention.kernels.short_ops import plan
@@ -43,11 +44,12 @@ class Call:
     scale: float
     dropout_p: float
     tf32: bool
+    bounds: Tensor | None = None  # (.., 1, 4): what no entry of q, k, v and the output's gradient exceeds
 
     def forward(self, out: Tensor, kept: Tensor, lse: Tensor, saved: Tensor, careful: bool) -> None:
         """Fill the results."""
         x, dropout, sizes = self._arguments({"out": out})
-        given = [*_pick(x, "q k v out mask lengths"), dropout]
+        given = [*_pick(x, "q k v out mask lengths bounds"), dropout]
         numbers = [sizes, *self._lengths, self.scale]
         kind = plan(*self._lengths, self.mechanism)
         results = {"whole": [kept, lse], "tiled": [lse, saved], "listed": [kept, lse, saved]}
@@ -65,24 +67,24 @@ class Call:
         numbers = [sizes, *self._lengths, self.scale]
         kind = plan(*self._lengths, self.mechanism)
         if kind == "whole":
-            given = [*_pick(x, "grad grad_lse q k v mask lengths"), dropout, kept]
+            given = [*_pick(x, "grad grad_lse q k v mask lengths bounds"), dropout, kept]
             self._run("whole_backward", *given, *_pick(x, "dq dk dv"), *numbers)
         elif kind == "tiled":
             totals = torch.empty_like(saved[..., 0, :])
-            given = [*_pick(x, "grad grad_lse q k v out mask lengths"), dropout, saved, totals]
+            given = [*_pick(x, "grad grad_lse q k v out mask lengths bounds"), dropout, saved, totals]
             self._run("tiled_by_query", *given, x["dq"], *numbers)
-            given = [*_pick(x, "grad grad_lse q k v mask lengths"), dropout, saved, totals]
+            given = [*_pick(x, "grad grad_lse q k v mask lengths bounds"), dropout, saved, totals]
             self._run("tiled_by_key", *given, *_pick(x, "dk dv"), *numbers)
         else:
             dropped, changes = torch.empty_like(saved), torch.empty_like(saved)
-            given = [*_pick(x, "grad grad_lse k v"), dropout, kept, saved, dropped, changes]
+            given = [*_pick(x, "grad grad_lse k v bounds"), dropout, kept, saved, dropped, changes]
             self._run("listed_by_query", *given, x["dq"], *numbers)
-            given = [*_pick(x, "grad q lengths"), kept, dropped, changes]
-            self._run("listed_by_key", *given, *_pick(x, "dk dv"), *numbers[:-1])
+            given = [*_pick(x, "grad q lengths bounds"), dropout, kept, dropped, changes]
+            self._run("listed_by_key", *given, *_pick(x, "dk dv"), *numbers)
 
     def _run(self, name: str, *arguments: Any, **options: Any) -> None:
         """Launch a kernel with the constants that it asks for: a program for each problem, or tile of its rows."""
-        launch = launch_for(name, max(self.q.shape[-1], self.v.shape[-1]), precision(self.tf32))
+        launch = launch_for(name, max(self.q.shape[-1], self.v.shape[-1]), self._precision)
         for attempt in shrinking(launch):
             try:
                 self._start(name, attempt, *arguments, **options)
@@ -116,13 +118,25 @@ class Call:
         if seed is not None:
             seed = seed[(None,) * max(2 - seed.dim(), 0)]
             numbers = row_numbers(lead, seed, self._lengths[0])
-        inputs = {"q": self.q, "k": self.k, "v": self.v, "mask": mask, "lengths": self.lengths, "seed": seed}
+        inputs = {
+            "q": self.q,
+            "k": self.k,
+            "v": self.v,
+            "mask": mask,
+            "lengths": self.lengths,
+            "seed": seed,
+            "bounds": self.bounds,
+        }
         sizes, given, numbers = arranged(lead, inputs | tensors, numbers)
         seeds = given.pop("seed")
         if seeds is None:
             return given, None, sizes
         bits = (dropout_threshold(self.dropout_p), 1 / (1 - self.dropout_p))
         return given, dropout_type(len(sizes))(seeds.data, *bits, *seeds[LEAD:], *numbers), sizes
+
+    @property
+    def _precision(self) -> str:
+        return precision(self.tf32, bounded=self.bounds is not None)
 
     @property
     def _lengths(self) -> tuple[int, int]:
@@ -146,7 +160,7 @@ class Call:
             "WINDOW": min(mechanism.window, 2 * LONGEST) if forced else 0,
             "W": -(-keys // 32) if most else 0,
             "CAUSAL": self.causal,
-            "PRECISION": precision(self.tf32),
+            "PRECISION": self._precision,
             "D": d,
             "DP": padded(d),
             "DV": dv,

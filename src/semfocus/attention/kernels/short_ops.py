@@ -48,7 +48,7 @@ def short_attention(
     """
     from semfocus.attention.kernels import short_launch
 
-    results = _empty_results(q, k, v, parse_mechanism(mechanism))
+    results = empty_results(q, k, v, parse_mechanism(mechanism))
     call = short_launch.Call(
         q, k, v, mask, lengths, dropout_seed, parse_mechanism(mechanism), causal, scale, dropout_p, tf32
     )
@@ -58,10 +58,11 @@ def short_attention(
 
 @short_attention.register_fake
 def _(q, k, v, mask, lengths, dropout_seed, mechanism, causal, scale, dropout_p, careful, tf32):
-    return _empty_results(q, k, v, parse_mechanism(mechanism))
+    return empty_results(q, k, v, parse_mechanism(mechanism))
 
 
-def _empty_results(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def empty_results(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Room for what `short_attention` returns."""
     lead, queries, keys = q.shape[:-2], q.shape[-2], k.shape[-2]
     kind = plan(queries, keys, mechanism)
     kept, saved = [0], [*lead, 2, queries] if kind == "tiled" else [0]

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from semfocus.attention.kernels import short_arguments
+from semfocus.attention.kernels.products import inverse, unit_of
 from semfocus.attention.kernels.shared import MINUS_INF, row_hash, survives
 
 LEAD = tl.constexpr(short_arguments.LEAD)
@@ -50,6 +51,40 @@ def store_rows(x, n, sizes, rows, count, values, WIDTH: tl.constexpr, PADDED: tl
     inside = (rows < count)[:, None] & (columns < WIDTH)[None, :]
     at = start_of(x, n, sizes) + rows[:, None] * x.row + columns[None, :] * x.column
     tl.store(at, values.to(x.data.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def units_at(bounds, n, sizes, dropout, scale, DV: tl.constexpr):
+    """What operands of problem n are counted in: q, k, v, the output's gradient, weights, output and dS. All 1 where
+    nobody knows how large they are."""
+    uq, uk, uv, ug, up, uo, us = 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0
+    if bounds is not None:
+        weight = 1.0
+        if dropout is not None:
+            weight = dropout.factor
+        at = start_of(bounds, n, sizes)
+        value, grad = tl.load(at + 2 * bounds.column), tl.load(at + 3 * bounds.column)
+        uq, uk = unit_of(tl.load(at)), unit_of(tl.load(at + bounds.column))
+        uv, ug, up, uo = unit_of(value), unit_of(grad), unit_of(weight), unit_of(value * weight)
+        us = unit_of(2 * DV * grad * value * weight * tl.abs(scale))  # |dP| <= DV grad value weight, and so its mean
+    return uq, uk, uv, ug, up, uo, us
+
+
+@triton.jit
+def store_counted(x, n, sizes, rows, count, values, unit, bounds, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Values whose bounds are known, in 16 bits: so many units."""
+    if bounds is not None and x.data.dtype.element_ty == tl.float16:
+        values = values * inverse(unit)
+    store_rows(x, n, sizes, rows, count, values, WIDTH, PADDED)
+
+
+@triton.jit
+def counted(loaded, unit, bounds):
+    """The other way round: what was loaded, in float32."""
+    values = loaded.to(tl.float32)
+    if bounds is not None and loaded.dtype == tl.float16:
+        values = values * unit
+    return values
 
 
 @triton.jit
@@ -184,8 +219,10 @@ def hashes_of(dropout, n, sizes, i):
 
 
 @triton.jit
-def drop(weights, hashes, j, dropout):
-    """Weights, or gradients of them, with some dropped and the rest scaled up."""
-    if dropout is not None:
-        weights = tl.where(survives(hashes, j, dropout.threshold), weights * dropout.factor, 0.0)
+def drop(weights, hashes, j, dropout, factor=1.0):
+    """Weights, or gradients of them, times a number, with some dropped and the rest scaled up."""
+    if dropout is None:
+        weights = weights * factor
+    else:
+        weights = tl.where(survives(hashes, j, dropout.threshold), weights * (dropout.factor * factor), 0.0)
     return weights

@@ -12,7 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, NO_KEY, finite, ordered, product
+from semfocus.attention.kernels.products import added, counted_operand, inverse, operand, product, turned
+from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, exponential, finite, ordered
 from semfocus.attention.kernels.short_places import (
     allowed,
     drop,
@@ -21,24 +22,42 @@ from semfocus.attention.kernels.short_places import (
     length_of,
     load_rows,
     start_of,
+    store_counted,
     store_rows,
+    units_at,
 )
 
 
 @triton.jit
-def chosen(scores, may, i, j, queries, keys, KIND: tl.constexpr, MOST: tl.constexpr, SINKS: tl.constexpr,
+def chosen(scores, may, i, j, queries, keys, bounds, KIND: tl.constexpr, MOST: tl.constexpr, SINKS: tl.constexpr,
            WINDOW: tl.constexpr, CAUSAL: tl.constexpr):  # fmt: skip
     """Of the pairs that may be kept, the MOST best of each row, besides sinks and window."""
-    forced = may & (j < SINKS)
-    if WINDOW > 0:
-        forced = forced | (may & in_window(i + (keys - queries), j, keys, WINDOW, 0, CAUSAL))
-    free = may & ~forced
-    rank = ordered(-scores) if KIND == "bottomk" else ordered(scores)
-    left = tl.where(free, rank, NO_KEY)
-    for _ in range(MOST):  # the lowest index among equals
-        first = tl.min(tl.where(left == tl.max(left, axis=1)[:, None], j, BEYOND), axis=1)
-        left = tl.where(j == first[:, None], NO_KEY, left)
-    return forced | (free & (left == NO_KEY))
+    free = may
+    if SINKS > 0 or WINDOW > 0:
+        free = may & (j >= SINKS) & ~in_window(i + (keys - queries), j, keys, WINDOW, 0, CAUSAL)
+    nothing = ranked(tl.full((), MINUS_INF, tl.float32), "topk", bounds)
+    rank = tl.where(free, ranked(scores, KIND, bounds), nothing)
+    border = tl.max(rank, axis=1)
+    for _ in range(MOST - 1):
+        border = tl.max(tl.where(rank < border[:, None], rank, nothing), axis=1)
+    best = (rank >= border[:, None]) & (rank > nothing)
+    count = tl.sum(best.to(tl.int32), axis=1)[:, None]
+    if tl.max(tl.where(i < queries, count, 0)) > MOST:  # there are equals: the lowest index first
+        left = rank
+        for _ in range(MOST):
+            first = tl.min(tl.where(left == tl.max(left, axis=1)[:, None], j, BEYOND), axis=1)
+            left = tl.where(j == first[:, None], nothing, left)
+        best = left < rank
+    if SINKS > 0 or WINDOW > 0:
+        best = best | (may & ~free)
+    return best
+
+
+@triton.jit
+def ranked(scores, KIND: tl.constexpr, bounds):
+    """Numbers in the order of preference. Those whose bounds are known are finite, and stand for themselves."""
+    rank = -scores if KIND == "bottomk" else scores
+    return ordered(rank) if bounds is None else rank
 
 
 @triton.jit
@@ -62,7 +81,7 @@ def load_bits(kept, n, i, j, queries, W: tl.constexpr):
 
 @triton.jit(do_not_specialize=["queries", "keys"])
 def whole_forward(
-    q, k, v, out, mask, lengths, dropout, kept, lse, sizes, queries, keys, scale,
+    q, k, v, out, mask, lengths, bounds, dropout, kept, lse, sizes, queries, keys, scale,
     MASK: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, MOST: tl.constexpr,
     SINKS: tl.constexpr, WINDOW: tl.constexpr, CAUSAL: tl.constexpr, CAREFUL: tl.constexpr,
     PRECISION: tl.constexpr, W: tl.constexpr,
@@ -72,20 +91,22 @@ def whole_forward(
     n = tl.program_id(0)
     rows, columns = tl.arange(0, Q), tl.arange(0, K)
     i, j = rows[:, None], columns[None, :]
-    q_tile = load_rows(q, n, sizes, rows, queries, D, DP)
-    k_tile = load_rows(k, n, sizes, columns, keys, D, DP)
-    scores = product(q_tile, tl.trans(k_tile), PRECISION) * scale
+    uq, uk, uv, _ug, up, uo, _us = units_at(bounds, n, sizes, dropout, scale, DV)
+    q_tile = operand(load_rows(q, n, sizes, rows, queries, D, DP), uq, PRECISION)
+    k_tile = operand(load_rows(k, n, sizes, columns, keys, D, DP), uk, PRECISION)
+    scores = product(q_tile, turned(k_tile), PRECISION, scale)
     limit = length_of(lengths, n, sizes, keys)
     keep = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, KIND, WIDTH, GLOBALS, CAUSAL, True)
     if W > 0:
-        keep = chosen(scores, keep, i, j, queries, keys, KIND, MOST, SINKS, WINDOW, CAUSAL)
+        keep = chosen(scores, keep, i, j, queries, keys, bounds, KIND, MOST, SINKS, WINDOW, CAUSAL)
         store_bits(kept, n, rows, j, queries, keep, W)
     weights, top, total = exponentials(scores, keep)
     tl.store(lse + n.to(tl.int64) * queries + rows, top + tl.log(total), mask=rows < queries)
-    weights = drop(weights, hashes_of(dropout, n, sizes, i), j, dropout)
+    weights = drop(weights, hashes_of(dropout, n, sizes, i), j, dropout, inverse(up))
     v_tile = load_rows(v, n, sizes, columns, keys, DV, DVP)
-    mixed = mixture(weights, keep, v_tile, CAREFUL, PRECISION) / nonzero(total)[:, None]
-    store_rows(out, n, sizes, rows, queries, mixed, DV, DVP)
+    mixed = mixture(tl.zeros((Q, DVP), tl.float32), weights, keep, v_tile, up, uv, CAREFUL, PRECISION)
+    mixed = mixed * (up * uv / nonzero(total))[:, None]
+    store_counted(out, n, sizes, rows, queries, mixed, uo, bounds, DV, DVP)
 
 
 @triton.jit
@@ -94,7 +115,7 @@ def exponentials(scores, keep):
     scores = tl.where(keep, scores, MINUS_INF)
     top = tl.max(scores, axis=1)
     top = tl.where(top == MINUS_INF, 0.0, top)
-    weights = tl.exp(scores - top[:, None])
+    weights = exponential(scores - top[:, None])
     return weights, top, tl.sum(weights, axis=1)
 
 
@@ -105,22 +126,23 @@ def nonzero(total):
 
 
 @triton.jit
-def mixture(weights, keep, values, CAREFUL: tl.constexpr, PRECISION: tl.constexpr):
-    """weights @ values; with care, a value that is not finite makes NaN of what keeps it, and of nothing else."""
+def mixture(total, weights, keep, values, up, uv, CAREFUL: tl.constexpr, PRECISION: tl.constexpr):
+    """total + weights @ values, in units; with care, a value that is not finite makes NaN of what keeps it alone."""
+    weights = counted_operand(weights, up, PRECISION)
     if not CAREFUL:
-        mixed = product(weights, values, PRECISION)
+        mixed = added(total, weights, operand(values, uv, PRECISION), PRECISION)
     else:
         sound = finite(values.to(tl.float32))
-        mixed = product(weights, tl.where(sound, values, 0.0), PRECISION)
+        mixed = added(total, weights, operand(tl.where(sound, values, 0.0), uv, PRECISION), PRECISION)
         if tl.min(tl.min(sound.to(tl.int32), axis=1), axis=0) == 0:
-            spoiled = product(keep.to(tl.float32), 1.0 - sound.to(tl.float32), "tf32")
+            spoiled = tl.dot(keep.to(tl.float32), 1.0 - sound.to(tl.float32), input_precision="tf32")
             mixed = tl.where(spoiled > 0.0, float("nan"), mixed)
     return mixed
 
 
 @triton.jit(do_not_specialize=["queries", "keys"])
 def whole_backward(
-    grad, grad_lse, q, k, v, mask, lengths, dropout, kept, dq, dk, dv, sizes, queries, keys, scale,
+    grad, grad_lse, q, k, v, mask, lengths, bounds, dropout, kept, dq, dk, dv, sizes, queries, keys, scale,
     MASK: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr, W: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
@@ -129,27 +151,29 @@ def whole_backward(
     n = tl.program_id(0)
     rows, columns = tl.arange(0, Q), tl.arange(0, K)
     i, j = rows[:, None], columns[None, :]
-    q_tile = load_rows(q, n, sizes, rows, queries, D, DP)
-    k_tile = load_rows(k, n, sizes, columns, keys, D, DP)
-    scores = product(q_tile, tl.trans(k_tile), PRECISION) * scale
+    uq, uk, uv, ug, up, _uo, us = units_at(bounds, n, sizes, dropout, scale, DV)
+    q_tile = operand(load_rows(q, n, sizes, rows, queries, D, DP), uq, PRECISION)
+    k_tile = operand(load_rows(k, n, sizes, columns, keys, D, DP), uk, PRECISION)
+    scores = product(q_tile, turned(k_tile), PRECISION, scale)
     if W > 0:
         keep = load_bits(kept, n, rows, j, queries, W)
     else:
         limit = length_of(lengths, n, sizes, keys)
         keep = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, MASK, KIND, WIDTH, GLOBALS, CAUSAL, False)
     weights, _top, total = exponentials(scores, keep)
-    weights = weights / nonzero(total)[:, None]
+    weights = weights * (1 / nonzero(total))[:, None]
     hashes = hashes_of(dropout, n, sizes, i)
-    grad_tile = load_rows(grad, n, sizes, rows, queries, DV, DVP)
-    dv_tile = product(tl.trans(drop(weights, hashes, j, dropout)), grad_tile, PRECISION)
-    store_rows(dv, n, sizes, columns, keys, dv_tile, DV, DVP)
-    v_tile = load_rows(v, n, sizes, columns, keys, DV, DVP)
-    dp = drop(product(grad_tile, tl.trans(v_tile), PRECISION), hashes, j, dropout)
+    grad_tile = operand(load_rows(grad, n, sizes, rows, queries, DV, DVP), ug, PRECISION)
+    dropped = counted_operand(drop(weights, hashes, j, dropout, inverse(up)), up, PRECISION)
+    store_rows(dv, n, sizes, columns, keys, product(turned(dropped), grad_tile, PRECISION), DV, DVP)
+    v_tile = operand(load_rows(v, n, sizes, columns, keys, DV, DVP), uv, PRECISION)
+    dp = drop(product(grad_tile, turned(v_tile), PRECISION), hashes, j, dropout)
     dp = tl.where(keep, dp, 0.0)
     total = tl.sum(weights * dp, axis=1)
     if grad_lse is not None:
         at = start_of(grad_lse, n, sizes) + rows * grad_lse.row
         total -= tl.load(at, mask=rows < queries, other=0.0)
-    ds = tl.where(keep, weights * (dp - total[:, None]) * scale, 0.0)
+    ds = tl.where(keep, weights * (dp - total[:, None]) * (scale * inverse(us)), 0.0)
+    ds = counted_operand(ds, us, PRECISION)
     store_rows(dq, n, sizes, rows, queries, product(ds, k_tile, PRECISION), D, DP)
-    store_rows(dk, n, sizes, columns, keys, product(tl.trans(ds), q_tile, PRECISION), D, DP)
+    store_rows(dk, n, sizes, columns, keys, product(turned(ds), q_tile, PRECISION), D, DP)

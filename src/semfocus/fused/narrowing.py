@@ -1,0 +1,92 @@
+"""A member's weights as 16-bit floats, once a pass, and how large they and what comes of them can be.
+
+    high, low    (E, S) float16: the weights in units: q k v, Wo, Wi, Wt, each without gaps
+    facts        (E, 6) float32: the largest entry of each, and the largest norm of a row of Wo and of Wt
+    bounds       (E, 5): what no entry exceeds of q, k, v; of the gradient of attention's output, which is found later;
+                 of the hidden layer
+
+A row y of a LayerNorm has |y| <= sqrt(D), so that |y W + b| <= sqrt(D) |column of W| + |b|: the units that operands
+need follow from the weights, and no tile has to be searched for its largest entry.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from semfocus.attention.kernels.products import operand, unit_of
+from semfocus.fused.tiles import load_bias, load_weight, store_weight
+
+MATRICES = tl.constexpr(4)
+FACTS, BOUNDS = tl.constexpr(6), tl.constexpr(5)
+IN, OUT, UP, DOWN, ROW_OUT, ROW_DOWN = (tl.constexpr(place) for place in range(6))  # facts
+Q, K, V, GRAD, HIDDEN = (tl.constexpr(place) for place in range(5))  # bounds
+
+
+@triton.jit
+def narrow_weights(
+    aw, ab, wo, wi, bi, wt, high, low, facts, bounds, member_stride,
+    D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, M: tl.constexpr, MP: tl.constexpr,
+):  # fmt: skip
+    """One layer of one member."""
+    member, which = tl.program_id(0) // MATRICES, tl.program_id(0) % MATRICES
+    own, base = member.to(tl.int64) * member_stride, member.to(tl.int64) * (4 * D * H + 2 * D * M)
+    facts, bounds = facts + member * FACTS, bounds + member * BOUNDS
+    if which == IN:
+        q, k = load_weight(aw + own, 3 * H, D, DP, H, HP), load_weight(aw + own + H, 3 * H, D, DP, H, HP)
+        v = load_weight(aw + own + 2 * H, 3 * H, D, DP, H, HP)
+        largest = tl.maximum(tl.maximum(tl.max(tl.abs(q)), tl.max(tl.abs(k))), tl.max(tl.abs(v)))
+        tl.store(facts + IN, largest)
+        store_narrow(high + base, low + base, q, largest, 3 * H, D, DP, H, HP)
+        store_narrow(high + base + H, low + base + H, k, largest, 3 * H, D, DP, H, HP)
+        store_narrow(high + base + 2 * H, low + base + 2 * H, v, largest, 3 * H, D, DP, H, HP)
+        tl.store(bounds + Q, output_bound(q, load_bias(ab + own, H, HP), D))
+        tl.store(bounds + K, output_bound(k, load_bias(ab + own + H, H, HP), D))
+        tl.store(bounds + V, output_bound(v, load_bias(ab + own + 2 * H, H, HP), D))
+    elif which == OUT:
+        at = base + 3 * D * H
+        w = load_weight(wo + own, D, H, HP, D, DP)
+        tl.store(facts + OUT, tl.max(tl.abs(w)))
+        tl.store(facts + ROW_OUT, tl.sqrt(tl.max(tl.sum(w * w, axis=1))))
+        store_narrow(high + at, low + at, w, tl.max(tl.abs(w)), D, H, HP, D, DP)
+    elif which == UP:
+        at = base + 4 * D * H
+        w = load_weight(wi + own, M, D, DP, M, MP)
+        tl.store(facts + UP, tl.max(tl.abs(w)))
+        tl.store(bounds + HIDDEN, output_bound(w, load_bias(bi + own, M, MP), D))
+        store_narrow(high + at, low + at, w, tl.max(tl.abs(w)), M, D, DP, M, MP)
+    else:
+        at = base + 4 * D * H + D * M
+        w = load_weight(wt + own, D, M, MP, D, DP)
+        tl.store(facts + DOWN, tl.max(tl.abs(w)))
+        tl.store(facts + ROW_DOWN, tl.sqrt(tl.max(tl.sum(w * w, axis=1))))
+        store_narrow(high + at, low + at, w, tl.max(tl.abs(w)), D, M, MP, D, DP)
+
+
+@triton.jit
+def output_bound(weight, bias, D: tl.constexpr):
+    """What no entry of y W + b exceeds, for rows y of a LayerNorm."""
+    return tl.sqrt(tl.max(tl.sum(weight * weight, axis=0)) * D) + tl.max(tl.abs(bias))
+
+
+@triton.jit
+def store_narrow(
+    high, low, weight, largest, stride, ROWS: tl.constexpr, RP: tl.constexpr, COLUMNS: tl.constexpr, CP: tl.constexpr
+):  # fmt: skip
+    """A matrix in units."""
+    upper, lower, _unit = operand(weight, unit_of(largest), "fp16x3")
+    store_weight(high, stride, upper, ROWS, RP, COLUMNS, CP)
+    store_weight(low, stride, lower, ROWS, RP, COLUMNS, CP)
+
+
+@triton.jit
+def load_narrow(
+    high, low, largest, stride,
+    ROWS: tl.constexpr, RP: tl.constexpr, COLUMNS: tl.constexpr, CP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A matrix as an operand."""
+    upper = load_weight(high, stride, ROWS, RP, COLUMNS, CP)
+    lower = upper
+    if PRECISION == "fp16x3":
+        lower = load_weight(low, stride, ROWS, RP, COLUMNS, CP)
+    return upper, lower, unit_of(largest)

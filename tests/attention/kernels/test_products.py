@@ -1,0 +1,69 @@
+"""Products on tensor cores err as little as they promise, whatever the size of numbers and however loose a bound."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.conformance.cases import DEVICE
+
+triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402
+
+from semfocus.attention.kernels.products import added, operand, precision, product, turned, unit_of  # noqa: E402
+
+BITS = {"fp16": 11, "fp16x3": 21, "tf32": 10, "tf32x3": 20}  # of a product of two operands, at least
+
+ONE = 2.0**13  # the bound whose unit is 1
+
+
+@triton.jit
+def multiply(a, b, out, bound_a, bound_b, N: tl.constexpr, PRECISION: tl.constexpr):
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    x = operand(tl.load(a + at), unit_of(bound_a), PRECISION)
+    y = operand(tl.load(b + at), unit_of(bound_b), PRECISION)
+    tl.store(out + at, product(x, y, PRECISION))
+    total = added(tl.zeros((N, N), tl.float32), x, turned(turned(y)), PRECISION)
+    total = added(total, x, y, PRECISION)
+    tl.store(out + N * N + at, total * (x[2] * y[2]))
+
+
+def errors(how: str, size_a: float, size_b: float, loose: float = 1.0) -> torch.Tensor:
+    """Of x y and of 2 x y, relative to |x| |y|."""
+    generator = torch.Generator().manual_seed(3)
+    a, b = (torch.randn(32, 32, generator=generator).to(DEVICE) * size for size in (size_a, size_b))
+    out = torch.empty(2, 32, 32, device=DEVICE)
+    bounds = [x.abs().max().item() * loose if how.startswith("fp16") else ONE for x in (a, b)]
+    multiply[(1,)](a, b, out, *bounds, N=32, PRECISION=how)
+    exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    return torch.stack([(out[0] - exact).abs() / size, (out[1] / 2 - exact).abs() / size]).max()
+
+
+@pytest.mark.parametrize("how", list(BITS))
+def test_products_have_the_bits_they_promise(how: str) -> None:
+    assert errors(how, 1.0, 1.0) < 2.0 ** -BITS[how]
+
+
+@pytest.mark.parametrize("how", ["fp16", "fp16x3"])
+@pytest.mark.parametrize(("size_a", "size_b"), [(1e30, 1e-30), (1e-15, 1e-15), (1e15, 1e20), (1e-30, 1.0)])
+def test_numbers_far_beyond_16_bits_are_no_less_exact(how: str, size_a: float, size_b: float) -> None:
+    assert errors(how, size_a, size_b) < 2.0 ** -BITS[how]
+
+
+@pytest.mark.parametrize("how", ["fp16", "fp16x3"])
+def test_a_bound_may_be_a_hundred_thousand_times_too_large(how: str) -> None:
+    assert errors(how, 1.0, 1.0, loose=1e5) < 2.0 ** -BITS[how]
+
+
+def test_a_bound_that_is_far_off_costs_bits_but_nothing_overflows() -> None:
+    assert 2.0**-10 < errors("fp16", 1.0, 1.0, loose=2.0**28) < 2.0**-6
+    assert errors("fp16x3", 1.0, 1.0, loose=2.0**28) < 2.0**-18
+
+
+def test_one_float_of_16_bits_rounds_and_two_hardly_do() -> None:
+    assert errors("fp16", 1.0, 1.0) > 2.0**-16 > errors("fp16x3", 1.0, 1.0)
+
+
+def test_what_is_known_and_what_is_allowed_decide() -> None:
+    assert [precision(True), precision(False)] == ["tf32", "tf32x3"]
+    assert [precision(True, bounded=True), precision(False, bounded=True)] == ["fp16", "fp16x3"]
