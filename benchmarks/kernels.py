@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 HEADS = 8
@@ -57,6 +57,26 @@ def full(q, k, v, kernel: str, causal: bool):
 
     with sdpa_kernel(getattr(SDPBackend, kernel)):
         return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def flex(q, k, v, causal: bool):
+    """Full attention as FlexAttention compiles it. (Of the k best keys it cannot know: its masks go by position.)"""
+    return _compiled_flex()(q, k, v, block_mask=_causal_blocks(q.shape[-2]) if causal else None)
+
+
+@cache
+def _compiled_flex():
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+@cache
+def _causal_blocks(length: int):
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(lambda b, h, i, j: j <= i, None, None, length, length, device="cuda")
 
 
 def dense_mask(q, k, v, most: int, causal: bool):
@@ -164,6 +184,7 @@ def headlines() -> list[str]:
             rows[f"full, {kernel.split('_')[0].lower()}"] = cell(
                 partial(full, kernel=kernel, causal=causal), tensors, graph=False
             )
+        rows["full, flex"] = cell(partial(flex, causal=causal), tensors, graph=False)
         if length * batch * HEADS <= 2**17 and length <= 16384:
             rows["dense mask"] = cell(partial(dense_mask, most=most, causal=causal), tensors, graph=False)
             rows["chunked"] = cell(partial(ours, most=most, causal=causal, backend="chunked"), tensors, graph=False)
@@ -201,7 +222,7 @@ def map_of_ratios() -> dict:
 def compile_all() -> None:
     """Every kernel to be timed, by several processes at once, so that the timed run finds them in Triton's cache."""
     code = "import sys; sys.path.insert(0, sys.argv[1]); import kernels; kernels.touch(sys.argv[2:])"
-    shapes = [(1, length, 128, most, False) for most in MAP_KS for length in MAP_LENGTHS] + HEADLINES
+    shapes = HEADLINES + [(1, length, 128, most, False) for most in MAP_KS for length in MAP_LENGTHS]
     here, texts = str(Path(__file__).parent), [",".join(str(int(value)) for value in shape) for shape in shapes]
     workers = [subprocess.Popen([sys.executable, "-c", code, here, *texts[i::12]]) for i in range(12)]
     for worker in workers:
@@ -212,9 +233,11 @@ def touch(texts: list[str]) -> None:
     import torch
 
     for text in texts:
-        _, length, width, most, causal = (int(part) for part in text.split(","))
-        q, k, v, grad = inputs(1, length, width)
+        batch, length, width, most, causal = (int(part) for part in text.split(","))
+        q, k, v, grad = inputs(batch, length, width)
         torch.autograd.grad(ours(q, k, v, most, bool(causal)), (q, k, v), grad)
+        if (batch, length, width, most, bool(causal)) in HEADLINES:
+            torch.autograd.grad(flex(q, k, v, bool(causal)), (q, k, v), grad)
 
 
 def draw(source: Path, target: Path) -> None:
