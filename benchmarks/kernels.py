@@ -1,6 +1,7 @@
 """When is exact top-k attention faster than full attention? Our kernels beside the best full ones, one NVIDIA GPU.
 
     python benchmarks/kernels.py --out results/kernels          # tables, and the map L x k as JSON
+    python benchmarks/kernels.py --out results/kernels --lengths 1024      # ... of which only this column is new
     python benchmarks/kernels.py --draw results/kernels/map.json docs/images/kernels-map
 
 bf16, 8 heads. Times are medians, the L2 cache flushed in between. Ours are of replayed CUDA graphs, `eager` of the same
@@ -201,10 +202,10 @@ def headlines() -> list[str]:
     return lines
 
 
-def map_of_ratios() -> dict:
+def map_of_ratios(lengths: list[int]) -> dict:
     """Forward and backward over the best full attention's, for 16384 tokens (or one longer row) and D = 128."""
     cells = []
-    for length in MAP_LENGTHS:
+    for length in lengths:
         tensors = inputs(max(1, 16384 // length), length, 128)
         peers = [
             cell(partial(full, kernel=kernel, causal=False), tensors, graph=False)
@@ -219,10 +220,10 @@ def map_of_ratios() -> dict:
     return {"heads": HEADS, "width": 128, "dtype": "bfloat16", "causal": False, "cells": cells}
 
 
-def compile_all() -> None:
+def compile_all(lengths: list[int]) -> None:
     """Every kernel to be timed, by several processes at once, so that the timed run finds them in Triton's cache."""
     code = "import sys; sys.path.insert(0, sys.argv[1]); import kernels; kernels.touch(sys.argv[2:])"
-    shapes = HEADLINES + [(1, length, 128, most, False) for most in MAP_KS for length in MAP_LENGTHS]
+    shapes = HEADLINES + [(1, length, 128, most, False) for most in MAP_KS for length in lengths]
     here, texts = str(Path(__file__).parent), [",".join(str(int(value)) for value in shape) for shape in shapes]
     workers = [subprocess.Popen([sys.executable, "-c", code, here, *texts[i::12]]) for i in range(12)]
     for worker in workers:
@@ -275,6 +276,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder for the table and the map")
     parser.add_argument("--draw", type=Path, nargs=2, metavar=("MAP", "PICTURE"), help="draw a map and stop")
+    parser.add_argument("--lengths", type=int, nargs="*", default=list(MAP_LENGTHS), help="columns of the map to time")
     options = parser.parse_args()
     if options.draw:
         draw(*options.draw)
@@ -284,13 +286,17 @@ def main() -> None:
 
     title = f"torch {torch.__version__}, triton {triton.__version__}, {torch.cuda.get_device_name()}, bf16, H = {HEADS}"
     print(title, flush=True)
-    compile_all()
+    compile_all(options.lengths)
     table = [title, *headlines()]
-    found = map_of_ratios()
+    found = map_of_ratios(options.lengths)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "h200.txt").write_text("\n".join(table) + "\n")
-        (options.out / "map.json").write_text(json.dumps(found, indent=1) + "\n")
+        path = options.out / "map.json"
+        before = json.loads(path.read_text())["cells"] if path.exists() else []
+        found["cells"] += [cell for cell in before if cell["length"] not in options.lengths]
+        found["cells"].sort(key=lambda cell: (cell["length"], cell["k"]))
+        path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

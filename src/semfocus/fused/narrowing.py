@@ -32,35 +32,52 @@ def narrow_weights(
     member, which = tl.program_id(0) // MATRICES, tl.program_id(0) % MATRICES
     own, base = member.to(tl.int64) * member_stride, member.to(tl.int64) * (4 * D * H + 2 * D * M)
     facts, bounds = facts + member * FACTS, bounds + member * BOUNDS
+    high, low = high + base, low + base
+    # Each in a function of its own: where branches meet, Triton wants one shape for one name.
     if which == IN:
-        q, k = load_weight(aw + own, 3 * H, D, DP, H, HP), load_weight(aw + own + H, 3 * H, D, DP, H, HP)
-        v = load_weight(aw + own + 2 * H, 3 * H, D, DP, H, HP)
-        largest = tl.maximum(tl.maximum(tl.max(tl.abs(q)), tl.max(tl.abs(k))), tl.max(tl.abs(v)))
-        tl.store(facts + IN, largest)
-        store_narrow(high + base, low + base, q, largest, 3 * H, D, DP, H, HP)
-        store_narrow(high + base + H, low + base + H, k, largest, 3 * H, D, DP, H, HP)
-        store_narrow(high + base + 2 * H, low + base + 2 * H, v, largest, 3 * H, D, DP, H, HP)
-        tl.store(bounds + Q, output_bound(q, load_bias(ab + own, H, HP), D))
-        tl.store(bounds + K, output_bound(k, load_bias(ab + own + H, H, HP), D))
-        tl.store(bounds + V, output_bound(v, load_bias(ab + own + 2 * H, H, HP), D))
+        narrow_projections(aw + own, ab + own, high, low, facts + IN, bounds, D, DP, H, HP)
     elif which == OUT:
-        at = base + 3 * D * H
-        w = load_weight(wo + own, D, H, HP, D, DP)
-        tl.store(facts + OUT, tl.max(tl.abs(w)))
-        tl.store(facts + ROW_OUT, tl.sqrt(tl.max(tl.sum(w * w, axis=1))))
-        store_narrow(high + at, low + at, w, tl.max(tl.abs(w)), D, H, HP, D, DP)
+        at = 3 * D * H
+        narrow_layer(wo + own, None, high + at, low + at, facts + OUT, facts + ROW_OUT, H, HP, D, DP)
     elif which == UP:
-        at = base + 4 * D * H
-        w = load_weight(wi + own, M, D, DP, M, MP)
-        tl.store(facts + UP, tl.max(tl.abs(w)))
-        tl.store(bounds + HIDDEN, output_bound(w, load_bias(bi + own, M, MP), D))
-        store_narrow(high + at, low + at, w, tl.max(tl.abs(w)), M, D, DP, M, MP)
+        at = 4 * D * H
+        narrow_layer(wi + own, bi + own, high + at, low + at, facts + UP, bounds + HIDDEN, D, DP, M, MP)
     else:
-        at = base + 4 * D * H + D * M
-        w = load_weight(wt + own, D, M, MP, D, DP)
-        tl.store(facts + DOWN, tl.max(tl.abs(w)))
-        tl.store(facts + ROW_DOWN, tl.sqrt(tl.max(tl.sum(w * w, axis=1))))
-        store_narrow(high + at, low + at, w, tl.max(tl.abs(w)), D, M, MP, D, DP)
+        at = 4 * D * H + D * M
+        narrow_layer(wt + own, None, high + at, low + at, facts + DOWN, facts + ROW_DOWN, M, MP, D, DP)
+
+
+@triton.jit
+def narrow_projections(
+    w, b, high, low, fact, bounds, D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr
+):  # fmt: skip
+    """q, k and v, which share a unit."""
+    q, k = load_weight(w, 3 * H, D, DP, H, HP), load_weight(w + H, 3 * H, D, DP, H, HP)
+    v = load_weight(w + 2 * H, 3 * H, D, DP, H, HP)
+    largest = tl.maximum(tl.maximum(tl.max(tl.abs(q)), tl.max(tl.abs(k))), tl.max(tl.abs(v)))
+    tl.store(fact, largest)
+    store_narrow(high, low, q, largest, 3 * H, D, DP, H, HP)
+    store_narrow(high + H, low + H, k, largest, 3 * H, D, DP, H, HP)
+    store_narrow(high + 2 * H, low + 2 * H, v, largest, 3 * H, D, DP, H, HP)
+    tl.store(bounds + Q, output_bound(q, load_bias(b, H, HP), D))
+    tl.store(bounds + K, output_bound(k, load_bias(b + H, H, HP), D))
+    tl.store(bounds + V, output_bound(v, load_bias(b + 2 * H, H, HP), D))
+
+
+@triton.jit
+def narrow_layer(
+    w, b, high, low, fact, found,
+    ROWS: tl.constexpr, RP: tl.constexpr, COLUMNS: tl.constexpr, CP: tl.constexpr,
+):  # fmt: skip
+    """One matrix. With a bias what its outputs do not exceed is found, without one the largest norm of a row."""
+    weight = load_weight(w, COLUMNS, ROWS, RP, COLUMNS, CP)
+    largest = tl.max(tl.abs(weight))
+    tl.store(fact, largest)
+    store_narrow(high, low, weight, largest, COLUMNS, ROWS, RP, COLUMNS, CP)
+    if b is not None:
+        tl.store(found, output_bound(weight, load_bias(b, COLUMNS, CP), ROWS))
+    else:
+        tl.store(found, tl.sqrt(tl.max(tl.sum(weight * weight, axis=1))))
 
 
 @triton.jit

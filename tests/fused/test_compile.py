@@ -1,0 +1,42 @@
+"""Every fused kernel goes through Triton's compiler for an H200, at equal and at odd widths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semfocus.fused.block import SHARED_MEMORY
+from tests.compiling import run_compiled
+
+SCRIPT = """
+import semfocus.attention.kernels.short as short
+from semfocus import model
+from semfocus.config import AttentionConfig, ModelConfig
+from semfocus.fused import fused_parts
+
+short.refuses_device = lambda device: None
+for shape, mechanism, length, tf32 in (
+    ({}, "topk:5", 40, True),
+    ({}, "topk:5", 40, False),
+    ({"d_model": 24, "d_mlp": 40}, "full", 80, True),
+    ({"d_model": 16, "d_mlp": 64, "heads": 2}, "topk:3", 80, False),
+):
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    sizes = ModelConfig.model_validate({"blocks": 1, **shape})
+    spec = model.Spec(sizes, AttentionConfig(mechanism=mechanism), 4, 2, length)
+    matrix = torch.zeros(2, spec.layout.size)
+    leaves = {name: view.requires_grad_() for name, view in spec.layout.split(matrix).items()}
+    rows, filled = torch.zeros(2, 3, spec.length, dtype=torch.int64), torch.ones(2, 3, spec.length, dtype=torch.bool)
+    seeds, parts = torch.ones(spec.places, 2, dtype=torch.int64), fused_parts(spec, torch.device("cpu"), model.read_out)
+    logits = model.forward(leaves, rows, filled, spec, seeds, parts)
+    torch.autograd.grad(logits.sum(), list(leaves.values()))
+fused = {name: size for name, size in seen.items() if name.startswith(("embed", "narrow", "enter", "leave"))}
+assert len(fused) == 7, seen
+print(max(fused.values()))
+"""
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_an_h200_and_takes_the_memory_it_says(tmp_path: Path) -> None:
+    assert int(run_compiled(SCRIPT, tmp_path)) == SHARED_MEMORY
