@@ -225,9 +225,9 @@ def _total(parts: Tensor) -> Tensor:
 def _run(name: str, like: Tensor, *arguments: Any, count: int, **named: Any) -> None:
     """Launch a kernel for all members of `like` (E, ...): constants are those that it asks for, widths also padded."""
     from semfocus.attention.kernels.short_arguments import padded
-    from semfocus.fused import kernels, narrowing
+    from semfocus.fused import embedding, kernels, narrowing
 
-    kernel, precision = getattr(kernels, name, None) or getattr(narrowing, name), _precision(name)
+    kernel, precision = (vars(embedding) | vars(kernels) | vars(narrowing))[name], _precision(name)
     launch = launch_for(name, precision)
     pieces = narrowing.MATRICES.value if name == "narrow_weights" else pieces_of(like.shape[0], count)
     known = named | {"PRECISION": precision, "T": launch.tile, "count": count, "pieces": pieces}

@@ -1,7 +1,5 @@
-"""Everything of a block but attention, and the embedding: one kernel a pass, every product on tiles held in registers.
+"""Everything of a block but attention: one kernel a pass, every product on tiles held in registers.
 
-    embed_forward     x = dropout(table[token] sqrt(d) + wave)
-    embed_backward    gradient of the table: one-hot' (dropout' g), summed over positions
     enter_forward     y = LayerNorm(x);  q, k, v = y W + b
     enter_backward    gradients of x and of W, b from those of q, k, v; the residual's gradient is added on the way
     leave_forward     u = x + dropout(mixed Wo + bo);  out = u + dropout(relu(dropout(LayerNorm(u) Wi + bi)) Wt + bt)
@@ -11,8 +9,8 @@ A program is one piece of one member: it walks over tiles of T positions (N = ba
 member's weights at hand; backward it sums their gradients over its tiles and writes one partial sum a piece, so that
 nothing is added atomically and the same bits come out every time. Dropout bits are those of `counters.dropout`.
 
-Weights come in 16 bits (`narrowing`), together with what bounds all operands but gradients; of these a tile is searched
-for its largest entry. Widths: D model, H all heads together, M hidden layer, padded to powers of two (DP, HP, MP).
+Weights come in 16 bits (`narrowing`), together with what bounds the operands; two gradients are searched for their
+largest entry. Widths: D model, H all heads together, M hidden layer, padded to powers of two (DP, HP, MP).
 """
 
 from __future__ import annotations
@@ -49,51 +47,6 @@ from semfocus.fused.tiles import (
     store_tile,
     store_weight,
 )
-
-
-@triton.jit(do_not_specialize=["count", "pieces"])
-def embed_forward(
-    table, tokens, waves, seeds, x, table_stride, count, length, pieces, scale, threshold, factor,
-    D: tl.constexpr, DP: tl.constexpr, DROPS: tl.constexpr, T: tl.constexpr,
-):  # fmt: skip
-    member, _piece, first, last = place_of(count, pieces, T)
-    columns = tl.arange(0, DP)
-    base = member.to(tl.int64) * count
-    for tile in range(first, last):
-        rows = tile * T + tl.arange(0, T)
-        token = tl.load(tokens + base + rows, mask=rows < count, other=0)
-        at = table + member.to(tl.int64) * table_stride + token[:, None] * D + columns[None, :]
-        vectors = tl.load(at, mask=is_inside(rows, count, D, DP), other=0.0)
-        wave = load_tile(waves, rows % length, length, D, DP)
-        value = dropout(vectors * scale + wave, seeds, member, rows, threshold, factor, DROPS)
-        store_tile(x + base * D, rows, count, value, D, DP)
-
-
-@triton.jit(do_not_specialize=["count", "pieces"])
-def embed_backward(
-    grad, tokens, seeds, partial, count, pieces, scale, threshold, factor,
-    IDS: tl.constexpr, IDP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    DROPS: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr,
-):  # fmt: skip
-    member, piece, first, last = place_of(count, pieces, T)
-    base = member.to(tl.int64) * count
-    ids = tl.arange(0, IDP)
-    total = tl.zeros((IDP, DP), tl.float32)
-    for tile in range(first, last):
-        rows = tile * T + tl.arange(0, T)
-        token = tl.load(tokens + base + rows, mask=rows < count, other=-1)
-        g = load_tile(grad + base * D, rows, count, D, DP)
-        g = dropout(g, seeds, member, rows, threshold, factor, DROPS) * scale
-        chosen = operand((ids[:, None] == token[None, :]).to(tl.float32), unit_of(1.0), PRECISION)
-        total += product(chosen, searched(g, PRECISION), PRECISION)
-    out = partial + (member.to(tl.int64) * pieces + piece) * (IDS * D)
-    store_weight(out, D, total, IDS, IDP, D, DP)
-
-
-@triton.jit
-def searched(x, PRECISION: tl.constexpr):
-    """A tile as an operand, of which nobody knows how large its entries are."""
-    return operand(x, unit_of(tl.max(tl.abs(x))), PRECISION)
 
 
 @triton.jit
