@@ -153,6 +153,68 @@ def test_a_member_that_is_not_finite_spoils_no_other() -> None:
     assert not lost[0][1].isfinite().any()
 
 
+@pytest.mark.parametrize("mechanism", ["full", "topk:3"])
+@pytest.mark.parametrize("width", [9, 70])
+def test_nan_weights_are_to_be_seen_whichever_keys_they_score(mechanism: str, width: int) -> None:
+    spec = spec_of(mechanism, width)
+    matrix = torch.stack([initial(spec, 0)]).to(DEVICE)
+    spec.layout.split(matrix)["blocks.0.qkv.weight"][0, 0, 0] = math.nan  # of q alone: the values are sound
+    tokens = torch.zeros(1, 1, spec.length, dtype=torch.int64, device=DEVICE)
+    assert forward(spec.layout.split(matrix), tokens, None, spec, None, parts_of(spec)).isnan().all()
+
+
+def errors_of_projections(spec: Spec, **how: Any) -> list[float]:
+    """Of the gradients of q's, k's and v's weights in each block, one row of one member, relative to their norm."""
+    exact, ours = (
+        trained(spec, parts, dtype, rows=1, members=slice(1), **how)
+        for parts, dtype in ((PLAIN, torch.float64), (parts_of(spec), torch.float32))
+    )
+    pairs = [
+        pair
+        for name, a, b in zip(spec.layout.shapes, ours[1:], exact[1:], strict=True)
+        if name.endswith("qkv.weight")
+        for pair in zip(a.chunk(3, dim=-1), b.chunk(3, dim=-1), strict=True)
+    ]
+    return [((mine - wanted).norm() / wanted.norm()).item() for mine, wanted in pairs]
+
+
+@pytest.mark.usefixtures("tf32")
+def test_a_gradient_at_one_position_of_a_long_row_loses_no_bits() -> None:
+    """What is known beforehand of dq, dk and dv would be too large by 2^30."""
+    spec = spec_of("full", width=400, pooling="cls", dropout=0.0, d_model=64, d_mlp=64)
+    assert max(errors_of_projections(spec)) < 1e-3
+
+
+@pytest.mark.usefixtures("tf32")
+def test_what_all_values_have_in_common_cancels_though_products_are_rounded() -> None:
+    """The gradients of q and k see differences of values only: large biases of theirs must not show there."""
+    spec = spec_of("full", width=150, pooling="cls", dropout=0.0, d_model=64, d_mlp=64, blocks=1)
+    assert max(errors_of_projections(spec, larger={"qkv.bias": 20.0})) < 2e-3
+
+
+def test_a_second_backward_pass_does_not_depend_on_the_first() -> None:
+    spec = spec_of()
+    leaf = torch.stack([initial(spec, 0)]).to(DEVICE).requires_grad_()
+    tokens = torch.arange(spec.length, device=DEVICE).view(1, 1, -1) % 4
+    logits = forward(spec.layout.split(leaf), tokens, None, spec, None, parts_of(spec)).sum()
+    (alone,) = torch.autograd.grad(logits, leaf, retain_graph=True)
+    torch.autograd.grad(logits * 1e9, leaf, retain_graph=True)
+    assert torch.equal(torch.autograd.grad(logits, leaf)[0], alone)
+
+
+def test_autocast_is_not_for_these_kernels() -> None:
+    spec = spec_of()
+    whole = trained(spec, parts_of(spec), torch.float32)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        cast = trained(spec, Parts(parts_of(spec).embed, parts_of(spec).block, _float_read_out), torch.float32)
+    torch.testing.assert_close(cast[0], whole[0])
+
+
+def _float_read_out(*arguments: Any) -> Tensor:
+    with torch.autocast(DEVICE.type, enabled=False):
+        return model.read_out(*arguments)
+
+
 def test_a_member_learns_the_same_alone_and_the_same_bits_every_time() -> None:
     spec = spec_of()
     whole, again = (trained(spec, parts_of(spec), torch.float32) for _ in range(2))

@@ -69,7 +69,8 @@ def block(
     x: Tensor, weights: list[Tensor], mask: Tensor | None, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool
 ) -> Tensor:
     """`model.block`."""
-    return _Block.apply(x.contiguous(), mask, seeds, spec, epsilon, train, *weights)
+    with torch.autocast(x.device.type, enabled=False):  # which would make numbers of what counts units
+        return _Block.apply(x.contiguous(), mask, seeds, spec, epsilon, train, torch.is_grad_enabled(), *weights)
 
 
 class _Embed(torch.autograd.Function):
@@ -101,41 +102,46 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, mask: Tensor | None, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool,
-        *weights: Tensor,
+        recorded: bool, *weights: Tensor,
     ) -> Tensor:  # fmt: skip
-        from semfocus.attention.kernels.short_ops import empty_results
+        from semfocus.attention.kernels.short_ops import empty_results, plan
 
         _aw, ab, _wo, bo, wi, bi, _wt, bt = weights
-        trained, tf32 = any(ctx.needs_input_grad), bool(torch.backends.cuda.matmul.allow_tf32)
+        tf32, trained = bool(torch.backends.cuda.matmul.allow_tf32), recorded and any(ctx.needs_input_grad)
         stride, count, heads = _member_stride(weights), x.shape[1] * x.shape[2], spec.model.heads
         sizes = {"D": x.shape[-1], "H": ab.shape[-1] // 3, "M": wi.shape[-1]}
         narrow = _narrowed(weights, stride, sizes)
         # Of 11 bits that products take, attention need not be given more.
         dtype = torch.float16 if tf32 else torch.float32
         inputs = [x.new_empty(*x.shape[:-1], sizes["H"], dtype=dtype) for _ in range(3)]
-        _run("enter_forward", x, x, *narrow, ab, *inputs, stride, count=count, epsilon=epsilon, **sizes)
+        _run("enter_forward", x, x, *narrow, ab, *inputs, stride, count=count, tf32=tf32, epsilon=epsilon, **sizes)
         q, k, v = (_split(part, heads) for part in inputs)
         call = _attention(q, k, v, mask, seeds, spec, train, tf32, narrow[-1])
-        results = empty_results(call.q, call.k, call.v, call.mechanism)
+        # But tiled kernels take the sum of P dP from their output, where rounding would not cancel.
+        tiled = plan(x.shape[2], x.shape[2], call.mechanism) == "tiled"
+        results = empty_results(q, k, v, call.mechanism, torch.float32 if tiled else None)
         call.forward(*results, careful=False)
         mixed = _merge(results[0])
-        weight = 1 / (1 - call.dropout_p)
-        given: dict[str, Any] = {"count": count, "length": x.shape[2], "epsilon": NORM_EPSILON, "weight": weight}
-        given |= {"reach": 2 * abs(call.scale) * call.v.shape[-1] * weight, **sizes}
+        given: dict[str, Any] = {"count": count, "tf32": tf32, "epsilon": NORM_EPSILON, **sizes}
+        given |= {"weight": 1 / (1 - call.dropout_p)}
         given |= _dropout(spec.model.dropout if train and seeds is not None else 0.0)
         middle, out = torch.empty_like(x) if trained else None, torch.empty_like(x)
         after = (bo, bi, bt, seeds, _place_stride(seeds))
         _run("leave_forward", x, x, mixed, *narrow, *after, middle, out, stride, **given)
         if trained:
-            ctx.save_for_backward(x, middle, mixed, *narrow, bi, seeds)
+            ctx.save_for_backward(x, middle, mixed, *narrow[:-1], bi, seeds)
             ctx.attention, ctx.results = call, results
             ctx.numbers = stride, epsilon, given, [weight.shape for weight in weights]
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from semfocus.fused.narrowing import GRAD
+
         x, middle, mixed, *narrow, bi, seeds = ctx.saved_tensors
+        narrow.append(ctx.attention.bounds)
         stride, epsilon, given, shapes = ctx.numbers
+        ctx.attention.bounds[..., GRAD.value].zero_()  # the largest that several programs find
         columns = [shape[1:].numel() for shape in shapes]
         dmiddle, dmixed = torch.empty_like(x), x.new_empty(mixed.shape)
         partial = _partial(x, given["count"], sum(columns))
@@ -149,7 +155,7 @@ class _Block(torch.autograd.Function):
              **(given | {"epsilon": epsilon}))  # fmt: skip
         parts = _total(partial).split(columns, dim=1)
         shaped = [part.unflatten(1, shape[1:]) for part, shape in zip(parts, shapes, strict=True)]
-        return dx, None, None, None, None, None, *shaped
+        return dx, None, None, None, None, None, None, *shaped
 
 
 def _narrowed(weights: tuple[Tensor, ...], stride: int, sizes: dict[str, int]) -> tuple[Tensor, ...]:
@@ -159,9 +165,8 @@ def _narrowed(weights: tuple[Tensor, ...], stride: int, sizes: dict[str, int]) -
     aw, ab, wo, _bo, wi, bi, wt, _bt = weights
     members, size = aw.shape[0], sum(weight[0].numel() for weight in (aw, wo, wi, wt))
     high, low = (aw.new_empty(members, size, dtype=torch.float16) for _ in range(2))
-    # A bound that is found later is the largest of several programs', beginning with zero.
-    facts, bounds = aw.new_empty(members, FACTS.value), aw.new_zeros(members, 1, 1, 1, BOUNDS.value)
-    _run("narrow_weights", aw, aw, ab, wo, wi, bi, wt, high, low, facts, bounds, stride, count=0, **sizes)
+    facts, bounds = aw.new_empty(members, FACTS.value), aw.new_empty(members, 1, 1, 1, BOUNDS.value)
+    _run("narrow_weights", aw, aw, ab, wo, wi, bi, wt, high, low, facts, bounds, stride, count=0, tf32=False, **sizes)
     return high, low, facts, bounds
 
 
@@ -206,13 +211,6 @@ def _dropout(p: float) -> dict[str, Any]:
     return {"threshold": dropout_threshold(p), "factor": 1 / (1 - p), "DROPS": p > 0}
 
 
-def _precision(kernel: str) -> str:
-    """How a kernel multiplies. A table's gradient is a sum, taken as a product: it is not for TF32 to round."""
-    from semfocus.attention.kernels.products import precision
-
-    return precision(bool(torch.backends.cuda.matmul.allow_tf32) and kernel != "embed_backward", bounded=True)
-
-
 def _partial(x: Tensor, count: int, size: int) -> Tensor:
     """(E, pieces, size): room for a partial sum a piece."""
     return x.new_empty(x.shape[0], pieces_of(x.shape[0], count), size)
@@ -222,15 +220,19 @@ def _total(parts: Tensor) -> Tensor:
     return parts[:, 0] if parts.shape[1] == 1 else parts.sum(dim=1)
 
 
-def _run(name: str, like: Tensor, *arguments: Any, count: int, **named: Any) -> None:
-    """Launch a kernel for all members of `like` (E, ...): constants are those that it asks for, widths also padded."""
+def _run(name: str, like: Tensor, *arguments: Any, count: int, tf32: bool = False, **named: Any) -> None:
+    """Launch a kernel for all members of `like` (E, ...): constants are those that it asks for, widths also padded.
+
+    (A table's gradient is a sum, taken as a product: it is not for TF32 to round.)
+    """
+    from semfocus.attention.kernels.products import precision
     from semfocus.attention.kernels.short_arguments import padded
     from semfocus.fused import embedding, kernels, narrowing
 
-    kernel, precision = (vars(embedding) | vars(kernels) | vars(narrowing))[name], _precision(name)
-    launch = launch_for(name, precision)
+    kernel, products = (vars(embedding) | vars(kernels) | vars(narrowing))[name], precision(tf32, bounded=True)
+    launch = launch_for(name, products)
     pieces = narrowing.MATRICES.value if name == "narrow_weights" else pieces_of(like.shape[0], count)
-    known = named | {"PRECISION": precision, "T": launch.tile, "count": count, "pieces": pieces}
+    known = named | {"PRECISION": products, "T": launch.tile, "count": count, "pieces": pieces}
     for width, filled in (("D", "DP"), ("H", "HP"), ("M", "MP"), ("IDS", "IDP")):
         if width in known:
             known[filled] = padded(known[width])

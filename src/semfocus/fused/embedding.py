@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.products import operand, product, unit_of
+from semfocus.attention.kernels.products import operand, product, searched, unit_of
 from semfocus.fused.tiles import dropout, is_inside, load_tile, place_of, store_tile, store_weight
 
 
@@ -50,9 +50,3 @@ def embed_backward(
         total += product(chosen, searched(g, PRECISION), PRECISION)
     out = partial + (member.to(tl.int64) * pieces + piece) * (IDS * D)
     store_weight(out, D, total, IDS, IDP, D, DP)
-
-
-@triton.jit
-def searched(x, PRECISION: tl.constexpr):
-    """A tile as an operand, of which nobody knows how large its entries are."""
-    return operand(x, unit_of(tl.max(tl.abs(x))), PRECISION)

@@ -7,10 +7,12 @@
 
 A program is one piece of one member: it walks over tiles of T positions (N = batch x length a member) and keeps the
 member's weights at hand; backward it sums their gradients over its tiles and writes one partial sum a piece, so that
-nothing is added atomically and the same bits come out every time. Dropout bits are those of `counters.dropout`.
+nothing is added atomically and the same bits come out every time. (One maximum is taken so, which is the same in any
+order.) Dropout bits are those of `counters.dropout`.
 
-Weights come in 16 bits (`narrowing`), together with what bounds the operands; two gradients are searched for their
-largest entry. Widths: D model, H all heads together, M hidden layer, padded to powers of two (DP, HP, MP).
+Weights come in 16 bits (`narrowing`), together with what bounds activations; of gradients some are searched for their
+largest entry, and bound the others. Widths: D model, H all heads together, M hidden layer, padded to powers of two (DP,
+HP, MP).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.products import added, inverse, operand, product, turned, unit_of
+from semfocus.attention.kernels.products import added, inverse, operand, product, searched, turned, unit_of
 from semfocus.fused.narrowing import (
     BOUNDS,
     DOWN,
@@ -120,26 +122,20 @@ def enter_forward(
         store_projection(v + base * H, rows, count, y, wv, bias + 2 * H, bv, H, HP, PRECISION)
 
 
-@triton.jit(do_not_specialize=["count", "pieces", "length"])
+@triton.jit(do_not_specialize=["count", "pieces"])
 def enter_backward(
-    x, high, low, facts, bounds, dq, dk, dv, residual, dx, partial, count, pieces, epsilon, length,
-    weight, reach,
+    x, high, low, facts, bounds, dq, dk, dv, residual, dx, partial, count, pieces, epsilon,
     D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr,
     T: tl.constexpr,
 ):  # fmt: skip
     """`residual` is the gradient that reaches x past attention; `partial` gets a row of weights and biases a piece.
 
-    `weight` is what no weight of attention exceeds, `reach` what the sum of a row's |dS| is at most, for gradients and
-    values up to 1. A key may be kept by each of `length` queries.
+    dq, dk and dv are searched: what bounds them is 2^30 times too large where rows are long and few have a gradient.
     """
     member, piece, first, last = place_of(count, pieces, T)
     base = member.to(tl.int64) * count
     high, low, facts, bounds = of_member(member, high, low, facts, bounds, D, H, M)
     wq, wk, wv = load_before(high, low, facts, D, DP, H, HP, PRECISION)
-    grad = tl.load(bounds + GRAD)
-    slope = grad * tl.load(bounds + V) * reach
-    largest = tl.maximum(slope * tl.load(bounds + K), slope * tl.load(bounds + Q) * length)
-    ug = unit_of(tl.maximum(largest, grad * weight * length))
     dwq, dwk, dwv = tl.zeros((DP, HP), tl.float32), tl.zeros((DP, HP), tl.float32), tl.zeros((DP, HP), tl.float32)
     dbq, dbk, dbv = tl.zeros((HP,), tl.float32), tl.zeros((HP,), tl.float32), tl.zeros((HP,), tl.float32)
     for tile in range(first, last):
@@ -148,26 +144,25 @@ def enter_backward(
         input = layer_normed(y, D, PRECISION)
         g = load_tile(dq + base * H, rows, count, H, HP)
         dbq += tl.sum(g, axis=0)
-        g = operand(g, ug, PRECISION)
-        dy = added(tl.zeros((T, DP), tl.float32), g, turned(wq), PRECISION)
-        dwq = added(dwq, turned(input), g, PRECISION)
+        g = searched(g, PRECISION)
+        dy = product(g, turned(wq), PRECISION)
+        dwq += product(turned(input), g, PRECISION)
         g = load_tile(dk + base * H, rows, count, H, HP)
         dbk += tl.sum(g, axis=0)
-        g = operand(g, ug, PRECISION)
-        dy = added(dy, g, turned(wk), PRECISION)
-        dwk = added(dwk, turned(input), g, PRECISION)
+        g = searched(g, PRECISION)
+        dy += product(g, turned(wk), PRECISION)
+        dwk += product(turned(input), g, PRECISION)
         g = load_tile(dv + base * H, rows, count, H, HP)
         dbv += tl.sum(g, axis=0)
-        g = operand(g, ug, PRECISION)
-        dy = added(dy, g, turned(wv), PRECISION) * (ug * wq[2])
-        dwv = added(dwv, turned(input), g, PRECISION)
+        g = searched(g, PRECISION)
+        dy += product(g, turned(wv), PRECISION)
+        dwv += product(turned(input), g, PRECISION)
         change = load_tile(residual + base * D, rows, count, D, DP) + norm_gradient(dy, y, factor, D)
         store_tile(dx + base * D, rows, count, change, D, DP)
-    unit = ug * unit_of(D**0.5)
     out = partial + (member.to(tl.int64) * pieces + piece) * gradient_size(D, H, M)
-    store_weight(out, 3 * H, dwq * unit, D, DP, H, HP)
-    store_weight(out + H, 3 * H, dwk * unit, D, DP, H, HP)
-    store_weight(out + 2 * H, 3 * H, dwv * unit, D, DP, H, HP)
+    store_weight(out, 3 * H, dwq, D, DP, H, HP)
+    store_weight(out + H, 3 * H, dwk, D, DP, H, HP)
+    store_weight(out + 2 * H, 3 * H, dwv, D, DP, H, HP)
     store_bias(out + D * 3 * H, dbq, H, HP)
     store_bias(out + D * 3 * H + H, dbk, H, HP)
     store_bias(out + D * 3 * H + 2 * H, dbv, H, HP)

@@ -28,7 +28,7 @@ LAUNCHES = {
     "embed_forward": Launch(32, 4, 1),
     "embed_backward": Launch(64, 4, 2),
     "enter_forward": Launch(64, 4, 1),
-    "enter_backward": Launch(32, 4, 3),
+    "enter_backward": Launch(32, 4, 2),
     "enter_backward/fp16x3": Launch(32, 4, 1),
     "leave_forward": Launch(64, 4, 1),
     "leave_forward/fp16x3": Launch(64, 4, 2),

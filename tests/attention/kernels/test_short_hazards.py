@@ -149,3 +149,14 @@ def test_a_compiled_call_equals_an_eager_one_with_gradients_of_a_subset(mechanis
 
 def by_kernel_unregistered(q, k, v, mechanism, seed):
     return attend(q, k, v, mechanism, backend="short kernels", dropout_p=0.1, seed=seed)
+
+
+@pytest.mark.parametrize("keys", [5, 70], ids=["whole", "listed"])
+def test_an_infinite_score_is_the_last_that_bottom_k_keeps_but_is_kept(keys) -> None:
+    q, k = torch.ones(1, 1, device=DEVICE), torch.full((keys, 1), float("inf"), device=DEVICE)
+    k[0] = 1.0
+    v = torch.arange(keys, dtype=torch.float32, device=DEVICE).unsqueeze(-1)
+    out, info = attend(q, k, v, "bottomk:2", backend="triton", return_info=True)
+    wanted, oracle = attend(q, k, v, "bottomk:2", backend="reference", return_info=True)
+    assert info.indices[0].tolist() == oracle.indices[0].tolist() == [0, 1]
+    assert torch.equal(out.isnan(), wanted.isnan())

@@ -10,7 +10,7 @@
 
 Floats of 16 bits take half the room, and tensor cores take them either way round, while of TF32 each operand has to lie
 with the summed dimension innermost: in shared memory it is written there crosswise, four bytes at a time. But they need
-to know beforehand how large a number can be. What is 2**29 times smaller than that loses bits, one for each power of
+to know beforehand how large a number can be. What is 2**27 times smaller than that loses bits, one for each power of
 two. So they are for those who can tell: a LayerNorm's output, weights, what follows from both. Anybody's q, k and v are
 multiplied in TF32.
 """
@@ -63,6 +63,12 @@ def counted_operand(x, unit, PRECISION: tl.constexpr):
         high = x.to(tl.float16)
         low = ((x - high.to(tl.float32)) * LOW).to(tl.float16)
     return high, low, unit
+
+
+@triton.jit
+def searched(x, PRECISION: tl.constexpr):
+    """A tile as an operand, of which nobody knows how large its entries are."""
+    return operand(x, unit_of(tl.max(tl.abs(x))), PRECISION)
 
 
 @triton.jit

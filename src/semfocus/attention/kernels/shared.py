@@ -6,6 +6,8 @@ first imported, kernels run on the CPU, step by step in numpy: slow, and enough 
 
 from __future__ import annotations
 
+import warnings
+
 import numpy
 import torch
 import triton
@@ -114,7 +116,8 @@ def _mend_interpreter() -> None:
     def call_prepared(self, *args, **kwargs):
         prepared = interpreter._patch_lang(tl.sum.fn)
         try:
-            with numpy.errstate(all="ignore"):
+            with numpy.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # of rows that are all NaN
                 return call(self, *args, **kwargs)
         finally:
             prepared.restore()

@@ -1,9 +1,10 @@
 """How the work of the short kernels is cut: one table, never searched for at run time.
 
 `LAUNCHES[kernel]` maps a head width to the launch for heads up to that wide, `LAUNCHES["kernel/tf32x3"]` that for
-products of this precision where it differs. For heads up to 64 wide they are the fastest of some seventeen that were
-timed on an H200 at rows of 40 and 608; for wider ones they follow these, as far as registers and shared memory of
-compute capability 9.0 go. Any choice gives the same answer to rounding: put other values there and time them.
+products of this precision where it differs (those in 16 bits are of cohorts, whose heads are at most 64 wide). For
+heads up to 64 wide they are the fastest of some seventeen that were timed on an H200 at rows of 40 and 608; for wider
+ones they follow these, as far as registers and shared memory of compute capability 9.0 go. Any choice gives the same
+answer to rounding: put other values there and time them.
 """
 
 from __future__ import annotations

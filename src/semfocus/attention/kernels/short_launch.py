@@ -44,7 +44,7 @@ class Call:
     scale: float
     dropout_p: float
     tf32: bool
-    bounds: Tensor | None = None  # (.., 1, 4): what no entry of q, k, v and the output's gradient exceeds
+    bounds: Tensor | None = None  # (.., 1, 4 or more): what no entry of q, k, v and the output's gradient exceeds
 
     def forward(self, out: Tensor, kept: Tensor, lse: Tensor, saved: Tensor, careful: bool) -> None:
         """Fill the results."""

@@ -31,7 +31,7 @@ from semfocus.attention.kernels.short_places import (
     store_rows,
     units_at,
 )
-from semfocus.attention.kernels.short_whole import nonzero, ranked
+from semfocus.attention.kernels.short_whole import nonzero, ranked, unranked
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def listed_forward(
     last = tl.minimum(first + Q, queries) - 1
     _start, end, _second, _second_end = key_tiles(first, last, queries, keys, limit, K, "full", 0, 0, CAUSAL)
     PAIRS: tl.constexpr = "pairs" if MASK == "pairs" else "none"
-    nothing = ranked(tl.full((), MINUS_INF, tl.float32), "topk", bounds)
+    nothing = unranked(bounds)
     best, index = (), ()
     for _entry in tl.static_range(MOST):
         best = best + (tl.zeros((Q,), nothing.dtype) + nothing,)

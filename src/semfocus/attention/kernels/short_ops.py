@@ -61,8 +61,10 @@ def _(q, k, v, mask, lengths, dropout_seed, mechanism, causal, scale, dropout_p,
     return empty_results(q, k, v, parse_mechanism(mechanism))
 
 
-def empty_results(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Room for what `short_attention` returns."""
+def empty_results(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Room for what `short_attention` returns; the output of another type than q, if asked for."""
     lead, queries, keys = q.shape[:-2], q.shape[-2], k.shape[-2]
     kind = plan(queries, keys, mechanism)
     kept, saved = [0], [*lead, 2, queries] if kind == "tiled" else [0]
@@ -71,7 +73,7 @@ def empty_results(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> tupl
         kept = [*lead, entries, queries]
         saved = kept if kind == "listed" else saved
     return (
-        alike(q, [*lead, queries, v.shape[-1]]),
+        alike(q, [*lead, queries, v.shape[-1]], dtype),
         q.new_empty(kept, dtype=torch.int32),
         q.new_empty([*lead, queries], dtype=torch.float32),
         q.new_empty(saved, dtype=torch.float32),

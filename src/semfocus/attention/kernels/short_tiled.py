@@ -128,7 +128,9 @@ def tiled_by_query(
     count = tiles_in(start, end, second, second_end)
     if KIND == "full":
         out_rows = counted(load_rows(out, n, sizes, rows, queries, DV, DVP), uo, bounds)
-        total = tl.sum(grad_rows.to(tl.float32) * out_rows, axis=1)
+        # Of the gradient as dP takes it, so that what all values have in common cancels.
+        rounded = grad_tile[0].to(tl.float32) * ug if PRECISION == "fp16" else grad_rows.to(tl.float32)
+        total = tl.sum(rounded * out_rows, axis=1)
     else:  # tiles are few, and where a query keeps few keys the rounding of `out` would show
         total = tl.zeros((Q,), tl.float32)
         for t in range(count):

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from semfocus.attention.kernels.products import added, counted_operand, inverse, operand, product, turned
-from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, exponential, finite, ordered
+from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, NO_KEY, exponential, finite, ordered
 from semfocus.attention.kernels.short_places import (
     allowed,
     drop,
@@ -35,7 +35,7 @@ def chosen(scores, may, i, j, queries, keys, bounds, KIND: tl.constexpr, MOST: t
     free = may
     if SINKS > 0 or WINDOW > 0:
         free = may & (j >= SINKS) & ~in_window(i + (keys - queries), j, keys, WINDOW, 0, CAUSAL)
-    nothing = ranked(tl.full((), MINUS_INF, tl.float32), "topk", bounds)
+    nothing = unranked(bounds)
     rank = tl.where(free, ranked(scores, KIND, bounds), nothing)
     border = tl.max(rank, axis=1)
     for _ in range(MOST - 1):
@@ -55,9 +55,19 @@ def chosen(scores, may, i, j, queries, keys, bounds, KIND: tl.constexpr, MOST: t
 
 @triton.jit
 def ranked(scores, KIND: tl.constexpr, bounds):
-    """Numbers in the order of preference. Those whose bounds are known are finite, and stand for themselves."""
+    """Numbers in the order of preference. Those whose bounds are known stand for themselves, and NaN, which then comes
+    from weights that are none, comes first: it is to be seen."""
     rank = -scores if KIND == "bottomk" else scores
-    return ordered(rank) if bounds is None else rank
+    return ordered(rank) if bounds is None else tl.where(rank == rank, rank, -MINUS_INF)
+
+
+@triton.jit
+def unranked(bounds):
+    """Below every rank."""
+    nothing = tl.full((), NO_KEY, tl.int32)
+    if bounds is not None:
+        nothing = tl.full((), MINUS_INF, tl.float32)
+    return nothing
 
 
 @triton.jit
