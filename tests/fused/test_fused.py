@@ -113,7 +113,7 @@ SIZES = [  # weights as training may leave them, and gradients as losses may sen
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_large_and_small_weights_and_gradients_are_no_less_exact(sizes: dict) -> None:
-    check(spec_of("full"), **sizes)
+    check(spec_of("full", blocks=1), rows=1, **sizes)
 
 
 @pytest.fixture
@@ -135,16 +135,16 @@ def test_with_tf32_products_take_eleven_bits(mechanism: str, width: int) -> None
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_with_tf32_no_size_of_weights_and_gradients_is_beyond_range(sizes: dict) -> None:
-    check(spec_of("full"), rounding=0.1, **sizes)  # a hidden unit near zero may fall on the other side
+    check(spec_of("full", blocks=1), rounding=0.1, rows=1, **sizes)  # a hidden unit near zero may fall on the other side
 
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3+1g"])
 def test_rows_longer_than_a_tile(mechanism: str) -> None:
-    check(spec_of(mechanism, width=70), rows=1, padded=True)
+    check(spec_of(mechanism, width=70, blocks=1), rows=1, padded=True)
 
 
 def test_a_member_that_is_not_finite_spoils_no_other() -> None:
-    spec = spec_of()
+    spec = spec_of(blocks=1)
     sound = trained(spec, parts_of(spec), torch.float32)
     infinite = torch.tensor([1.0, math.inf, 1.0], device=DEVICE).view(3, 1, 1)
     lost = trained(spec, parts_of(spec), torch.float32, larger={"qkv.weight": infinite})
@@ -203,7 +203,7 @@ def test_a_second_backward_pass_does_not_depend_on_the_first() -> None:
 
 
 def test_autocast_is_not_for_these_kernels() -> None:
-    spec = spec_of()
+    spec = spec_of(blocks=1)
     whole = trained(spec, parts_of(spec), torch.float32)
     with torch.autocast(DEVICE.type, torch.bfloat16):
         cast = trained(spec, Parts(parts_of(spec).embed, parts_of(spec).block, _float_read_out), torch.float32)
