@@ -135,7 +135,8 @@ def test_with_tf32_products_take_eleven_bits(mechanism: str, width: int) -> None
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_with_tf32_no_size_of_weights_and_gradients_is_beyond_range(sizes: dict) -> None:
-    check(spec_of("full", blocks=1), rounding=0.1, rows=1, **sizes)  # a hidden unit near zero may fall on the other side
+    # A hidden unit near zero may fall on the other side: only what is beyond range is to be found.
+    check(spec_of("full", blocks=1), rounding=0.1, rows=1, **sizes)
 
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3+1g"])
