@@ -134,7 +134,7 @@ def enter_backward(
     """
     member, piece, first, last = place_of(count, pieces, T)
     base = member.to(tl.int64) * count
-    high, low, facts, bounds = of_member(member, high, low, facts, bounds, D, H, M)
+    high, low, facts, _bounds = of_member(member, high, low, facts, bounds, D, H, M)
     wq, wk, wv = load_before(high, low, facts, D, DP, H, HP, PRECISION)
     dwq, dwk, dwv = tl.zeros((DP, HP), tl.float32), tl.zeros((DP, HP), tl.float32), tl.zeros((DP, HP), tl.float32)
     dbq, dbk, dbv = tl.zeros((HP,), tl.float32), tl.zeros((HP,), tl.float32), tl.zeros((HP,), tl.float32)
