@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import signal
 import subprocess
 import sys
@@ -91,13 +92,26 @@ def test_watching_rewrites_the_page_when_a_run_changes_and_only_then(tmp_path: P
         thread.join()
 
 
+@pytest.mark.parametrize("end", ["given back", "killed"])
+def test_the_end_of_a_process_changes_the_page_though_it_changes_no_file_that_is_shown(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (config,) = configs(seeds=1, mechanisms=["full"], training__epochs=4)
+    run = made(tmp_path, config, "done" if end == "given back" else "running")
+    with PageServer(tmp_path) as server:
+        with run.lock():
+            assert b"1 running" in server.page()
+            if end == "killed":  # what a killed process holds, the kernel lets go; the lock file stays as it is
+                monkeypatch.setattr(os, "ftruncate", lambda handle, size: None)
+        assert (b"1 done" if end == "given back" else b"1 interrupted") in server.page()
+
+
 def test_a_page_looks_for_a_newer_one_only_while_a_run_is_training(tmp_path: Path) -> None:
     (config,) = configs(seeds=1, mechanisms=["full"], training__epochs=4)
     run = made(tmp_path, config, "running", rows(config)[:2])
     with PageServer(tmp_path) as server:
         with run.lock():
             assert b'data-live="5"' in server.page()
-        run.path.joinpath("status.json").touch()
         assert b'data-live=""' in server.page()  # nobody holds it any more: interrupted
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from semfocus.analysis.records import Record, load_records
 from semfocus.analysis.verdicts import Verdict, judge
+from semfocus.errors import CorruptData, StorageError
 from semfocus.report.groups import Group, base_first, grouped
 from semfocus.report.provenance import facts_of
 from semfocus.store import RunDirectory, RunStore
-from semfocus.store.directory import CONFIG, METRICS, STATUS
+from semfocus.store.directory import CONFIG, LOCK, METRICS, STATUS
 from semfocus.store.measurements import FOLDER, read_measurements
 
 Stamps = dict[str, tuple[int, int]]  # file -> (time of the last change in ns, size)
@@ -69,21 +70,42 @@ def gather(store_root: Path | str) -> Gathered:
     )
 
 
-def stamps(root: Path) -> Stamps:
-    """When each file that a page depends on changed last. Cheap: nothing is opened."""
+def stamps(root: Path, files: Sequence[str] = (CONFIG, METRICS, STATUS, FOLDER)) -> Stamps:
+    """When each of a run's files changed last. Cheap: nothing is opened."""
     found: Stamps = {}
-    try:
-        names = sorted(os.listdir(root))
-    except OSError:
-        return found
-    for name in names:
-        for file in (CONFIG, METRICS, STATUS, FOLDER):
+    for name in _names(root):
+        for file in files:
             try:
                 seen = os.lstat(root / name / file)
             except OSError:
                 continue
             found[f"{name}/{file}"] = (seen.st_mtime_ns, seen.st_size)
     return found
+
+
+def condition(root: Path) -> object:
+    """Differs whenever a page of this store would.
+
+    A run is shown as running while a process holds it, and the end of a process changes no file: who is held is asked
+    as well. A lock's own stamp tells of one that was taken and given back between two looks.
+    """
+    locks = stamps(root, [LOCK])
+    held = [name for name in locks if _is_held(RunDirectory((root / name).parent))]
+    return stamps(root), locks, held
+
+
+def _is_held(run: RunDirectory) -> bool:
+    try:
+        return run.holder() is not None
+    except (CorruptData, StorageError):  # a lock that is no plain file: the page says so
+        return False
+
+
+def _names(root: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(root))
+    except OSError:
+        return []
 
 
 def _clean(faults: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
