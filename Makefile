@@ -30,7 +30,7 @@ test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow"
 
 test-all: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --hypothesis-profile search
 
 # Attention on a GPU, several processes at once: kernels compile on the CPU. Where nothing can be installed, name an
 # interpreter that has torch, numpy, pytest and hypothesis:   make test-gpu GPU_PYTHON=python3

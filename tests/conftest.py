@@ -11,8 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+
+# The default gives each example 200 ms, which a busy machine may take for none at all. And the same examples every
+# time: what chance finds some day would fail a change that has nothing to do with it. `make test-all` searches.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("search", patient)
+settings.register_profile("same", patient, derandomize=True)
+settings.load_profile("same")
 
 DEVICE = torch.device(os.environ.get("SEMFOCUS_TEST_DEVICE", "cpu"))
 

@@ -35,6 +35,7 @@ def test_side_by_side_gives_what_one_after_the_other_gives_to_the_bit_and_tells_
     assert_same_bits([outcome.run for outcome in outcomes], expected)
     for mechanism in ("full", "topk:3", "banded:3"):
         own = [progress for progress in told if progress.members[0].config.attention.mechanism == mechanism]
+        own = [progress for progress in own if progress.step % 5 == 0]  # a slow machine is told of others in between
         assert [progress.step for progress in own] == [0, 5, 10, 15, 20]
         assert [progress.going_on for progress in own] == [2, 2, 2, 2, 0]
         assert own[-1].members[0].last == own[-1].members[0].run.metrics()[-1]

@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -135,11 +136,17 @@ def test_somebody_who_only_looks_does_not_make_a_lock_fail(tmp_path: Path) -> No
         pass
     looking = os.open(run.path / "lock", os.O_RDONLY)
     fcntl.flock(looking, fcntl.LOCK_SH)
-    timer = threading.Timer(0.1, os.close, [looking])
-    timer.start()
-    with run.lock() as writer:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            os.close(looking)
+
+    with mock.patch.object(time, "sleep", pause), run.lock() as writer:
         advance(writer, 1, 2)
-    timer.join()
+    assert len(pauses) == 2
+    assert min(pauses) > 0
 
 
 def test_a_file_system_without_locks_is_refused(tmp_path: Path) -> None:

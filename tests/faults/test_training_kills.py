@@ -73,7 +73,7 @@ def test_after_kill_9_at_random_moments_a_resumed_run_is_identical_to_the_bit(tm
     kills = 0
     for attempt in range(60):
         started = process(_train, LEAVING, out)
-        started.join(dice.uniform(0.1, 0.4) + 0.03 * attempt)
+        started.join(0.02 + dice.uniform(0, 0.04) * attempt)  # the first is killed however fast the machine is
         if started.exitcode is None:
             started.kill()
             kills += 1
@@ -195,7 +195,7 @@ def _interrupt_and_wait() -> None:
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, "the signal did not arrive"
         time.sleep(0.001)

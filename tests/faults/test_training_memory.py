@@ -56,8 +56,9 @@ def test_halves_go_on_from_what_the_whole_had_saved(tmp_path: Path, monkeypatch:
         lambda progress: steps.append((len(progress.members), progress.step)),
     )
     assert states(outcomes) == ["done"] * 5
-    assert [step for size, step in steps if size == 5] == [0, 5, 10]
-    assert [step for size, step in steps if size < 5] == [10, 15, 10, 15]
+    evaluated = [(size, step) for size, step in steps if step % 5 == 0]  # a slow machine is told of others in between
+    assert [step for size, step in evaluated if size == 5] == [0, 5, 10]
+    assert [step for size, step in evaluated if size < 5] == [10, 15, 10, 15]
     assert all([row["step"] for row in outcome.run.metrics()] == [5, 10, 15] for outcome in outcomes)
 
 

@@ -106,6 +106,20 @@ def test_the_end_of_a_process_changes_the_page_though_it_changes_no_file_that_is
         assert (b"1 done" if end == "given back" else b"1 interrupted") in server.page()
 
 
+@pytest.mark.parametrize("name", ["notes", f".tmp-{'a' * 32}", "feedfacecafe"])
+def test_a_lock_in_what_is_no_run_does_not_end_the_page(name: str, tmp_path: Path) -> None:
+    """A folder of somebody's own, a run that is being removed right now, a link to a run."""
+    (config,) = configs(seeds=1, mechanisms=["full"], training__epochs=4)
+    run = made(tmp_path / "runs", config)
+    if name == "feedfacecafe":
+        (tmp_path / "runs" / name).symlink_to(run.path)
+    else:
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "lock").write_text("")
+    with PageServer(tmp_path / "runs") as server:
+        assert b"1 done" in server.page()
+
+
 def test_a_page_looks_for_a_newer_one_only_while_a_run_is_training(tmp_path: Path) -> None:
     (config,) = configs(seeds=1, mechanisms=["full"], training__epochs=4)
     run = made(tmp_path, config, "running", rows(config)[:2])

@@ -12,7 +12,7 @@ from typing import Any
 
 from semfocus.analysis.records import Record, load_records
 from semfocus.analysis.verdicts import Verdict, judge
-from semfocus.errors import CorruptData, StorageError
+from semfocus.errors import CorruptData, StorageError, UsageError
 from semfocus.report.groups import Group, base_first, grouped
 from semfocus.report.provenance import facts_of
 from semfocus.store import RunDirectory, RunStore
@@ -90,14 +90,14 @@ def condition(root: Path) -> object:
     as well. A lock's own stamp tells of one that was taken and given back between two looks.
     """
     locks = stamps(root, [LOCK])
-    held = [name for name in locks if _is_held(RunDirectory((root / name).parent))]
+    held = [name for name in locks if _is_held((root / name).parent)]
     return stamps(root), locks, held
 
 
-def _is_held(run: RunDirectory) -> bool:
+def _is_held(path: Path) -> bool:
     try:
-        return run.holder() is not None
-    except (CorruptData, StorageError):  # a lock that is no plain file: the page says so
+        return RunDirectory(path).holder() is not None
+    except (CorruptData, StorageError, UsageError):  # no run, or a lock that is no plain file: the page says so
         return False
 
 

@@ -6,10 +6,11 @@ than one. Each member's checkpoint is still there whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from semfocus.errors import CorruptData, UsageError, unknown, whole_number
+from semfocus.errors import CorruptData, StorageError, UsageError, unknown, whole_number
 from semfocus.store import atomic, checkpoints, formats, strict
 from semfocus.store.checkpoints import Checkpoint
 from semfocus.store.directory import STATES, STATUS
@@ -36,11 +37,12 @@ class Save(NamedTuple):
 def save_checkpoints(saves: Sequence[Save]) -> None:
     """Save one checkpoint for each member; when this returns, all of them and their logs are safe on disk."""
     logs = [log for save in saves for log in save.writer.unsynced()]
-    atomic.publish(_new_directories(saves), also_sync=[log.path for log in logs])
-    for log in logs:
-        log.unsynced = False
-    for save in saves:
-        save.writer.prune()
+    with still_held(save.writer for save in saves):
+        atomic.publish(_new_directories(saves), also_sync=[log.path for log in logs])
+        for log in logs:
+            log.unsynced = False
+        for save in saves:
+            save.writer.prune()
 
 
 def load_common(
@@ -87,10 +89,22 @@ def write_statuses(entries: Sequence[tuple[RunWriter, str, Mapping[str, Any]]]) 
         document = formats.stamp({"state": state, **facts})
         contents[writer.path / STATUS] = strict.encode_row(document, f"the status of run {writer.id}") + b"\n"
     logs = [log for writer, state, _ in entries if state != "running" for log in writer.unsynced()]
-    atomic.sync_all(log.path for log in logs)
-    for log in logs:
-        log.unsynced = False
-    atomic.replace_all(contents)
+    with still_held(writer for writer, _, _ in entries):
+        atomic.sync_all(log.path for log in logs)
+        for log in logs:
+            log.unsynced = False
+        atomic.replace_all(contents)
+
+
+@contextmanager
+def still_held(writers: Iterable[RunWriter]) -> Iterator[None]:
+    """Where something cannot be written because a run directory vanished meanwhile, say that instead."""
+    try:
+        yield
+    except (CorruptData, StorageError):
+        for writer in writers:
+            writer.ensure_held()
+        raise
 
 
 def _new_directories(saves: Sequence[Save]) -> Iterator[tuple[Path, Mapping[str, bytes]]]:

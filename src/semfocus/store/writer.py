@@ -136,4 +136,5 @@ class RunWriter(RunDirectory):
 
     def _append(self, log: Log, row: Mapping[str, Any]) -> None:
         self.ensure_held()
-        log.append(row)
+        with cohort.still_held([self]):
+            log.append(row)

@@ -188,7 +188,9 @@ class Loop:
         told = time.monotonic()
         while self.cohort.step < target and not self.interruption.signal:
             self.stepper.run(min(chunk, target - self.cohort.step))
-            if self.cohort.step < target and self._long_unsaved():
+            if self.cohort.step == target:
+                break  # what is evaluated and saved there is told with it, and no watcher hears of that step before
+            if self._long_unsaved():
                 self._save()
             if time.monotonic() - told > 1:
                 self.watcher(self._progress())
