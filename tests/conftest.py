@@ -6,6 +6,7 @@ The tests of attention build their tensors on SEMFOCUS_TEST_DEVICE, cpu unless s
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from pathlib import Path
 
@@ -14,6 +15,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; tests and what they start do not
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The default gives each example 200 ms, which a busy machine may take for none at all. And the same examples every
 # time: what chance finds some day would fail a change that has nothing to do with it. `make test-all` searches.
