@@ -26,7 +26,7 @@ from semfocus.attention.mechanisms import TopK
 from semfocus.config import AttentionConfig, RunConfig, TaskConfig
 from semfocus.diagnostics import diagnose
 from semfocus.landscape import SurfaceSettings, measure_surface
-from semfocus.landscape.surface import Surface
+from semfocus.landscape.stored import Surface, surface_name
 from semfocus.model import Encoder, Spec, initial, positions
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.measurements import read_arrays
@@ -71,7 +71,7 @@ def time_loop(
 ) -> tuple[float, float]:
     """Seconds a point of a plain loop, and the largest relative difference from the surface's losses."""
     device, spec = torch.device(options.device), spec_of(config, config.task.build())
-    arrays = read_arrays(run, "surface")
+    arrays = read_arrays(run, surface_name("random", surface.payload["key"]))
     if arrays is None:
         raise SystemExit("the surface was not stored")
     first, second = torch.from_numpy(arrays["directions"]).to(device)

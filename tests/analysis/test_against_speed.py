@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from semfocus.analysis.against_speed import dispersion_against_speed, dispersion_points
+from semfocus.analysis.against_speed import dispersion_against_speed, dispersion_points, smallest_p
 from semfocus.analysis.correlation import spearman
 from semfocus.analysis.records import Record
 from semfocus.errors import UsageError
@@ -43,7 +43,8 @@ def test_a_point_takes_heavy_from_the_top_k_run_and_full_from_the_full_run() -> 
         assert point.start == pytest.approx(ratio)
         assert point.end == pytest.approx(1.0)
         assert point.speed_up.ratio.value == pytest.approx(speed)
-        assert point.seeds == 4
+        assert (point.start_seeds, point.end_seeds) == (4, 4)
+        assert point.left_out == ()
 
 
 def test_the_correlation_is_spearman_s_of_the_start_unless_the_end_is_asked_for() -> None:
@@ -63,10 +64,58 @@ def test_what_was_not_measured_or_not_finished_is_left_out_and_not_guessed() -> 
     del measurements["listops/full/1"]
     measurements["even_pairs/full/2"] = at(0.0, 0.0)
     points = {point.task: point for point in dispersion_points(records, measurements)}
-    assert points["parity"].seeds == 3
+    assert points["parity"].start_seeds == points["parity"].speed_up.pairs == 3
     assert points["listops"].start == pytest.approx(0.6)
+    assert (points["listops"].start_seeds, points["listops"].speed_up.pairs) == (3, 4), "measured, not trained"
     assert points["even_pairs"].start == pytest.approx(0.2)
+    assert (points["even_pairs"].start_seeds, points["even_pairs"].end_seeds) == (3, 4)
     nothing = dispersion_points(records, {})
     assert [point.start for point in nothing] == [None] * 4
     assert "not enough data" in dispersion_against_speed(nothing).why
     assert dispersion_points([r for r in records if r.mechanism == "full"], measurements) == []
+
+
+def measured_with(measurements: dict[str, dict[str, Any]], run: str, **settings: Any) -> None:
+    measurements[run]["dispersion"] |= settings
+
+
+def test_pairs_measured_in_another_way_are_left_out_and_named() -> None:
+    records, measurements = world()
+    for run in measurements:
+        measured_with(measurements, run, k=5, split="train", rows=1000)
+    measurements["parity/topk:5/2"] = at(50.0, 900.0)
+    measured_with(measurements, "parity/topk:5/2", k=5, split="train", rows=200)
+    for run in [run for run in measurements if run.startswith("listops")]:
+        measured_with(measurements, run, split="heldout")
+    measured_with(measurements, "even_pairs/topk:5/1", k=8)
+    measured_with(measurements, "even_pairs/full/0", k=8)
+    points = {point.task: point for point in dispersion_points(records, measurements)}
+    assert points["parity"].start == pytest.approx(0.8)
+    assert points["parity"].start_seeds == 3
+    named = {task: [(one.record.id, one.why) for one in point.left_out] for task, point in points.items()}
+    assert named["parity"] == [("parity/topk:5/2", "rows = 200, not 1000")]
+    assert points["listops"].start is None
+    assert len(named["listops"]) == 8
+    assert {why for _, why in named["listops"]} == {"split = heldout, not train"}
+    assert named["even_pairs"] == [("even_pairs/topk:5/1", "k = 8, not 5")], "the k of full attention is of no account"
+    assert points["even_pairs"].start_seeds == 3
+    assert named["stack_manipulation"] == []
+
+
+def test_a_pair_of_runs_measured_differently_makes_no_ratio() -> None:
+    records, measurements = world()
+    for run in measurements:
+        measured_with(measurements, run, split="train", rows=1000 if "/full/" in run else 200)
+    points = dispersion_points(records, measurements)
+    assert [(point.start, point.start_seeds) for point in points] == [(None, 0)] * 4
+    assert all("rows = 200, not 1000" in point.left_out[0].why for point in points)
+
+
+def test_four_tasks_have_an_interval_but_only_five_can_be_significant() -> None:
+    names = ["parity", "listops", "even_pairs", "shuffle", "sort"]
+    for count in (3, 4, 5):
+        numbers = {name: float(i) for i, name in enumerate(names[:count])}
+        found = spearman(numbers, numbers)
+        assert (found.interval is None) == (count < 4)
+        assert found.p is None or found.p == pytest.approx(smallest_p(count))
+    assert smallest_p(5) < 0.05 < smallest_p(4)

@@ -11,7 +11,8 @@ import torch
 
 from semfocus.diagnostics import diagnose
 from semfocus.diagnostics.checkpoints import diagnose_checkpoint, open_checkpoint, read_text, windows
-from semfocus.errors import DataError, UsageError
+from semfocus.errors import CorruptData, DataError, UsageError
+from semfocus.store import RunDirectory
 from tests.integrations import tiny
 
 TEXT = " ".join(f"w{i * 7 % 40}" for i in range(400))
@@ -149,8 +150,50 @@ def test_weights_that_do_not_fit_or_are_missing_are_refused(checkpoint: Path) ->
         open_checkpoint(str(checkpoint))
     name = next(name for name in whole if "layer.1.attention.self.query.weight" in name)
     save_file(whole | {name: whole[name][:4].clone()}, path)
-    with pytest.raises(UsageError, match="do not fit"):
+    with pytest.raises(
+        UsageError, match=r"do not fit.*layer\.1\.attention\.self\.query\.weight has \(4, 32\), not \(32, 32"
+    ):
         open_checkpoint(str(checkpoint))
+
+
+def test_a_truncated_file_of_weights_is_named(checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], b"\xff" * 100, b""):
+        path.write_bytes(content)
+        with pytest.raises(CorruptData, match=r"model\.safetensors cannot be read .* fetch it again"):
+            open_checkpoint(str(checkpoint))
+
+
+@pytest.mark.parametrize("name", ["./nofolder", "/no/such/folder", "models/of/mine", "~/none"])
+def test_a_path_that_is_not_there_is_not_looked_for_elsewhere(name: str) -> None:
+    with pytest.raises(UsageError, match=f"there is no folder {name}"):
+        open_checkpoint(name)
+
+
+def test_a_folder_whose_configuration_is_missing_or_broken_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no config\.json"):
+        open_checkpoint(str(tmp_path))
+    (tmp_path / "config.json").write_text("{torn")
+    with pytest.raises(UsageError, match=r"config\.json cannot be read"):
+        open_checkpoint(str(tmp_path))
+
+
+def test_one_of_our_runs_is_told_from_a_model_of_others(runs: list[RunDirectory]) -> None:
+    with pytest.raises(UsageError, match=f"type: semfocus diagnose {runs[0].path}"):
+        open_checkpoint(str(runs[0].path))
+
+
+@pytest.mark.parametrize("options", [{"k": 0}, {"length": 0}, {"rows": -1}])
+def test_zero_is_not_taken_for_nothing_said(checkpoint: Path, text: Path, options: dict[str, int]) -> None:
+    ((name, value),) = options.items()
+    with pytest.raises(UsageError, match=f"{name} = {value} must be at least"):
+        diagnose_checkpoint(str(checkpoint), text, **options)
+
+
+def test_no_windows_asked_for_are_all_windows(checkpoint: Path, text: Path) -> None:
+    found = diagnose_checkpoint(str(checkpoint), text, k=2, length=12, rows=0)
+    assert found.whole.queries == 400 // 10 * 12 * 4 * 3
 
 
 def test_an_encoder_decoder_is_refused_with_the_way_to_do_it(tmp_path: Path) -> None:

@@ -83,6 +83,25 @@ def test_the_same_as_json_holds_both_ways_of_table_6(runs: list[RunDirectory]) -
     assert [one["run"] for one in found["runs"]] == [one.id for one in runs[:2]]
 
 
+def test_no_keys_are_refused_and_no_rows_are_all(runs: list[RunDirectory]) -> None:
+    for one in runs[:2]:
+        with pytest.raises(UsageError, match="k = 0"):
+            run(str(one.path), "--k", "0")
+    run(str(runs[0].path), "--k", "3", "--rows", "0", "--mask-stability")
+    assert {stored["rows"] for stored in read_measurements(runs[0]).values()} == {60}
+
+
+def test_a_k_that_is_not_used_is_said_so(runs: list[RunDirectory]) -> None:
+    output = run(*(str(one.path) for one in runs[:2]), "--k", "2", "--rows", "4")
+    assert "even_pairs, topk:3, seed 1: measured with its own k = 3, not with --k 2" in output
+    assert output.count("not with --k") == 1
+
+
+def test_examples_stand_on_lines_of_their_own() -> None:
+    lines = [line.strip() for line in run("--help").splitlines()]
+    assert "semfocus diagnose --model PATH_OR_NAME --text corpus.txt --k 8" in lines
+
+
 def test_a_run_is_found_by_the_beginning_of_its_id(runs: list[RunDirectory]) -> None:
     assert "full alone" in run(runs[0].id[:6], "--out", str(runs[0].path.parent), "--k", "3", "--rows", "4")
 
@@ -95,6 +114,12 @@ def test_a_run_is_found_by_the_beginning_of_its_id(runs: list[RunDirectory]) -> 
         (["--model", "x"], "needs --text"),
         (["abcd", "--out", "nowhere"], "no run in"),
         (["--model", "nobody/has-this", "--text", "README.md"], "nor a model in the cache"),
+        (["abcd", "--text", "README.md"], "--text belongs to --model"),
+        (["abcd", "--length", "12"], "--length belongs to --model"),
+        (["--model", "x", "--text", "y", "--mask-stability"], "--mask-stability belongs to runs"),
+        (["--model", "x", "--text", "y", "--checkpoint", "all"], "--checkpoint belongs to runs"),
+        (["--model", "x", "--text", "README.md", "--k", "0"], "k = 0"),
+        (["--model", "x", "--text", "README.md", "--length", "0"], "length = 0"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(arguments: list[str], message: str) -> None:
@@ -211,7 +236,7 @@ def test_runs_whose_scores_are_nan_or_constant_are_told_of_and_never_crash(
         assert (last["queries"], last["delta_full"]["100"]) == (0, None)
         assert last["not_finite"] == 20 * 8 * 2  # rows, positions, blocks
         assert last["layers"][0]["gamma"] == [None]
-        assert "not measured" in text
+        assert text.count("no query has finite scores; this run has diverged") == 2
         assert re.search(r"not fini\S+\s+not fini", text)  # gamma and upsilon, as far as the terminal is wide
         assert "by noise: no query of finite scores drops a key" in text
     shown = re.sub(r"base64,[^\"]+", "", page.read_text() + write_page(runs[0].path.parent, page).read_text())
@@ -229,3 +254,9 @@ def _overwrite(run: RunDirectory, part: str, value: float) -> None:
             weights.fill_(value)
     with run.lock() as writer:
         writer.save_checkpoint(newest.step + 1, {**newest.tensors, "parameters": parameters}, newest.meta)
+
+
+def test_queries_that_are_left_out_are_told_of(runs: list[RunDirectory]) -> None:
+    _overwrite(runs[0], "blocks.1.qkv", math.nan)
+    text = run(str(runs[0].path), "--rows", "5")
+    assert "full, seed 1: Warning: 40 queries have scores that are NaN or infinite; they are left out above." in text

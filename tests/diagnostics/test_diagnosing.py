@@ -13,13 +13,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import semfocus
-from semfocus.diagnostics import diagnose
+from semfocus.diagnostics import condition, diagnose
 from semfocus.diagnostics.tally import NAMES, PERCENTS
 from semfocus.errors import UsageError
 from semfocus.integrations.transformers import focus
 from semfocus.tasks.base import Batch
 from semfocus.theory import condition_w, condition_x
-from tests.diagnostics.models import HandMade, SdpaBlock, attention_layer, encoder, rows, sdpa_model, seeded, tokens
+from tests.diagnostics.models import (
+    HEADS,
+    HandMade,
+    SdpaBlock,
+    attention_layer,
+    encoder,
+    rows,
+    sdpa_model,
+    seeded,
+    tokens,
+)
 from tests.diagnostics.plain import plain_statistics, quantile
 from tests.integrations import tiny
 
@@ -124,10 +134,105 @@ def test_scores_that_a_model_changes_behind_our_back_are_refused() -> None:
     original = modeling_gpt2.eager_attention_forward
     modeling_gpt2.eager_attention_forward = capped
     try:
-        with pytest.raises(UsageError, match="not the softmax of what is seen"):
+        with pytest.raises(UsageError, match=r"transformer\.h\.0\.attn .*not the softmax of what is seen: query"):
             diagnose(model, [tiny.tokens(1, 6)], k=2)
     finally:
         modeling_gpt2.eager_attention_forward = original
+
+
+def gemma2(cap: float | None) -> Any:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    size = tiny.SHAPE | {"num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 8}
+    config = Gemma2Config(**size, pad_token_id=0, attn_logit_softcapping=cap, attn_implementation="eager")
+    return tiny.build(lambda: Gemma2ForCausalLM(config))
+
+
+def gpt_oss(sink: float) -> Any:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    size = tiny.SHAPE | {"num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 8}
+    config = GptOssConfig(**size, num_local_experts=2, num_experts_per_tok=1, attn_implementation="eager")
+    model = tiny.build(lambda: GptOssForCausalLM(config))
+    with torch.no_grad():
+        model.model.layers[0].self_attn.sinks.fill_(sink)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [(lambda: gemma2(0.01), "gives a key"), (lambda: gpt_oss(3.0), "sum to 1 only within")],
+)
+def test_caps_and_sinks_that_move_every_weight_a_little_are_refused_by_layer(make: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=rf"model\.layers\.0\.self_attn .*{why}"):
+        diagnose(make(), [tiny.tokens(1, 60)], k=4)
+
+
+def eager_mistral() -> Any:
+    model = tiny.mistral(7)
+    model.set_attn_implementation("eager")
+    return model
+
+
+PLAIN = {
+    "llama": lambda: tiny.llama(attn_implementation="eager"),
+    "gpt2": lambda: tiny.gpt2(attn_implementation="eager"),
+    "bert": lambda: tiny.bert(attn_implementation="eager"),
+    "mistral": eager_mistral,
+    "gemma2": lambda: gemma2(None),
+    "gpt_oss": lambda: gpt_oss(-30.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", PLAIN)
+def test_plain_eager_models_are_accepted_however_coarsely_they_compute(family: str, dtype: torch.dtype) -> None:
+    mask = torch.ones(2, 40, dtype=torch.int64)
+    mask[1, :7] = 0
+    found = diagnose(PLAIN[family]().to(dtype), [{"input_ids": tiny.tokens(2, 40), "attention_mask": mask}], k=4)
+    assert found.whole.queries
+
+
+def test_models_under_autocast_are_checked_as_coarsely_as_they_compute() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert diagnose(PLAIN["llama"](), [tiny.tokens(1, 40)], k=4).whole.queries
+
+
+def test_conditions_take_the_fewest_keys_for_a_softmax_and_the_most_for_the_tokens() -> None:
+    model, lengths = encoder("full", scale=1.0), torch.tensor([8, 8, 3, 2, 1])
+    found = diagnose(model, [Batch(rows(), torch.zeros(5), lengths)], k=4)
+    whole = found.whole
+    assert (whole.keys, whole.fewest_keys) == (8, 2)
+    cell = found.conditions()["100"]
+    numbers = cell.delta_full, cell.delta_heavy, cell.separation, cell.in_degree
+    narrow, wide = condition(*numbers, k=2, length=2), condition(*numbers, k=4, length=8)
+    assert cell.vacuous == narrow.vacuous
+    assert cell.sharper.softmax == narrow.sharper.softmax
+    assert (cell.sharper.x, cell.w, cell.x, cell.sinks_outside) == (wide.sharper.x, wide.w, wide.x, wide.sinks_outside)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(1e10, torch.float32), (3e38, torch.float32), (1e300, torch.float64)])
+def test_scores_of_any_finite_size_are_reported(size: float, dtype: torch.dtype) -> None:
+    class Huge(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.scaled_dot_product_attention(x, size * torch.sign(x), x, scale=1.0)
+
+    wide = torch.linspace(-1, 1, 80, dtype=dtype).reshape(1, 1, 80, 1).expand(80, -1, -1, -1)
+    found = diagnose(Huge(), [wide], k=3)
+    assert found.whole.not_finite == 0
+    if dtype is torch.float32:
+        assert found.whole.at("delta_full", "100") == pytest.approx(2 * size, rel=1e-6)
+        assert found.whole.at("delta_full", "95") == pytest.approx(2 * size, rel=0.1)
+    else:
+        assert found.conditions()["95"].w == math.inf
+        assert "delta_full" in found.to_dict()["whole"]["conditions"]["95"]["infinite"]
+    assert "nan" not in (str(found) + found.to_json()).lower()
+
+
+def test_rows_without_a_token_are_refused_by_what_they_are() -> None:
+    with pytest.raises(UsageError, match="length 0"):
+        diagnose(sdpa_model(), [tokens()[:, :0]], k=1)
+    assert diagnose(sdpa_model(), [tokens()[:, :0], tokens()], k=1).whole.queries == 2 * 3 * 9 * HEADS
 
 
 def test_our_encoder_and_a_plain_torch_model_give_the_numbers_of_their_scores() -> None:

@@ -11,12 +11,21 @@ import pytest
 import torch
 from torch.nn import functional
 
+from semfocus.diagnostics import runs as measuring
 from semfocus.diagnostics.norms import weight_norms
 from semfocus.diagnostics.runs import find_run, measure_run, tables
 from semfocus.diagnostics.tally import PERCENTS
 from semfocus.errors import CorruptData, UsageError
 from semfocus.model import assemble, positions
-from semfocus.store import RunDirectory, read_measurement
+from semfocus.store import (
+    DamagedMeasurement,
+    RunDirectory,
+    read_measurement,
+    read_measurements,
+    write_measurement,
+)
+from semfocus.tasks.base import Batch
+from semfocus.theory import stability
 from semfocus.training import data, load
 from semfocus.training.saved import config_of
 from tests.diagnostics.models import encoder
@@ -69,13 +78,54 @@ def test_every_kept_checkpoint_can_be_measured_and_is_stored_with_the_run(runs: 
         assert len(checkpoint["layers"]) == 2
 
 
-def test_one_checkpoint_is_added_to_those_measured_the_same_way_and_replaces_others(runs: list[RunDirectory]) -> None:
+def test_one_checkpoint_is_added_to_those_measured_the_same_way(runs: list[RunDirectory]) -> None:
     measure_run(runs[0], k=3, rows=10, checkpoint="0")
     assert list(measure_run(runs[0], k=3, rows=10).measured["checkpoints"]) == ["0", "last"]
     assert list(measure_run(runs[0], k=4, rows=10).measured["checkpoints"]) == ["last"]
     stored = read_measurement(runs[0], "dispersion")
     assert stored is not None
     assert stored["k"] == 4
+
+
+def test_other_settings_take_nothing_away_from_what_was_measured_before(runs: list[RunDirectory]) -> None:
+    measure_run(runs[0], k=3, rows=10, checkpoint="all")
+    measure_run(runs[0], k=3, rows=5, split="heldout")
+    measure_run(runs[0], k=4, rows=10)
+    kept = [document for name, document in read_measurements(runs[0]).items() if name.startswith("dispersion")]
+    settings = [(document["k"], document["split"], document["rows"]) for document in kept]
+    assert sorted(settings) == [(3, "heldout", 5), (3, "train", 10), (4, "train", 10)]
+    again = measure_run(runs[0], k=3, rows=10, checkpoint="1").measured
+    assert list(again["checkpoints"]) == ["0", "1", "2", "last"]
+    assert read_measurement(runs[0], "dispersion") == again
+
+
+def test_the_usual_settings_are_read_by_name_whatever_was_looked_at_later(runs: list[RunDirectory]) -> None:
+    measure_run(runs[0], k=3, rows=10)
+    usual = measure_run(runs[0], checkpoint="0").measured
+    assert (usual["k"], usual["rows"]) == (5, 60)  # it has no more
+    measure_run(runs[0], split="heldout", rows=7)
+    assert read_measurement(runs[0], "dispersion") == usual
+    assert len(read_measurements(runs[0])) == 3
+
+
+def test_a_measurement_stored_before_there_were_others_is_read_and_kept(runs: list[RunDirectory]) -> None:
+    old = measure_run(runs[0], k=3, rows=10, checkpoint="0").measured
+    for checkpoint in old["checkpoints"].values():
+        del checkpoint["fewest_keys"]
+    write_measurement(runs[0], "dispersion", old)
+    assert list(measure_run(runs[0], k=3, rows=10).measured["checkpoints"]) == ["0", "last"]
+
+
+def test_a_damaged_measurement_is_made_anew_and_spoils_no_other(runs: list[RunDirectory]) -> None:
+    measure_run(runs[0], k=3, rows=10, checkpoint="0")
+    measure_run(runs[0], k=4, rows=10)
+    (runs[0].path / "measurements" / "dispersion.json").write_text('{"torn')
+    with pytest.warns(DamagedMeasurement, match=r"dispersion\.json"):
+        measure_run(runs[0], k=4, rows=10)
+    stored = read_measurement(runs[0], "dispersion")
+    assert stored is not None
+    assert stored["k"] == 4
+    assert list(measure_run(runs[0], k=3, rows=10).measured["checkpoints"]) == ["0", "last"]
 
 
 def test_a_top_k_run_is_measured_with_its_own_k(runs: list[RunDirectory]) -> None:
@@ -90,12 +140,39 @@ def test_exact_softmax_slopes_stay_below_their_certified_bounds(runs: list[RunDi
     assert last["layers"][0]["stability"]["100"]["jacobian"] <= worst["jacobian"]
 
 
+@pytest.mark.parametrize("k", [1, 3, 6])
+def test_certified_bounds_hold_where_rows_differ_in_length(runs: list[RunDirectory], k: int, monkeypatch) -> None:
+    lengths = torch.tensor([1, 2, 3, 8])
+
+    def padded(splits: dict[str, Batch], split: str, rows: int) -> Batch:
+        return Batch(splits[split].tokens[:4], splits[split].labels[:4], lengths)
+
+    monkeypatch.setattr(measuring, "first_rows", padded)
+    for run in (runs[0], runs[2]):
+        last = measure_run(run, k=k).measured["checkpoints"]["last"]
+        assert (last["keys"], last["fewest_keys"]) == (8, 2)  # a single key has weight 1, whatever happens
+        layers = [last, *last["layers"], *(head for layer in last["layers"] for head in layer["heads"])]
+        for found in layers:
+            worst = found["stability"]["100"]
+            assert 0 < worst["jacobian"] <= worst["full_certified"] * (1 + 1e-6)
+            kept, gap = min(k, 2), found["separation"]["100"]
+            bound = stability(found["delta_heavy"]["100"], kept, math.inf if gap is None else gap, 1, "certified")
+            assert worst["heavy_certified"] == pytest.approx(float(bound))
+
+
 def test_heads_are_told_apart_and_several_are_stored(runs: list[RunDirectory]) -> None:
     last = measure_run(runs[2], k=3, rows=5).measured["checkpoints"]["last"]
     heads = last["layers"][0]["heads"]
     assert len(heads) == 2
     assert heads[0]["delta_full"] != heads[1]["delta_full"]
     assert len(last["layers"][0]["gamma"]) == 2
+    for head in heads:
+        assert set(head["jacobian"]) == set(PERCENTS)
+        assert head["stability"]["100"]["jacobian"] == head["jacobian"]["100"]
+
+
+def test_no_rows_asked_for_are_all_rows(runs: list[RunDirectory]) -> None:
+    assert measure_run(runs[0], k=3, rows=0).measured["rows"] == 60
 
 
 def test_pairs_are_made_by_task_and_seed_and_each_run_stands_alone_too(runs: list[RunDirectory]) -> None:
@@ -137,7 +214,8 @@ def test_bad_requests_are_refused_by_name(runs: list[RunDirectory], tmp_path: Pa
         ({"checkpoint": "7"}, "no checkpoint of epoch 7; it has 0, 1, 2"),
         ({"checkpoint": "first"}, "'first' must be last, all or an epoch"),
         ({"split": "test"}, "unknown split 'test'"),
-        ({"rows": 0}, "rows = 0"),
+        ({"rows": -1}, "rows = -1"),
+        ({"k": 0}, "k = 0"),
         ({"k": 9}, "k = 9 exceeds the length of the rows, 8"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -146,3 +146,11 @@ def test_values_that_are_kept_do_not_hold_more_than_themselves() -> None:
     add_to_all(sketches, groups, values(n).unsqueeze(0), [10, n - 10])
     assert [sketch.is_exact for sketch in sketches] == [True, False]
     assert sum(tensor.untyped_storage().nbytes() for tensor in sketches[0]._kept) == 2 * 10 * 8
+
+
+def test_values_as_large_as_float32_goes_are_counted_and_not_infinite() -> None:
+    sketch, given = Sketch(1), values(3 * EXACT).log().abs() * 1e37
+    sketch.add(zeros(len(given)), given)
+    assert not sketch.is_exact
+    ordered = given.sort().values
+    assert sketch.quantiles((0.5,))[0] == pytest.approx(float(ordered[(len(given) - 1) // 2]), rel=0.0101)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from semfocus.cli import app
 from semfocus.errors import CorruptData, UsageError
+from semfocus.landscape import default_extent
 from semfocus.store import RunDirectory
 from semfocus.store.measurements import read_measurement
 from tests.training.helpers import tiny, trained
@@ -35,7 +36,7 @@ def _svg_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def light_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from semfocus.cli import theory
 
-    monkeypatch.setattr(theory, "_both", lambda draw: draw("", "light"))
+    monkeypatch.setattr(theory, "both_themes", lambda draw: draw("", "light"))
 
 
 def invoke(*arguments: str) -> str:
@@ -59,6 +60,16 @@ def test_surfaces_of_two_mechanisms_are_measured_kept_and_drawn_with_one_scale(
         payload = read_measurement(run, "surface")
         assert payload is not None
         assert payload["grid"] == 5
+
+
+@pytest.mark.usefixtures("light_alone")
+def test_along_the_path_all_runs_go_as_far_as_the_longest_way_of_training(tmp_path: Path) -> None:
+    runs = trained([tiny(1, epochs=3), tiny(1, "topk:3", epochs=3, lr=0.5)], tmp_path / "runs", keep_epochs=(0, 1, 2))
+    longest = max(default_extent(run, "path") for run in runs)
+    words = ["--grid", "5", "--directions", "path", "--figures", str(tmp_path), *FAST]
+    text = invoke("surface", *(str(run.path) for run in runs), *words)
+    assert text.count(f"up to {longest:g} along each direction") == 2
+    assert text.count(f"slopes within {longest:g}:") == 2
 
 
 @pytest.mark.usefixtures("light_alone")
@@ -94,6 +105,14 @@ def test_looseness_searches_and_compares_trained_models(run_of_kind: Kind, tmp_p
     assert "paper: at most 1.5" in text  # the counterexample in the 1-norm
     assert "refuted" in text
     assert (tmp_path / "looseness-models.svg").exists()
+
+
+@pytest.mark.parametrize("command", ["compare", "report", "surface", "sharpness"])
+def test_every_example_in_the_help_has_a_line_of_its_own(command: str) -> None:
+    lines = [line.strip() for line in invoke(command, "--help").splitlines()]
+    examples = [line for line in lines if line.startswith("semfocus ")]
+    assert len(examples) >= 2
+    assert all(line.count("semfocus") == 1 for line in examples)
 
 
 def test_runs_that_cannot_be_shown_together_are_refused(run_of_kind: Kind, tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from semfocus.errors import CorruptData, Diverged, UsageError
-from semfocus.landscape import SurfaceSettings, measure_surface, read_surface
+from semfocus.landscape import Surface, SurfaceSettings, measure_surface, read_surface
 from semfocus.landscape.losses import Losses
+from semfocus.landscape.stored import read_part, surface_name, write_part
 from semfocus.landscape.subject import open_subject
+from semfocus.landscape.surface import default_extent
 from semfocus.store import RunDirectory, RunStore
-from semfocus.store.measurements import read_arrays, read_measurement, write_arrays
+from semfocus.store.measurements import read_arrays, read_measurement, write_arrays, write_measurement
 from semfocus.training import Interrupted
 from semfocus.training.saved import document, load
 from tests.training.helpers import RUNTIME, run_of, tiny, trained
@@ -33,7 +35,7 @@ def test_the_middle_of_a_surface_is_the_training_loss_and_other_points_are_where
     found = measure_surface(run, SurfaceSettings(grid=5, extent=0.5, seed=3, rows=None), RUNTIME)
     assert found.losses.shape == (5, 5)
     assert found.losses[2, 2] == pytest.approx(run.metrics()[-1]["train_loss"], rel=1e-6)
-    arrays = read_arrays(run, "surface")
+    arrays = read_arrays(run, _own_name(found))
     assert arrays is not None
     subject = open_subject(run)
     first, second = torch.from_numpy(arrays["directions"])
@@ -43,6 +45,10 @@ def test_the_middle_of_a_surface_is_the_training_loss_and_other_points_are_where
         losses = Losses(subject.spec, subject.rows, _alone(subject.rows.count))
         losses.matrix[0] = row
         assert found.losses[i, j] == pytest.approx(losses()[0].item(), rel=1e-5), (i, j)
+
+
+def _own_name(surface: Surface) -> str:
+    return surface_name(surface.payload["directions"], surface.payload["key"])
 
 
 def _alone(rows: int):
@@ -85,16 +91,19 @@ def test_an_interrupted_surface_goes_on_and_is_identical_to_one_that_was_not(
     with pytest.raises(Interrupted) as caught:
         measure_surface(own_run, settings, RUNTIME, interrupt, again=True)
     assert caught.value.exit_code == 130
-    half = read_arrays(own_run, "surface" if directions == "random" else f"surface-{directions}")
+    half = read_part(own_run, directions, whole.payload["key"])
     assert half is not None
     assert 32 <= half["plan"][3] < 81
     assert np.isnan(half["losses"]).any()
-    assert read_surface(own_run, directions) is None  # the payload of the whole one is still there
+    kept = read_surface(own_run, directions)  # the finished one is not touched by one that is on its way
+    assert kept is not None
+    assert np.array_equal(kept.losses, whole.losses)
     calls: list[int] = []
     found = measure_surface(own_run, settings, RUNTIME, lambda done, wanted: calls.append(done))
     assert calls[0] > 32
     assert np.array_equal(found.losses, whole.losses)
     assert found.payload == whole.payload
+    assert read_part(own_run, directions, whole.payload["key"]) is None
 
 
 def test_a_killed_surface_has_what_was_saved_and_measures_only_the_rest(
@@ -118,24 +127,120 @@ def test_a_killed_surface_has_what_was_saved_and_measures_only_the_rest(
     assert np.array_equal(found.losses, measure_surface(own_run, FEW, RUNTIME, again=True).losses)
 
 
+@pytest.mark.parametrize("spoil", ["machine", "plan"])
 def test_what_another_machine_or_a_stranger_left_half_done_is_begun_anew(
-    own_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    own_run: RunDirectory, monkeypatch: pytest.MonkeyPatch, spoil: str
 ) -> None:
     monkeypatch.setattr("semfocus.landscape.surface.SAVE_SECONDS", 0.0)
 
     def stop(done: int, wanted: int) -> None:
         raise KeyError(done)
 
-    for spoil in ("machine", "plan"):
+    with pytest.raises(KeyError):
+        measure_surface(own_run, FEW, RUNTIME, stop)
+    (part,) = (own_run.path / "measurements").glob("surface-*-part.safetensors")
+    arrays = read_arrays(own_run, part.stem)
+    assert arrays is not None
+    arrays[spoil] = arrays[spoil][:-1] if spoil == "plan" else arrays[spoil] + np.uint8(1)
+    write_part(own_run, "random", bytes(arrays["key"]).hex(), arrays)
+    calls: list[int] = []
+    measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
+    assert calls[0] == 8
+    measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
+    assert calls[-1] == 49  # of the first call; the second one read
+
+
+def test_surfaces_of_other_settings_live_side_by_side_and_the_finest_is_shown(own_run: RunDirectory) -> None:
+    fine = measure_surface(own_run, SurfaceSettings(grid=9, rows=20), RUNTIME)
+    coarse = measure_surface(own_run, SurfaceSettings(grid=5, rows=43), RUNTIME)
+    assert _shown(own_run) == fine.payload
+    more = measure_surface(own_run, SurfaceSettings(grid=9, rows=43), RUNTIME)
+    assert _shown(own_run) == more.payload
+    assert _shown(own_run) == read_measurement(own_run, "surface")  # what pages and verdicts look at
+    for surface in (fine, coarse, more):
+        kept = read_surface(own_run, key=surface.payload["key"])
+        assert kept is not None
+        assert kept.payload == surface.payload
+        assert np.array_equal(kept.losses, surface.losses)
+
+
+def _shown(run: RunDirectory) -> dict:
+    shown = read_surface(run)
+    assert shown is not None
+    return shown.payload
+
+
+def test_one_that_is_interrupted_takes_nothing_from_one_that_is_finished(own_run: RunDirectory) -> None:
+    whole = measure_surface(own_run, FEW, RUNTIME)
+
+    def interrupt(done: int, wanted: int) -> None:
+        if done == 8:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        measure_surface(own_run, SurfaceSettings(grid=15), RUNTIME, interrupt)
+    kept = read_surface(own_run)
+    assert kept is not None
+    assert np.array_equal(kept.losses, whole.losses)
+
+
+def test_one_killed_while_it_is_being_kept_is_shown_by_the_next_call(
+    own_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(run: RunDirectory, name: str, payload: dict) -> None:
+        if name == "surface":
+            raise KeyError(name)
+        write_measurement(run, name, payload)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("semfocus.landscape.stored.write_measurement", kill)
         with pytest.raises(KeyError):
-            measure_surface(own_run, FEW, RUNTIME, stop, again=True)
-        arrays = read_arrays(own_run, "surface")
-        assert arrays is not None
-        arrays[spoil] = arrays[spoil][:-1] if spoil == "plan" else arrays[spoil] + np.uint8(1)
-        write_arrays(own_run, "surface", arrays)
-        calls: list[int] = []
-        measure_surface(own_run, FEW, RUNTIME, lambda done, wanted, calls=calls: calls.append(done))
-        assert calls[0] == 8
+            measure_surface(own_run, FEW, RUNTIME)
+    assert read_surface(own_run) is None
+    calls: list[int] = []
+    found = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
+    assert not calls
+    assert _shown(own_run) == found.payload
+
+
+def test_what_an_earlier_version_left_is_read_and_named_apart_when_a_finer_one_comes(own_run: RunDirectory) -> None:
+    old = _as_of_an_earlier_version(own_run, measure_surface(own_run, FEW, RUNTIME))
+    assert _shown(own_run) == old.payload
+    calls: list[int] = []
+    measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
+    assert not calls
+    measure_surface(own_run, SurfaceSettings(grid=5), RUNTIME)
+    assert _shown(own_run) == old.payload
+    measure_surface(own_run, SurfaceSettings(grid=9), RUNTIME)
+    assert _shown(own_run)["grid"] == 9
+    kept = read_surface(own_run, key=old.payload["key"])
+    assert kept is not None
+    assert np.array_equal(kept.losses, old.losses)
+    assert not (own_run.path / "measurements" / "surface.safetensors").exists()
+
+
+def _as_of_an_earlier_version(run: RunDirectory, surface: Surface) -> Surface:
+    folder = run.path / "measurements"
+    (folder / f"{_own_name(surface)}.safetensors").rename(folder / "surface.safetensors")
+    (folder / f"{_own_name(surface)}.json").unlink()
+    return surface
+
+
+def test_a_surface_around_a_newer_checkpoint_is_shown_before_a_finer_one_around_an_older(own_run: RunDirectory) -> None:
+    fine = measure_surface(own_run, SurfaceSettings(grid=9), RUNTIME)
+    write_measurement(own_run, "surface", fine.payload | {"step": fine.payload["step"] - 1})
+    newer = measure_surface(own_run, FEW, RUNTIME)
+    assert _shown(own_run) == newer.payload
+
+
+def test_along_the_path_the_grid_reaches_as_far_as_training_went(own_run: RunDirectory) -> None:
+    found = measure_surface(own_run, SurfaceSettings(grid=5, directions="path"), RUNTIME)
+    assert found.path is not None
+    reach = np.abs(found.path).max()
+    assert reach < found.payload["extent"] < 1.25 * reach
+    asked = measure_surface(own_run, SurfaceSettings(grid=5, directions="path", extent=0.7), RUNTIME)
+    assert asked.payload["extent"] == 0.7
+    assert default_extent(own_run, "random") == default_extent(own_run, "hessian") == 1.0
 
 
 def test_losses_that_are_not_finite_stay_what_they_are(own_run: RunDirectory) -> None:
@@ -231,13 +336,13 @@ def test_data_and_shapes_that_do_not_fit_the_run_are_refused(own_run: RunDirecto
 
 
 def test_a_stored_surface_whose_arrays_do_not_fit_is_damaged(own_run: RunDirectory) -> None:
-    measure_surface(own_run, FEW, RUNTIME)
-    arrays = read_arrays(own_run, "surface")
+    name = _own_name(measure_surface(own_run, FEW, RUNTIME))
+    arrays = read_arrays(own_run, name)
     assert arrays is not None
-    write_arrays(own_run, "surface", arrays | {"losses": np.zeros((3, 3))})
+    write_arrays(own_run, name, arrays | {"losses": np.zeros((3, 3))})
     with pytest.raises(CorruptData, match="grid = 7, but its losses have shape"):
         read_surface(own_run)
-    write_arrays(own_run, "surface", {"key": arrays["key"]})
+    write_arrays(own_run, name, {"key": arrays["key"]})
     with pytest.raises(CorruptData, match="is not a surface"):
         read_surface(own_run)
 

@@ -14,7 +14,7 @@ from semfocus.analysis.against_speed import dispersion_against_speed, dispersion
 from semfocus.analysis.table6 import published, two_models
 from semfocus.cli import app
 from semfocus.errors import UsageError
-from semfocus.report import measured, measured_surfaces, pictures
+from semfocus.report import measured, measured_over, measured_surfaces, pictures
 from semfocus.report.gather import gather
 from semfocus.report.page import render
 from semfocus.report.stored import dispersion as read_dispersion
@@ -62,6 +62,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return {"title": title, "note": words, "light": f"data:{title}", "dark": f"data:{title}", "width": None}
 
     monkeypatch.setattr(measured, "picture", note)
+    monkeypatch.setattr(measured_over, "picture", note)
     monkeypatch.setattr(measured_surfaces, "picture", note)
     return seen
 
@@ -196,10 +197,10 @@ def test_a_surface_without_its_losses_is_left_out_and_a_damaged_one_is_named(
 def test_pictures_beyond_the_budget_are_left_out_and_tables_stay(
     tmp_path: Path, undrawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measured, "MOST_BYTES", 500)  # what stands for a picture is its title: one task has room
+    monkeypatch.setattr(measured, "MOST_BYTES", 600)  # what stands for a picture is its title: one task has room
     page = render(gather(measured_store(tmp_path / "runs", ("even_pairs", "parity"))))
     words = text_of(page)
-    assert sum(map(len, re.findall(r'src="(data:[^"]*)"', page))) <= 500
+    assert sum(map(len, re.findall(r'src="(data:[^"]*)"', page))) <= 600
     assert words.count("Left out, for the page would grow too large") == 1
     assert words.count("Table 6, topk:5") == 2
 
@@ -243,6 +244,16 @@ def test_markup_in_a_mechanism_s_name_stays_text_in_every_panel(tmp_path: Path) 
     drawn = _picture(page, 0).decode()
     assert "alert(1)" in drawn
     assert "<script" not in drawn
+
+
+def test_masks_of_two_tasks_are_held_against_how_soon_they_learn(tmp_path: Path, undrawn: dict[str, Any]) -> None:
+    root = measured_store(tmp_path / "runs", ("even_pairs", "parity"), seeds=2)
+    (panel,) = [one for one in measured.measured(gather(root)).over if one["title"].startswith("Stability")]
+    (points,) = undrawn["Stability of masks against speed"]
+    assert [(point.task, point.seeds, point.kept is None) for point in points] == [
+        ("even_pairs", 2, False), ("parity", 2, False),
+    ]  # fmt: skip
+    assert "left out" not in panel["note"]
 
 
 def test_dispersion_against_speed_up_is_drawn_from_the_command_line(tmp_path: Path) -> None:

@@ -192,6 +192,16 @@ def test_an_optimised_search_comes_near_each_certified_constant_and_passes_none(
     assert found.ratio == pytest.approx(found.slope / found.bound)
 
 
+@pytest.mark.parametrize(
+    ("of", "gamma", "k", "length", "width", "near"),
+    [("w", 0.3, 1, 3, 2, 0.9), ("w", 3.0, 3, 5, 2, 0.3), ("x", 0.3, 1, 3, 3, 0.5), ("x", 3.0, 2, 5, 3, 0.1)],
+)
+def test_pairs_whose_masks_change_do_not_break_the_constants_of_heavy_hitters(of, gamma, k, length, width, near):
+    """With k = 1 the weights are constant: all that a change of W does, it does by changing masks."""
+    found = steepest("heavy", of, gamma=gamma, k=k, length=length, width=width, steps=60)
+    assert near < found.ratio <= 1.0
+
+
 def test_the_search_refutes_the_papers_constant_in_x_by_itself():
     assert steepest("full", "x", gamma=10.0, form="paper", steps=200).ratio > 1.02
 

@@ -58,11 +58,31 @@ class Conditions:
 
 
 def condition(
-    delta_full: float, delta_heavy: float, separation: float, in_degree: float, k: int, length: int
+    delta_full: float,
+    delta_heavy: float,
+    separation: float,
+    in_degree: float,
+    k: int,
+    length: int,
+    fewest: int | None = None,
 ) -> Conditions:
-    """W and X from the numbers of one column; `length` keys for full attention, k for heavy hitters."""
-    beta = in_degree / k
-    spreads = {"full": weight_bound(delta_full, max(length, 1)), "heavy": weight_bound(delta_heavy, k)}
+    """W and X from the numbers of one column; `length` keys for full attention, k for heavy hitters.
+
+    Where queries see different numbers of keys, `length` is the most and `fewest` the fewest (of those that see more
+    than one). Constants in the tokens grow with the keys of a row, since more queries can move with one key; what
+    bounds a weight, or how a softmax moves, shrinks with the keys of a query: each has the number that makes it hold.
+    """
+    beta, length = in_degree / k, max(length, 1)
+    fewest = length if fewest is None else max(fewest, 1)
+    kept = min(k, fewest)
+    spreads = {"full": weight_bound(delta_full, fewest), "heavy": weight_bound(delta_heavy, kept)}
+    vacuous = tuple(name for name, bound in spreads.items() if float(bound) > 1)
+    if math.isinf(delta_full) or math.isinf(delta_heavy):  # no condition can be shown to hold
+        numbers = delta_full, delta_heavy, separation, in_degree
+        return Conditions(*numbers, math.inf, math.inf, Sharper(None, None, None), vacuous, beta < 1)
+    softmax = _ratio(
+        stability(delta_heavy, kept, separation, form="certified"), stability(delta_full, fewest, form="certified")
+    )
     return Conditions(
         delta_full=delta_full,
         delta_heavy=delta_heavy,
@@ -70,8 +90,8 @@ def condition(
         in_degree=in_degree,
         w=float(condition_w(delta_full, delta_heavy, separation)),
         x=float(condition_x(delta_full, delta_heavy, separation, beta)),
-        sharper=_sharper(delta_full, delta_heavy, separation, max(beta, 1.0), k, max(length, 1)),
-        vacuous=tuple(name for name, bound in spreads.items() if float(bound) > 1),
+        sharper=_sharper(softmax, delta_full, delta_heavy, separation, max(beta, 1.0), k, length),
+        vacuous=vacuous,
         sinks_outside=beta < 1,
     )
 
@@ -81,14 +101,13 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _sharper(full: float, heavy: float, separation: float, beta: float, k: int, length: int) -> Sharper:
+def _sharper(
+    softmax: float | None, full: float, heavy: float, separation: float, beta: float, k: int, length: int
+) -> Sharper:
     paper = {"gamma": full / 2, "xi": 1.0, "upsilon": 1.0}  # the paper's assumption: 2 gamma xi^2 = delta_full
     unit = {"xi": 1.0, "upsilon": 1.0}
     return Sharper(
-        softmax=_ratio(
-            stability(heavy, k, separation, form="certified"),
-            stability(full, length, form="certified"),
-        ),
+        softmax=softmax,
         w=_ratio(lipschitz_w(heavy, separation=separation, **unit), lipschitz_w(full, **unit)),
         x=_ratio(
             lipschitz_x(heavy, sink_ratio=beta, separation=separation, k=k, **paper),

@@ -50,14 +50,20 @@ def two_models(full: Mapping[str, Any], heavy: Mapping[str, Any], checkpoint: st
     whole, focused = _at(full, checkpoint), _at(heavy, checkpoint)
     sources = {"delta_full": whole, "delta_heavy": focused, "separation": focused, "in_degree": focused}
     names = {"delta_heavy": "delta"}  # what the top-k model itself keeps
-    return _row("two models", heavy["k"], checkpoint, sources, names, whole["keys"])
+    fewest = min(_fewest(whole), _fewest(focused))
+    return _row("two models", heavy["k"], checkpoint, sources, names, whole["keys"], fewest)
 
 
 def one_model(measured: Mapping[str, Any], checkpoint: str = "last") -> dict[str, Any]:
     """Both dispersions from the same rows of scores of one run."""
     whole = _at(measured, checkpoint)
     sources = dict.fromkeys(("delta_full", "delta_heavy", "separation", "in_degree"), whole)
-    return _row("one model", measured["k"], checkpoint, sources, {}, whole["keys"])
+    return _row("one model", measured["k"], checkpoint, sources, {}, whole["keys"], _fewest(whole))
+
+
+def _fewest(checkpoint: Mapping[str, Any]) -> int:
+    """Keys of the query that sees fewest; older measurements say only how many one sees at most."""
+    return checkpoint.get("fewest_keys", checkpoint["keys"])
 
 
 def _row(
@@ -67,6 +73,7 @@ def _row(
     sources: Mapping[str, Mapping[str, Any]],
     names: Mapping[str, str],
     length: int,
+    fewest: int,
 ) -> dict[str, Any]:
     cells = {}
     for percent in COLUMNS:
@@ -74,8 +81,11 @@ def _row(
         known = [number for number in numbers if number is not None]
         if len(known) == len(sources):
             spread, heavy, gap, degree = known
-            cells[percent] = condition(spread, heavy, max(gap, FLOOR), degree, k=k, length=length).to_dict()
-    return {"way": way, "k": k, "checkpoint": checkpoint, "length": length, "cells": cells}
+            cell = condition(spread, heavy, max(gap, FLOOR), degree, k=k, length=length, fewest=fewest)
+            cells[percent] = cell.to_dict()
+    diverged = all(source.get("queries") == 0 for source in sources.values())
+    about = {"way": way, "k": k, "checkpoint": checkpoint, "length": length, "fewest": fewest}
+    return about | {"diverged": diverged, "cells": cells}
 
 
 def _number(source: Mapping[str, Any], name: str, percent: str) -> float | None:

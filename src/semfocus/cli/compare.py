@@ -64,6 +64,7 @@ def compare_command(
 
     Interrupt it whenever you like: the same command goes on where it was. Finished runs are not trained again.
 
+    \b
     semfocus compare even_pairs --quick
     semfocus compare listops --attention full,topk:5 --seeds 10 --device cuda
     semfocus compare reviews.csv --attention full,topk:8 --epochs 20

@@ -14,8 +14,6 @@ from semfocus.errors import UsageError
 if TYPE_CHECKING:
     from semfocus.diagnostics.runs import MeasuredRun
 
-RUN_ROWS, MODEL_ROWS, MODEL_K, RUN_K = 1000, 64, 8, 5
-
 
 def diagnose_command(
     runs: Annotated[list[str] | None, typer.Argument(help="Runs: directories, or the beginnings of ids.")] = None,
@@ -27,7 +25,9 @@ def diagnose_command(
         int | None, typer.Option(help="Keys to keep. Default 5, for a model 8; a top-k run has its own.")
     ] = None,
     split: Annotated[Literal["train", "heldout"], typer.Option(help="Which rows of a run.")] = "train",
-    rows: Annotated[int | None, typer.Option(help="Rows of a run (default 1000) or windows of text (64).")] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Rows of a run (default 1000) or windows of text (64); 0: all.")
+    ] = None,
     checkpoint: Annotated[str, typer.Option(help="last, all, or a kept epoch such as 20.")] = "last",
     mask_stability: Annotated[
         bool, typer.Option("--mask-stability", help="Also shake the inputs: do the kept keys stay?")
@@ -43,34 +43,41 @@ def diagnose_command(
 ) -> None:
     """Say how runs or a model attend: dispersion, separation, sinks, and what keeping only k keys would do.
 
+    \b
     semfocus diagnose 3f2a 91c0 --checkpoint all --page diagnosis.html
     semfocus diagnose --model PATH_OR_NAME --text corpus.txt --k 8
     """
     if (model is None) == (not runs):
         raise UsageError("give either runs, or --model with --text")
+    given = {name: value for name, value in (("k", k), ("rows", rows)) if value is not None}
     if model is not None:
-        _diagnose_model(model, text, k or MODEL_K, rows or MODEL_ROWS, length, download, device, page, as_json)
+        of_runs = {
+            "--split": split != "train",
+            "--checkpoint": checkpoint != "last",
+            "--mask-stability": mask_stability,
+            "--out": out is not None,
+        }
+        _refuse(of_runs, "runs", "--model")
+        _diagnose_model(model, text, {**given, "length": length, "download": download, "device": device}, page, as_json)
     else:
-        options = {"k": k or RUN_K, "split": split, "checkpoint": checkpoint}
-        _diagnose_runs(runs or [], options, rows, mask_stability, device, out, page, as_json)
+        _refuse({"--text": text is not None, "--length": length is not None, "--download": download}, "--model", "runs")
+        options = {**given, "split": split, "checkpoint": checkpoint}
+        _diagnose_runs(runs or [], options, mask_stability, device, out, page, as_json)
 
 
-def _diagnose_model(
-    name: str,
-    text: Path | None,
-    k: int,
-    rows: int,
-    length: int | None,
-    download: bool,
-    device: str,
-    page: Path | None,
-    as_json: bool,
-) -> None:
+def _refuse(options: dict[str, bool], belongs: str, here: str) -> None:
+    """Options that would be ignored are not: they were meant for something."""
+    for option, is_given in options.items():
+        if is_given:
+            raise UsageError(f"{option} belongs to {belongs} and says nothing about {here}; leave it out")
+
+
+def _diagnose_model(name: str, text: Path | None, options: dict[str, Any], page: Path | None, as_json: bool) -> None:
     if text is None:
         raise UsageError(f"--model {name} needs --text: a file to run it on")
     from semfocus.diagnostics.checkpoints import diagnose_checkpoint
 
-    found = diagnose_checkpoint(name, text, k=k, length=length, rows=rows, download=download, device=device)
+    found = diagnose_checkpoint(name, text, **options)
     typer.echo(found.to_json() if as_json else str(found))
     if page is not None:
         typer.echo(f"\npage: {found.save(page)}", err=as_json)
@@ -79,7 +86,6 @@ def _diagnose_model(
 def _diagnose_runs(
     names: list[str],
     options: dict[str, Any],
-    rows: int | None,
     mask_stability: bool,
     device: str,
     out: Path | None,
@@ -87,7 +93,7 @@ def _diagnose_runs(
     as_json: bool,
 ) -> None:
     from semfocus.diagnostics.masks import measure_mask_stability
-    from semfocus.diagnostics.runs import LAST, find_run, measure_run, tables
+    from semfocus.diagnostics.runs import LAST, find_run, measure_run, tables, warnings_of
     from semfocus.training import Runtime
 
     place = Runtime(device=device).torch_device()
@@ -96,15 +102,12 @@ def _diagnose_runs(
     shaken: list[dict[str, Any]] = []
     for run in found:
         with progress_bar(f"measuring {run.id}") as progress:
-            measured.append(measure_run(run, **options, rows=rows or RUN_ROWS, device=place, progress=progress))
+            measured.append(measure_run(run, **options, device=place, progress=progress))
         if mask_stability:
             at = options["checkpoint"] if options["checkpoint"] != "all" else LAST
             with progress_bar(f"shaking {run.id}") as progress:
-                shaken.append(
-                    measure_mask_stability(
-                        run, **options | {"checkpoint": at}, rows=rows or 200, device=place, progress=progress
-                    )
-                )
+                settings = options | {"checkpoint": at}
+                shaken.append(measure_mask_stability(run, **settings, device=place, progress=progress))
     rows_of_table = tables(measured)
     if as_json:
         both = [
@@ -114,6 +117,12 @@ def _diagnose_runs(
         typer.echo(json.dumps({"runs": both, "table6": rows_of_table}, indent=2))
     else:
         _print_runs(measured, rows_of_table, shaken)
+    for run in measured:
+        asked, own = options.get("k"), run.measured["k"]
+        if asked not in (None, own):
+            typer.echo(f"{run.label}: measured with its own k = {own}, not with --k {asked}", err=as_json)
+        for line in warnings_of(run):
+            typer.echo(line, err=as_json)
     if page is not None:
         from semfocus.report.diagnosis import write_runs_page
 

@@ -27,6 +27,7 @@ def report_command(
 ) -> None:
     """Write one self-contained page about the runs: what was asked, what was found, and everything behind it.
 
+    \b
     semfocus report runs --out report.html
     semfocus report runs --figures figures
     semfocus report runs --serve

@@ -14,6 +14,8 @@ from semfocus.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+UNLIMITED = 10_000  # columns
+
 
 def assignments(texts: list[str] | None) -> dict[str, Any]:
     """`["length=60", "tokenizer=char"]` as a dictionary; numbers and true/false are read as such."""
@@ -30,10 +32,10 @@ def assignments(texts: list[str] | None) -> dict[str, Any]:
 
 
 def console() -> Console:
-    """Where tables go; wide enough for them when nobody says how wide."""
+    """Where tables go; as wide as they like where no terminal limits them, and never cut off at its border."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 110)
+    return Console(width=None if sys.stdout.isatty() else UNLIMITED, soft_wrap=True)
 
 
 @contextmanager

@@ -4,13 +4,16 @@ steep the loss around a trained model is."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from semfocus.cli.compare import Compile
+from semfocus.cli.figures import both_themes, name_figures
 from semfocus.cli.shared import console, progress_bar
+from semfocus.cli.speed import speed_command
 from semfocus.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +33,12 @@ Rows = Annotated[int, typer.Option(help="Training rows the loss is taken over; 0
 
 @app.command("regions")
 def regions_command(out: FigureDirectory = Path("figures")) -> None:
-    """Draw where W < 1 and X < 1 (the paper's figures 21 and 22), and print how much of the plane that is."""
+    """Draw where W < 1 and X < 1 (the paper's figures 21 and 22), and print how much of the plane that is.
+
+    \b
+    semfocus theory regions
+    semfocus theory regions --out paper/figures
+    """
     from rich.table import Table
 
     from semfocus.report.theory import DISPERSIONS, SINK_RATIOS, draw_regions, share_where
@@ -45,7 +53,7 @@ def regions_command(out: FigureDirectory = Path("figures")) -> None:
         table.add_row(f"{delta:g}", *(f"{share:.1%}" for share in shares))
     typer.echo("Share of what one model can reach (c1 + c2 <= 1) in which the paper's condition holds:\n")
     console().print(table)
-    _report(_both(lambda end, theme: [
+    name_figures(both_themes(lambda end, theme: [
         *draw_regions("w", out / f"regions-w{end}", theme=theme),
         *draw_regions("x", out / f"regions-x{end}", theme=theme),
     ]))  # fmt: skip
@@ -63,6 +71,11 @@ def looseness_command(
     """Search for inputs that come near each bound, and draw what they attain: 1 is tight, above 1 is refuted.
 
     About two minutes on one core. With RUNS also the gradients of trained models, as shares of their certificates.
+
+    \b
+    semfocus theory looseness
+    semfocus theory looseness --steps 50
+    semfocus theory looseness 1f0c 9a3e --rows 16
     """
     from semfocus.report.theory import draw_attention_looseness, draw_model_looseness, draw_softmax_looseness
     from semfocus.theory.looseness import ATTENTION_SETTINGS, attention_looseness, softmax_looseness
@@ -83,51 +96,24 @@ def looseness_command(
             written += draw_model_looseness(models, out / f"looseness-models{end}", theme=theme)
         return written
 
-    _report(_both(draw))
+    name_figures(both_themes(draw))
     for form, share in _most(softmax, attention).items():
         typer.echo(f"{form}: at most {share:.3f} of it attained" + (", refuted" if share > 1.0001 else ""))
 
 
-@app.command("speed")
-def speed_command(
-    store: Annotated[Path | None, typer.Option("--runs", help="Where runs live. Default: SEMFOCUS_RUNS.")] = None,
-    mechanism: Annotated[str, typer.Option(help="What to hold against full attention.")] = "topk:5",
-    percentile: Annotated[Literal["50", "75", "90", "95", "100"], typer.Option(help="Of the queries.")] = "95",
-    out: FigureDirectory = Path("figures"),
-) -> None:
-    """Draw dispersion against speed-up, a point a task, with their rank correlation; from what `diagnose` has stored.
-
-    The ratio is that of the k heaviest keys of MECHANISM to all keys of full attention, at the start of training (what
-    could predict a speed-up) and at its end. Train with --keep 0, and diagnose with --checkpoint all.
-    """
-    from rich.table import Table
-
-    from semfocus.analysis.against_speed import WHENS, dispersion_against_speed, drawn_points, stored_points
-    from semfocus.report.diagnosis_figures import correlation_text, draw_against_speed
-    from semfocus.store import RunStore
-
-    points = stored_points(RunStore(store), mechanism, percentile)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("task", "ratio, start", "ratio, end", "speed-up", "seeds"):
-        table.add_column(title, justify="left" if title == "task" else "right", no_wrap=True)
-    for point in points:
-        ratios = ["" if ratio is None else f"{ratio:.3g}" for ratio in (point.start, point.end)]
-        table.add_row(point.task, *ratios, point.speed_up.ratio.text, str(point.seeds))
-    console().print(table)
-    found = {when: dispersion_against_speed(points, when) for when in WHENS}
-    for when, correlation in found.items():
-        typer.echo(f"{when} of training: {correlation_text(correlation)}")
-    _report(_both(lambda end, theme: [
-        path for when, correlation in found.items() if drawn_points(points, when)
-        for path in draw_against_speed(drawn_points(points, when), correlation, out / f"dispersion-speed-{when}{end}",
-                                       when=when, theme=theme)
-    ]))  # fmt: skip
+app.command("speed")(speed_command)
 
 
 def surface_command(
     runs: Runs,
     grid: Annotated[int, typer.Option(help="Points along each direction; the paper's surfaces have 200.")] = 51,
-    extent: Annotated[float, typer.Option(help="How far to go; 1 is as long as the parameters themselves.")] = 1.0,
+    extent: Annotated[
+        float | None,
+        typer.Option(
+            help="How far to go; 1 is as long as the parameters themselves. Default: 1; with --directions path a "
+            "little more than the longest of the paths."
+        ),
+    ] = None,
     directions: Annotated[
         Literal["random", "path", "hessian"],
         typer.Option(help="random (the paper's), path (of training, needs --keep), hessian (its top two)."),
@@ -144,11 +130,16 @@ def surface_command(
 ) -> None:
     """Measure the loss around trained models, draw the surfaces with one scale, and their slopes.
 
-    Interrupt it whenever you like: the same command goes on where it was.
+    Interrupt it whenever you like: the same command goes on where it was. Surfaces of other settings stay, and pages
+    show the one of the finest grid.
 
-    semfocus surface 1f0c 9a3e --grid 200 --rows 0 --precision tf32 --device cuda
+    \b
+    semfocus surface 1f0c 9a3e
+    semfocus surface 1f0c 9a3e --directions path
+    semfocus surface 1f0c 9a3e --grid 200 --rows 0 \\
+        --precision tf32 --device cuda
     """
-    from semfocus.landscape import SurfaceSettings, measure_surface
+    from semfocus.landscape import SurfaceSettings, default_extent, measure_surface
     from semfocus.report.landscape import draw_slopes, draw_surfaces
     from semfocus.store import FIGURES, RunStore
     from semfocus.training import Runtime
@@ -158,6 +149,8 @@ def surface_command(
     )
     runtime = Runtime(device=device, threads=threads, compile=compile)
     found = _found(runs, out)
+    if extent is None:  # one for all, so that they can be compared
+        settings = replace(settings, extent=max(default_extent(named.run, directions) for named in found))
     task, directory = _task(found), figures or RunStore(out).root / FIGURES
     surfaces = {}
     for named in found:
@@ -166,7 +159,7 @@ def surface_command(
         typer.echo(f"{named.label}: {_surface_line(surfaces[named.label].payload)}")
     slopes = _grouped(found, [surface.payload for surface in surfaces.values()])
     title = f"{task}: training loss around the trained models (+), {directions} directions, one scale"
-    _report(_both(lambda end, theme: [
+    name_figures(both_themes(lambda end, theme: [
         *draw_surfaces(surfaces, directory / f"surface-{task}-{directions}{end}", title=title, theme=theme),
         *draw_slopes(slopes, directory / f"slopes-{task}-{directions}{end}", title=f"{task}: slopes of the surface "
                      "inside growing squares", theme=theme),
@@ -182,7 +175,12 @@ def sharpness_command(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Measure gradient and largest Hessian eigenvalue at every checkpoint that a run kept (train with --keep)."""
+    """Measure gradient and largest Hessian eigenvalue at every checkpoint that a run kept (train with --keep).
+
+    \b
+    semfocus compare even_pairs --quick --keep ladder
+    semfocus sharpness 1f0c 9a3e --rows 200
+    """
     from semfocus.landscape import measure_sharpness
     from semfocus.report.landscape import draw_sharpness
     from semfocus.store import FIGURES, RunStore
@@ -198,7 +196,7 @@ def sharpness_command(
         for line in zip(payload["epochs"], payload["gradient_norm"], payload["hessian_top"], strict=True):
             typer.echo("  ".join(f"{'not finite' if value is None else format(value, '.4g'):>12}" for value in line))
     title = f"{task}: gradient and curvature of the training loss along training"
-    _report(_both(lambda end, theme: draw_sharpness(
+    name_figures(both_themes(lambda end, theme: draw_sharpness(
                 _grouped(found, payloads), directory / f"sharpness-{task}{end}", title=title, theme=theme
     )))  # fmt: skip
 
@@ -246,12 +244,12 @@ def _task(found: Sequence[_Named]) -> str:
 def _surface_line(payload: dict[str, Any]) -> str:
     if payload["lowest"] is None:
         return "no loss on the grid is finite"
-    steepest = payload["per_distance"]["95"][-1]
+    steepest, extent = payload["per_distance"]["95"][-1], payload["extent"]
     lost = f", {payload['not_finite']} points not finite" if payload["not_finite"] else ""
     slope = "not finite" if steepest is None else f"{steepest:.3g}"
     return (
-        f"losses {payload['lowest']:.4g} to {payload['highest']:.4g}{lost}; 95th percentile of slopes within "
-        f"{payload['squares'][-1]:g}: {slope} per parameter distance"
+        f"losses {payload['lowest']:.4g} to {payload['highest']:.4g} up to {extent:g} along each direction{lost}; "
+        f"95th percentile of slopes within {min(extent, payload['squares'][-1]):g}: {slope} per parameter distance"
     )
 
 
@@ -284,13 +282,3 @@ def _most(*tables: Sequence[Any]) -> dict[str, float]:
 def _counted(row: Any, bar: Callable[[int, int], None], done: int, wanted: int) -> Any:
     bar(done, wanted)
     return row
-
-
-def _both(draw: Callable[[str, Any], list[Path]]) -> list[Path]:
-    """Every figure in light and in dark."""
-    return [*draw("", "light"), *draw("-dark", "dark")]
-
-
-def _report(written: Sequence[Path]) -> None:
-    shown = [path for path in written if path.suffix == ".svg" and not path.stem.endswith("-dark")]
-    typer.echo("\nfigures (also as .pdf and .png, and -dark): " + ", ".join(map(str, shown)))

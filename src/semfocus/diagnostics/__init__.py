@@ -5,7 +5,7 @@ scores, examining, sketch, tally   its numbers, added up by layer and head in fi
 launches, gathering                on a GPU many sightings at once, as one problem
 diagnosing, sentences, checkpoints what they say about a model; a Hugging Face checkpoint on a text file
 runs, norms, conditions            trained runs: the paper's Table 6, stored with the run
-masks                              do kept keys stay under noise
+masks, keeping                     do kept keys stay under noise; how all of this is stored with a run
 """
 
 from __future__ import annotations

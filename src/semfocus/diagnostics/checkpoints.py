@@ -13,14 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semfocus.errors import DataError, MissingExtra, UsageError, whole_number
+from semfocus.errors import CorruptData, DataError, MissingExtra, UsageError, whole_number
+from semfocus.store.directory import CHECKPOINTS, is_run_id
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from semfocus.diagnostics.diagnosing import Diagnosis
 
+K, ROWS = 8, 64  # unless told otherwise
 LENGTH, LENGTH_LIMIT = 128, 2**20  # tokens of a window, unless told otherwise; at most, where a model sets no limit
+SHOWN = 3  # tensors that an error names
 BYTES_PER_TOKEN = 32  # of text that are read for each token wanted: more than any tokenizer makes of one on average
 BATCH_TOKENS = 2**11
 OPTIONAL = ("pooler",)  # parts that a checkpoint of another task may lack; attention does not pass through them
@@ -30,30 +33,36 @@ def diagnose_checkpoint(
     name: str,
     text: Path,
     *,
-    k: int = 8,
+    k: int = K,
     length: int | None = None,
-    rows: int = 64,
+    rows: int = ROWS,
     download: bool = False,
     device: str = "cpu",
 ) -> Diagnosis:
-    """`diagnose` on a checkpoint and the beginning of a text file, cut into `rows` windows of `length` tokens."""
+    """`diagnose` on a checkpoint and the beginning of a text file, cut into `rows` windows of `length` tokens.
+
+    `rows` 0: as many windows as the text has.
+    """
     from semfocus.diagnostics.diagnosing import diagnose
     from semfocus.training.runtime import Runtime
 
     place = Runtime(device=device).torch_device()
-    whole_number("rows", rows, at_least=1)
-    content = read_text(text, rows * whole_number("length", length or LENGTH, at_least=2) * BYTES_PER_TOKEN)
+    whole_number("k", k, at_least=1)
+    whole_number("rows", rows, at_least=0)
+    tokens = LENGTH if length is None else whole_number("length", length, at_least=2)
+    content = read_text(text, rows * tokens * BYTES_PER_TOKEN if rows else None)
     model, tokenizer = open_checkpoint(name, download)
     most = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or LENGTH_LIMIT)
     if length is not None and length > most:
         raise UsageError(f"length = {length} exceeds the {most} tokens that the model takes; choose no more")
-    parts = windows(tokenizer, content, length or min(LENGTH, most), rows)
+    parts = windows(tokenizer, content, min(tokens, most), rows)
     return diagnose(model.to(place), ({"input_ids": ids.to(place)} for ids in parts), k=k)
 
 
 def open_checkpoint(name: str, download: bool = False) -> tuple[Any, Any]:
     """Model (in evaluation, without a head) and tokenizer of a local folder, or of a name in the cache."""
     try:
+        from safetensors import SafetensorError
         from transformers import AutoModel, AutoTokenizer
     except ImportError as error:
         raise MissingExtra("transformers", "hf", "diagnose --model") from error
@@ -62,17 +71,32 @@ def open_checkpoint(name: str, download: bool = False) -> tuple[Any, Any]:
     try:
         with _quietly():
             model, info = AutoModel.from_pretrained(
-                name, config=config, use_safetensors=True, output_loading_info=True, **options
-            )
+                name, config=config, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
+                **options,
+            )  # fmt: skip
+    except SafetensorError as error:
+        raise CorruptData(
+            f"the weights of {name!r} are damaged: {_damaged(name) or 'a safetensors file'} cannot be read "
+            f"({_first_line(error)}); fetch it again"
+        ) from error
     except (OSError, ImportError) as error:
         raise UsageError(f"{name!r} has no safetensors weights that can be loaded: {_first_line(error)}") from error
     except (RuntimeError, ValueError, KeyError) as error:
         raise UsageError(f"the weights of {name!r} do not fit its configuration: {_first_line(error)}") from error
+    unfit = sorted(info["mismatched_keys"])
+    if unfit:  # they were left random instead
+        listed = "; ".join(f"{key} has {tuple(found)}, not {tuple(wanted)}" for key, found, wanted in unfit[:SHOWN])
+        more = f"; and {len(unfit) - SHOWN} more" if len(unfit) > SHOWN else ""
+        raise UsageError(
+            f"the weights of {name!r} do not fit its config.json: {listed}{more}; put the configuration back that "
+            "they were trained with"
+        )
     missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in OPTIONAL))
     if missing:
+        listed = ", ".join(missing[:SHOWN])
         raise UsageError(
-            f"{name!r} lacks {len(missing)} of the weights that its configuration asks for ({', '.join(missing[:3])}, "
-            "...); they would be random, and so would a diagnosis of them"
+            f"{name!r} lacks {len(missing)} of the weights that its configuration asks for ({listed}, ...); they would "
+            "be random, and so would a diagnosis of them"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
@@ -81,8 +105,8 @@ def open_checkpoint(name: str, download: bool = False) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
-def read_text(path: Path, limit: int) -> str:
-    """The beginning of a text file, at most `limit` bytes, cut at a character."""
+def read_text(path: Path, limit: int | None) -> str:
+    """The beginning of a text file, at most `limit` bytes, cut at a character; None: all of it."""
     try:
         with open(path, "rb") as file:
             data = file.read(limit)
@@ -100,10 +124,10 @@ def read_text(path: Path, limit: int) -> str:
 
 
 def windows(tokenizer: Any, text: str, length: int, rows: int) -> Iterator[Tensor]:
-    """At most `rows` windows of `length` token ids (n, length), a few at a time; a text that is shorter is one."""
+    """At most `rows` windows (0: all) of `length` token ids (n, length), a few at a time; a short text is one."""
     import torch
 
-    pieces = _pieces(tokenizer, text, length)[:rows]
+    pieces = _pieces(tokenizer, text, length)[: rows or None]
     if not pieces:
         raise DataError("the text holds no token: there is nothing to diagnose the model on")
     size = max(1, BATCH_TOKENS // length)
@@ -114,11 +138,12 @@ def windows(tokenizer: Any, text: str, length: int, rows: int) -> Iterator[Tenso
 def _config(name: str, options: dict[str, Any]) -> Any:
     from transformers import AutoConfig
 
-    if Path(name).is_file():
-        raise UsageError(f"{name} is a file; give the folder that holds config.json and model.safetensors")
+    _check_place(name)
     try:
         config = AutoConfig.from_pretrained(name, **options)
     except OSError as error:
+        if Path(name).is_dir():
+            raise UsageError(f"{Path(name) / 'config.json'} cannot be read: {_first_line(error)}") from error
         where = "is neither a folder here nor a model in the cache"
         raise UsageError(f"{name!r} {where}; --download fetches it ({_first_line(error)})") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -129,6 +154,33 @@ def _config(name: str, options: dict[str, Any]) -> Any:
             "call semfocus.diagnose(model, batches) with batches that hold both"
         )
     return config
+
+
+def _check_place(name: str) -> None:
+    """That a name which looks like a place on this machine is one that may hold a checkpoint."""
+    place = Path(name)
+    if place.is_file():
+        raise UsageError(f"{name} is a file; give the folder that holds config.json and model.safetensors")
+    if is_run_id(place.name) and (place / CHECKPOINTS).is_dir():
+        raise UsageError(f"{name} is a run of semfocus, not a Hugging Face checkpoint; type: semfocus diagnose {name}")
+    if place.is_dir():
+        if not (place / "config.json").is_file():
+            raise UsageError(f"the folder {name} has no config.json; give the folder of a Hugging Face checkpoint")
+    elif name.startswith((".", "~")) or place.is_absolute() or len(place.parts) > 2:  # a name is owner/model at most
+        raise UsageError(f"there is no folder {name}; give one that holds config.json and model.safetensors")
+
+
+def _damaged(name: str) -> str:
+    """The first file of a folder that does not open as safetensors; none where the folder is elsewhere."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted(Path(name).glob("*.safetensors")):
+        try:
+            with safe_open(path, "pt"):
+                pass
+        except (SafetensorError, OSError):
+            return str(path)
+    return ""
 
 
 @contextmanager

@@ -19,7 +19,7 @@ def conditions(summary: Summary, k: int) -> dict[str, Conditions]:
         values = [summary.at(name, percent) for name in ("delta_full", "delta_heavy", "separation", "in_degree")]
         known = [value for value in values if value is not None]
         if len(known) == len(values):
-            found[percent] = condition(*known, k=k, length=summary.keys)
+            found[percent] = condition(*known, k=k, length=summary.keys, fewest=summary.fewest_keys)
     return found
 
 
@@ -31,9 +31,11 @@ def w_and_x(summaries: Sequence[Summary], k: int) -> list[dict[str, dict[str, fl
         return torch.tensor([[math.nan if v is None else v for v in row] for row in values], dtype=torch.float64)
 
     full, heavy, gap = column("delta_full"), column("delta_heavy"), column("separation")
+    boundless = full.isinf() | heavy.isinf()
+    full, heavy = full.masked_fill(boundless, 0.0), heavy.masked_fill(boundless, 0.0)
     both = {
-        "w": torch.as_tensor(condition_w(full, heavy, gap)),
-        "x": torch.as_tensor(condition_x(full, heavy, gap, column("in_degree") / k)),
+        "w": torch.as_tensor(condition_w(full, heavy, gap)).masked_fill(boundless, math.inf),
+        "x": torch.as_tensor(condition_x(full, heavy, gap, column("in_degree") / k)).masked_fill(boundless, math.inf),
     }
     return [
         {

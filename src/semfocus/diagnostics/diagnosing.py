@@ -98,6 +98,8 @@ def diagnose(model: nn.Module, batches: Iterable[Any], k: int = 8, error: float 
     """
     tally = Tally(k, error)
     unseen = observe(model, batches, tally.see)
+    if not tally.longest:
+        raise UsageError("batches hold rows of length 0: there is no key to look at; give rows of one token or more")
     if k > tally.longest:
         raise UsageError(
             f"k = {k} exceeds the longest sequence, {tally.longest} keys: nothing would be dropped; "

@@ -24,6 +24,7 @@ from semfocus.attention.problem import Problem
 from semfocus.diagnostics.launches import launch_bound
 from semfocus.diagnostics.scores import HIDDEN, chunks, counting_queries, scores_of, visible_keys
 
+UNSEEN = torch.iinfo(torch.int64).max
 SHARES = {"k95": 0.95, "k99": 0.99}
 PER_QUERY = (
     "delta", "delta_full", "delta_heavy", "separation", "entropy", "top_share", "k95", "k99", "jacobian",
@@ -56,6 +57,7 @@ class Measured:
     sink_share: Values
     # By group, on the host:
     most_seen: Tensor  # keys that any query may see
+    fewest_seen: Tensor  # keys that any query with two or more may see; UNSEEN where there is none
     empty: Tensor  # queries that may see no key; padding is not counted at all
     not_finite: Tensor  # queries with a score that is NaN or infinite
 
@@ -98,14 +100,17 @@ def _examine(problem: Problem, grouped: bool, k: int, owners: Sequence[int] | No
         parts.append(_chunk(scores, allowed, kept, counts, groups, k, total))
     sought = visible & total.seen
     in_degree, key_groups = _where(sought, total.in_degree, groups.unsqueeze(-1))
-    shares = total.received.amax(-1) / total.usable.clamp(min=1)
+    # A call may have no keys at all, of which there is no largest.
+    largest = total.received.amax(-1) if problem.num_keys else total.received.sum(-1)
+    shares = largest / total.usable.clamp(min=1)
     sink_share, sink_groups = _where(total.usable > 0, shares, groups)
     sums = torch.stack([total.usable, sought.sum(-1), total.usable > 0, total.empty, total.not_finite]).flatten(1)
     # One journey to the host for all that is needed there.
-    by_group = sums.new_zeros(6, count)
+    by_group = sums.new_zeros(7, count)
     by_group[:5].index_add_(1, groups.flatten(), sums)
     by_group[5].scatter_reduce_(0, groups.flatten(), total.most_seen.flatten(), "amax")
-    queries, keys, sinks, empty, not_finite, most_seen = by_group.cpu().unbind()
+    by_group[6].fill_(UNSEEN).scatter_reduce_(0, groups.flatten(), total.fewest_seen.flatten(), "amin")
+    queries, keys, sinks, empty, not_finite, most_seen, fewest_seen = by_group.cpu().unbind()
     return Measured(
         queries=Values(
             _joined([values for values, _ in parts]) if parts else shares.new_empty(len(PER_QUERY), 0),
@@ -115,6 +120,7 @@ def _examine(problem: Problem, grouped: bool, k: int, owners: Sequence[int] | No
         in_degree=Values(in_degree.unsqueeze(0), key_groups, keys),
         sink_share=Values(sink_share.unsqueeze(0), sink_groups, sinks),
         most_seen=most_seen,
+        fewest_seen=fewest_seen,
         empty=empty,
         not_finite=not_finite,
     )
@@ -152,6 +158,7 @@ class _Totals:
         self.usable, self.empty, self.not_finite, self.most_seen = (
             torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(4)
         )
+        self.fewest_seen = torch.full(shape, UNSEEN, dtype=torch.int64, device=device)
 
 
 def _kept(problem: Problem, places: Places, scores: Tensor, allowed: Tensor | None) -> Tensor | int | None:
@@ -191,6 +198,9 @@ def _chunk(
     total.empty += (counts & (seen == 0)).sum(-1)
     total.not_finite += (counts & (seen > 0) & ~finite).sum(-1)
     total.most_seen = torch.maximum(total.most_seen, torch.where(counts, seen, 0).amax(-1))
+    # The softmax over a single key is 1 whatever its score: no bound on how it moves is needed, or spoilt by it.
+    choosing = torch.where(usable & (seen > 1), seen, UNSEEN)
+    total.fewest_seen = torch.minimum(total.fewest_seen, choosing.amin(-1))
     # What each key receives; rows that do not count give nothing.
     own = masked.softmax(-1)
     own = own if every else torch.where(usable.unsqueeze(-1), own, 0.0)
@@ -202,7 +212,7 @@ def _chunk(
     total.in_degree += chosen.sum(-2)
     values = _of_queries(ordered, top, seen, heavy_low, k)
     values["delta"] = _kept_spread(kept, masked, ordered, seen, values["delta_full"])
-    values["separation"] = torch.where(dropped, heavy_low - below, torch.inf)
+    values["separation"] = torch.where(dropped, _gap(heavy_low, below), torch.inf)
     rows = torch.stack([values[name] for name in PER_QUERY]).flatten(1)
     owner = groups.unsqueeze(-1).expand_as(usable).flatten()
     if every:
@@ -223,8 +233,8 @@ def _of_queries(ordered: Tensor, top: Tensor, seen: Tensor, heavy_low: Tensor, k
     enough = torch.searchsorted(running, torch.stack([share * mass for share in SHARES.values()], dim=-1)) + 1
     counted = torch.minimum(enough, seen.unsqueeze(-1)).to(mass.dtype).unbind(-1)
     return {
-        "delta_full": top.squeeze(-1) - _kth(ordered, seen),
-        "delta_heavy": top.squeeze(-1) - heavy_low,
+        "delta_full": _gap(top.squeeze(-1), _kth(ordered, seen)),
+        "delta_heavy": _gap(top.squeeze(-1), heavy_low),
         "entropy": (mass.log() - spread / mass).clamp(min=0.0),
         "top_share": (_kth(running, seen.clamp(max=k)) / mass).clamp(max=1.0),
         "jacobian": 2 * first_share * (1 - first_share),
@@ -271,8 +281,13 @@ def _kept_spread(
     if kept is None:
         return delta_full
     if isinstance(kept, int):
-        return ordered[..., 0] - _kth(ordered, seen.clamp(max=kept))
+        return _gap(ordered[..., 0], _kth(ordered, seen.clamp(max=kept)))
     keep = kept.reshape(masked.shape) & (masked != -torch.inf)
     high = torch.where(keep, masked, -torch.inf).amax(-1)
     low = torch.where(keep, masked, torch.inf).amin(-1)
-    return torch.where(keep.any(-1), high - low, 0.0)
+    return torch.where(keep.any(-1), _gap(high, low), 0.0)
+
+
+def _gap(high: Tensor, low: Tensor) -> Tensor:
+    """high - low in float64: two finite float32 scores can be further apart than float32 goes."""
+    return high.double() - low.double()

@@ -23,14 +23,15 @@ from semfocus.attention.observing import observing
 from semfocus.attention.places import Places
 from semfocus.attention.problem import Problem
 from semfocus.attention.selection import best_indices
-from semfocus.diagnostics.runs import LAST, Progress, Split, batches_of, focus_of, rows_of_run
+from semfocus.diagnostics.keeping import keep
+from semfocus.diagnostics.runs import LAST, K, Progress, Split, batches_of, first_rows, focus_of, splits_of_run
 from semfocus.diagnostics.scores import chunks, counting_queries, scores_of, visible_keys
 from semfocus.diagnostics.sketch import Sketch
 from semfocus.diagnostics.tally import spread
 from semfocus.errors import UsageError
 from semfocus.model import PLAIN, Encoder, assemble, forward
 from semfocus.randomness import stream
-from semfocus.store import RunDirectory, write_measurement
+from semfocus.store import RunDirectory
 from semfocus.tasks.base import Batch
 from semfocus.training.saved import config_of, load
 
@@ -39,22 +40,28 @@ NOISE = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 BORDERS = (1e-3, 1e-2, 1e-1, 1.0)  # between the groups of separations
 LOW = 0.05
 ERROR = 0.001
+ROWS = 200  # unless told otherwise
+SETTINGS = ("k", "split", "rows", "checkpoint", "noise")  # that tell measurements of one run apart
 
 
 def measure_mask_stability(
     run: RunDirectory,
     *,
-    k: int = 5,
+    k: int = K,
     noise: Sequence[float] = NOISE,
     split: Split = "train",
-    rows: int = 200,
+    rows: int = ROWS,
     checkpoint: str = LAST,
     device: str | torch.device = "cpu",
     progress: Progress = lambda done, total: None,
 ) -> dict[str, Any]:
-    """How stable the choice of the k heaviest keys is at the last, or one kept, checkpoint of a run."""
+    """How stable the choice of the k heaviest keys is at the last, or one kept, checkpoint of a run.
+
+    What was measured before with other settings is kept beside it; `rows` 0 are all.
+    """
     config, sizes = config_of(run), _sizes(noise)
-    batch = rows_of_run(run, config, split, rows)
+    splits = splits_of_run(run, config)
+    batch = first_rows(splits, split, rows)
     k = focus_of(config, k)
     model = load(run, checkpoint=checkpoint).to(device)
     if k > model.spec.length:
@@ -66,9 +73,9 @@ def measure_mask_stability(
         _compare(model, part, k, sizes, stream(config.seed, f"diagnose/noise/{number}"), layers)
     progress(len(parts), len(parts))
     measured = {"k": k, "split": split, "rows": len(batch), "checkpoint": checkpoint, "noise": sizes}
-    measured |= _summary(layers)
-    write_measurement(run, NAME, measured)
-    return measured
+    usual = {"k": focus_of(config, K), "split": "train", "rows": min(ROWS, len(splits["train"]))}
+    usual |= {"checkpoint": LAST, "noise": list(NOISE)}
+    return keep(run, NAME, measured | _summary(layers), by=SETTINGS, usual=usual)
 
 
 class _Layer:

@@ -8,6 +8,7 @@ against the weights that it returns, since a model may do more to its scores tha
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from semfocus.diagnostics.scores import scores_of
 from semfocus.diagnostics.torch_calls import full_problem
 from semfocus.errors import UsageError
 
@@ -24,13 +26,19 @@ if TYPE_CHECKING:
 
 EAGER = "eager"
 METHOD = "get_interface"
-ROUNDING = 2e-2  # of a weight: half-precision models round theirs
+CHECKED = 9  # queries of a call whose weights are checked, the first, the middle and the last among them
+# How far a weight may be from the expected one, relatively, apart from what the rounding of its score explains.
+FAR, FAR_IN_HALF = 1e-3, 2e-2
+TF32 = 2.0**-10  # the coarseness of float32 products where torch is allowed to take shorter numbers
 
 
 class Watcher(Protocol):
     """The part of a watch that is needed here."""
 
     count: int
+
+    @property
+    def at_work(self) -> str: ...
 
     def sight(self, problem: Problem, grouped: bool) -> None: ...
 
@@ -78,7 +86,8 @@ def _tell_eager(
     options: Mapping[str, Any],
     out: Any,
 ) -> None:
-    where = f"{type(module).__name__} with attn_implementation={name!r}"
+    layer = f"{watch.at_work} ({type(module).__name__})" if watch.at_work else type(module).__name__
+    where = f"{layer} with attn_implementation={name!r}"
     if name not in (EAGER, None) or args:
         raise UsageError(f'{where} cannot be observed; switch: model.set_attn_implementation("sdpa"), or "eager"')
     query, key, value, mask = inputs
@@ -93,26 +102,68 @@ def _tell_eager(
 
 
 def _check(where: str, problem: Problem, out: Any, training: bool) -> None:
-    """That the weights which the model used for its last query are those of the problem told of."""
+    """That the weights which the model used are those of the problem told of, for some of its queries."""
     weights = out[1] if isinstance(out, tuple) and len(out) > 1 else None
     if training:
         return  # dropout has changed them
     if not isinstance(weights, Tensor):
         raise UsageError(f"{where} cannot be observed: it returns no attention weights to check what is seen against")
-    last = problem.last(1)
-    scores = (last.q.float() @ last.k.float().transpose(-1, -2)) * last.scale
-    if last.bias is not None:
-        scores = scores + last.bias
-    if last.mask is not None:
-        scores = torch.where(last.mask, scores, -torch.inf)
-    expected = scores.softmax(-1).reshape(-1, problem.num_keys)
-    used = weights[..., -1:, :].reshape(-1, weights.shape[-1]).float()
-    fits = used.shape == expected.shape
-    if fits:
-        differ = (used - expected).abs() > ROUNDING
-        fits = not bool((differ & expected.isfinite() & used.isfinite()).any())
-    if not fits:
+    why = _difference(problem, weights)
+    if why:
         raise UsageError(
             f"{where} cannot be observed: it does more to its scores than scale and mask them (a cap, a sink, a bias); "
-            "its weights are not the softmax of what is seen"
+            f"its weights are not the softmax of what is seen: {why}"
         )
+
+
+def _difference(problem: Problem, weights: Tensor) -> str:
+    """What is wrong with the weights; nothing if they are right."""
+    shape = (*problem.lead, problem.num_queries, problem.num_keys)
+    if weights.numel() != math.prod(shape) or weights.shape[-2:] != shape[-2:]:
+        return f"they have the shape {tuple(weights.shape)}"
+    half = torch.finfo(weights.dtype).eps > torch.finfo(torch.float32).eps
+    for query in _some(problem.num_queries):
+        used = weights[..., query, :].reshape(*problem.lead, -1).to(problem.compute_dtype)
+        # Under autocast the scores here would be as coarse as the model's.
+        with torch.autocast(problem.q.device.type, enabled=False):
+            scores, allowed = scores_of(problem, problem.places(query, 1))
+        scores = scores.squeeze(-2)
+        allowed = torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed.squeeze(-2)
+        expected = torch.where(allowed, scores, -torch.inf).softmax(-1)
+        # A query that sees no key, or has a score that is not finite, has no weights that could be expected.
+        known = expected.isfinite().all(-1)
+        far = FAR_IN_HALF if half else FAR
+        if not bool(used.isfinite().all(-1)[known].all()):
+            return f"those of query {query} are not finite, although its scores are"
+        off = (used.sum(-1) - 1).abs()[known]
+        if off.numel() and not bool((off <= far).all()):
+            return f"those of query {query} sum to 1 only within {float(off.max()):.2g}"
+        largest = torch.where(allowed, scores, 0.0).abs().amax(-1, keepdim=True)
+        room = -torch.expm1(-far - 2 * _coarseness(problem) * largest) * torch.maximum(used, expected)
+        fits = (used - expected).abs() <= room + _floor(weights.dtype)
+        if not bool((fits | ~known.unsqueeze(-1)).all()):
+            place = (~fits & known.unsqueeze(-1)).flatten().nonzero()[0]
+            pair = float(used.flatten()[place]), float(expected.flatten()[place])
+            return f"query {query} gives a key {pair[0]:.3g} instead of {pair[1]:.3g}"
+    return ""
+
+
+def _some(queries: int) -> list[int]:
+    """Places spread evenly from the first query to the last."""
+    return sorted({round(i * (queries - 1) / (CHECKED - 1)) for i in range(CHECKED)}) if queries else []
+
+
+def _coarseness(problem: Problem) -> float:
+    """How coarsely the model computes a score, relatively. A score that is off moves its weight, and all others."""
+    kinds = [problem.q.dtype]
+    device = problem.q.device.type
+    if torch.is_autocast_enabled(device):
+        kinds.append(torch.get_autocast_dtype(device))
+    coarse = max(torch.finfo(kind).eps for kind in kinds)
+    return max(coarse, TF32) if torch.get_float32_matmul_precision() != "highest" else coarse
+
+
+def _floor(kind: torch.dtype) -> float:
+    """Weights below this are lost, or no matter: half precision ends early."""
+    info = torch.finfo(kind)
+    return max(1e-30, 2 * info.eps * info.smallest_normal)

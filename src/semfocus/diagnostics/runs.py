@@ -13,17 +13,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from semfocus.analysis.conditions import finite
 from semfocus.analysis.table6 import one_model, published, two_models
 from semfocus.attention.mechanisms import TopK, parse_mechanism
 from semfocus.config import RunConfig
 from semfocus.diagnostics.diagnosing import observe
+from semfocus.diagnostics.keeping import keep
 from semfocus.diagnostics.norms import weight_norms
+from semfocus.diagnostics.sentences import left_out
 from semfocus.diagnostics.tally import PERCENTS, Summary, Tally
 from semfocus.errors import UsageError, unknown, whole_number
 from semfocus.model import Encoder
-from semfocus.store import RunDirectory, RunStore, read_measurement, write_measurement
+from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks.base import Batch
 from semfocus.theory import stability
 from semfocus.training import data
@@ -32,7 +35,9 @@ from semfocus.training.saved import checkpoint_epochs, config_of, load
 NAME = "dispersion"
 LAST, ALL = "last", "all"
 ERROR = 0.001  # of quantiles over more than a few thousand queries, relative
-PER_HEAD = ("delta", "delta_full", "delta_heavy", "separation", "in_degree", "entropy", "top_share")
+K, ROWS = 5, 1000  # unless told otherwise
+SETTINGS = ("k", "split", "rows", "error")  # that tell measurements of one run apart
+PER_HEAD = ("delta", "delta_full", "delta_heavy", "separation", "in_degree", "entropy", "top_share", "jacobian")
 TOKENS_AT_ONCE = 2**13
 Split = Literal["train", "heldout"]
 Progress = Callable[[int, int], None]
@@ -70,19 +75,21 @@ def find_run(text: str, out: Path | str | None = None) -> RunDirectory:
 def measure_run(
     run: RunDirectory,
     *,
-    k: int = 5,
+    k: int = K,
     split: Split = "train",
-    rows: int = 1000,
+    rows: int = ROWS,
     checkpoint: str = LAST,
     device: str | torch.device = "cpu",
     progress: Progress = lambda done, total: None,
 ) -> MeasuredRun:
     """Measure a run at its last, at all or at one kept checkpoint, and keep the result with it as "dispersion".
 
-    A top-k run is measured with its own k. What was measured before, with the same k, split and rows, is kept beside.
+    A top-k run is measured with its own k; `rows` 0 are all. What was measured before is kept: checkpoints with the
+    same k, split and rows become one measurement with these, others stay beside it.
     """
     config = config_of(run)
-    batch = rows_of_run(run, config, split, rows)
+    splits = splits_of_run(run, config)
+    batch = first_rows(splits, split, rows)
     k = focus_of(config, k)
     chosen = _chosen(run, checkpoint)
     found: dict[str, dict[str, Any]] = {}
@@ -92,11 +99,8 @@ def measure_run(
         found[key] = {"epoch": float(epoch), **_at_checkpoint(model, batch, k, device)}
     progress(len(chosen), len(chosen))
     measured = {"k": k, "split": split, "rows": len(batch), "error": ERROR, "checkpoints": found}
-    before = read_measurement(run, NAME)
-    if before is not None and all(before.get(name) == measured[name] for name in ("k", "split", "rows", "error")):
-        measured["checkpoints"] = before["checkpoints"] | found
-    write_measurement(run, NAME, measured)
-    return MeasuredRun(run, config, measured)
+    usual = {"k": focus_of(config, K), "split": "train", "rows": min(ROWS, len(splits["train"])), "error": ERROR}
+    return MeasuredRun(run, config, keep(run, NAME, measured, by=SETTINGS, usual=usual))
 
 
 def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
@@ -120,26 +124,37 @@ def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
     return found
 
 
-def rows_of_run(run: RunDirectory, config: RunConfig, split: Split, rows: int) -> Batch:
-    """The first `rows` rows that the run was trained on, or held out, fewer if it has fewer."""
-    if split not in ("train", "heldout"):
-        raise unknown("split", split, ("train", "heldout"))
-    whole_number("rows", rows, at_least=1)
+def warnings_of(found: MeasuredRun) -> list[str]:
+    """What to know before reading the numbers of a run's newest measured checkpoint."""
+    newest = max(found.measured["checkpoints"].values(), key=lambda checkpoint: checkpoint["epoch"])
+    if newest["not_finite"] and not newest["queries"]:
+        return [f"{found.label}: no query has finite scores; this run has diverged, and there is nothing to measure."]
+    return [f"{found.label}: {line}" for line in left_out(newest["not_finite"], newest["empty"])]
+
+
+def splits_of_run(run: RunDirectory, config: RunConfig) -> dict[str, Batch]:
+    """What the run was trained on ("train"), and what was held out ("heldout")."""
     task = config.task.build()
     known = run.config().get("data")
     if known is not None and known != task.fingerprint():
         raise UsageError(
             f"run {run.id} was trained on other data than {config.task.name} gives now; put the file back as it was"
         )
-    train, heldout = data.load(config, task)
-    batch = train if split == "train" else heldout
-    return Batch(batch.tokens[:rows], batch.labels[:rows], batch.lengths[:rows])
+    return dict(zip(("train", "heldout"), data.load(config, task), strict=True))
+
+
+def first_rows(splits: dict[str, Batch], split: Split, rows: int) -> Batch:
+    """The first `rows` rows of a split, fewer if it has fewer; 0: all of them."""
+    if split not in splits:
+        raise unknown("split", split, splits)
+    batch, count = splits[split], whole_number("rows", rows, at_least=0) or None
+    return Batch(batch.tokens[:count], batch.labels[:count], batch.lengths[:count])
 
 
 def focus_of(config: RunConfig, k: int) -> int:
     """The k to look with: a top-k run's own."""
-    mechanism = parse_mechanism(config.attention.mechanism)
-    return mechanism.k if isinstance(mechanism, TopK) else whole_number("k", k, at_least=1)
+    mechanism, asked = parse_mechanism(config.attention.mechanism), whole_number("k", k, at_least=1)
+    return mechanism.k if isinstance(mechanism, TopK) else asked
 
 
 def batches_of(batch: Batch, device: str | torch.device) -> Iterator[Batch]:
@@ -186,32 +201,37 @@ def _at_checkpoint(model: Encoder, batch: Batch, k: int, device: str | torch.dev
         raise UsageError(f"k = {k} exceeds the length of the rows, {tally.longest}; choose k <= {tally.longest}")
     layers = [
         {"layer": i, **layer.whole.to_dict(), **norms, "stability": _stability(layer.whole, k)}
-        | {"heads": [_brief(head) for head in layer.heads] if len(layer.heads) > 1 else []}
+        | {"heads": [_brief(head, k) for head in layer.heads] if len(layer.heads) > 1 else []}
         for i, (layer, norms) in enumerate(zip(tally.layers(), weight_norms(model), strict=True))
     ]
     whole = tally.whole()
     return {**whole.to_dict(), "stability": _stability(whole, k), "layers": layers}
 
 
-def _brief(head: Summary) -> dict[str, Any]:
+def _brief(head: Summary, k: int) -> dict[str, Any]:
     """What is kept of one head among several, of which a run may have hundreds."""
-    return {name: spread for name, spread in head.to_dict().items() if name in (*PER_HEAD, "infinite")}
+    kept = {name: spread for name, spread in head.to_dict().items() if name in (*PER_HEAD, "infinite")}
+    return kept | {"stability": _stability(head, k, percents=("100",))}
 
 
-def _stability(summary: Summary, k: int) -> dict[str, dict[str, float | None]]:
+def _stability(summary: Summary, k: int, percents: Sequence[str] = PERCENTS) -> dict[str, dict[str, float | None]]:
     """The 1-norm constants of the softmax by percentile: what is the case (`jacobian`), and what the bounds say."""
-    found: dict[str, dict[str, float | None]] = {}
-    for percent in PERCENTS:
-        full, heavy = summary.at("delta_full", percent), summary.at("delta_heavy", percent)
-        gap = summary.at("separation", percent)
-        if full is None or heavy is None or gap is None:
-            continue
-        keys = max(1, summary.keys)
-        bounds = {
-            f"{name}_{form}": stability(delta, kept, separation, norm=1, form=form)
-            for form in ("paper", "certified")
-            for name, delta, kept, separation in (("full", full, keys, None), ("heavy", heavy, k, gap))
-        }
-        exact = {"jacobian": summary.at("jacobian", percent)}
-        found[percent] = exact | {name: finite(float(value)) for name, value in bounds.items()}
-    return found
+    if not summary.queries:
+        return {}
+
+    def column(name: str) -> Tensor:
+        return torch.tensor([summary.at(name, percent) for percent in percents], dtype=torch.float64)
+
+    # Bounds shrink with the number of keys, so that those for the fewest keys hold for every query; one that sees no
+    # more than k keys keeps them all.
+    fewest = max(1, summary.fewest_keys)
+    full, heavy = (column("delta_full"), fewest, None), (column("delta_heavy"), min(k, fewest), column("separation"))
+    bounds = {
+        f"{name}_{form}": torch.as_tensor(stability(*given, norm=1, form=form)).tolist()
+        for form in ("paper", "certified")
+        for name, given in (("full", full), ("heavy", heavy))
+    }
+    return {
+        percent: {"jacobian": summary.at("jacobian", percent)} | {name: finite(row[i]) for name, row in bounds.items()}
+        for i, percent in enumerate(percents)
+    }

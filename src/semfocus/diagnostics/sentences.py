@@ -98,14 +98,18 @@ def _theory(found: Diagnosis) -> str:
     return f"The paper's conditions in the worst case: W = {cell.w:.3g}, X = {cell.x:.3g}; {said}.{empty}"
 
 
-def _warnings(found: Diagnosis) -> list[str]:
+def left_out(not_finite: int, empty: int) -> list[str]:
+    """That queries are part of no number, and why."""
     lines = []
-    if found.whole.not_finite:
-        lines.append(
-            f"Warning: {found.whole.not_finite} queries have scores that are NaN or infinite; they are left out above."
-        )
-    if found.whole.empty:
-        lines.append(f"{found.whole.empty} queries may see no key at all; they are left out above.")
+    if not_finite:
+        lines.append(f"Warning: {not_finite} queries have scores that are NaN or infinite; they are left out above.")
+    if empty:
+        lines.append(f"{empty} queries may see no key at all; they are left out above.")
+    return lines
+
+
+def _warnings(found: Diagnosis) -> list[str]:
+    lines = left_out(found.whole.not_finite, found.whole.empty)
     if found.unseen:
         lines.append(f"Not observed, since they compute attention their own way: {', '.join(found.unseen)}.")
     return lines

@@ -25,7 +25,7 @@ from semfocus.errors import UsageError
 from semfocus.theory import aggregate
 
 EXACT = 4096
-LOWEST, HIGHEST = 1e-9, 1e9
+LOWEST, HIGHEST = 1e-9, 1e39  # no two finite float32 scores lie further apart
 ADDRESSES = 2**14  # over which comparisons are spread on a GPU
 
 

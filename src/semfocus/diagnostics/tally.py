@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semfocus.analysis.conditions import finite
-from semfocus.diagnostics.examining import PER_QUERY, Measured, Values, examine, heads_of
+from semfocus.diagnostics.examining import PER_QUERY, UNSEEN, Measured, Values, examine, heads_of
 from semfocus.diagnostics.gathering import Gathering, Pile
 from semfocus.diagnostics.sketch import Sketch, add_to_all
 from semfocus.diagnostics.watching import Sighting
@@ -36,6 +36,7 @@ class Summary:
 
     queries: int
     keys: int  # the most keys that one of them could see
+    fewest_keys: int  # the fewest, of those that see more than one: what holds for all queries holds for these
     empty: int  # queries that may see no key: not part of any quantile
     not_finite: int  # queries with a score that is NaN or infinite: likewise
     spreads: Mapping[str, Spread]
@@ -47,7 +48,8 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON: what is infinite is None, and named under `infinite`."""
-        facts = {name: getattr(self, name) for name in ("queries", "keys", "empty", "not_finite", "exact")}
+        names = ("queries", "keys", "fewest_keys", "empty", "not_finite", "exact")
+        facts = {name: getattr(self, name) for name in names}
         plain = {name: {p: finite(v) for p, v in spread.items()} for name, spread in self.spreads.items()}
         infinite = {
             name: [p for p, v in spread.items() if v is not None and math.isinf(v)]
@@ -114,7 +116,9 @@ class Tally:
         records = list(self._records.values())
         pooled = {kind: Sketch.pooled(record.sketches[kind] for record in records) for kind in KINDS}
         counted = [sum(sum(getattr(record, name)) for record in records) for name in ("empty", "not_finite")]
-        return _summary(pooled, None, max((record.most_seen for record in records), default=0), *counted)
+        most = max((record.most_seen for record in records), default=0)
+        fewest = min((record.fewest_seen for record in records), default=UNSEEN)
+        return _summary(pooled, None, most, fewest, *counted)
 
 
 class _Record:
@@ -124,11 +128,12 @@ class _Record:
         self.heads = heads
         self.sketches = {kind: Sketch(heads, error, len(names)) for kind, names in KINDS.items()}
         self.empty, self.not_finite = [0] * heads, [0] * heads
-        self.most_seen = 0
+        self.most_seen, self.fewest_seen = 0, UNSEEN
 
     def summary(self, head: int | None) -> Summary:
         pick = slice(None) if head is None else slice(head, head + 1)
-        return _summary(self.sketches, head, self.most_seen, sum(self.empty[pick]), sum(self.not_finite[pick]))
+        left_out = sum(self.empty[pick]), sum(self.not_finite[pick])
+        return _summary(self.sketches, head, self.most_seen, self.fewest_seen, *left_out)
 
 
 def _add_up(measured: Measured, records: Sequence[_Record]) -> None:
@@ -138,20 +143,24 @@ def _add_up(measured: Measured, records: Sequence[_Record]) -> None:
         values: Values = getattr(measured, kind)
         sizes = values.sizes.view(len(records), heads).sum(-1).tolist()
         add_to_all([record.sketches[kind] for record in records], values.groups, values.rows, sizes)
-    most_seen, empty, not_finite = (
+    most_seen, fewest_seen, empty, not_finite = (
         counts.view(len(records), heads).tolist()
-        for counts in (measured.most_seen, measured.empty, measured.not_finite)
+        for counts in (measured.most_seen, measured.fewest_seen, measured.empty, measured.not_finite)
     )
     for i, record in enumerate(records):
         record.most_seen = max([record.most_seen, *most_seen[i]])
+        record.fewest_seen = min([record.fewest_seen, *fewest_seen[i]])
         record.empty = [sum(pair) for pair in zip(record.empty, empty[i], strict=True)]
         record.not_finite = [sum(pair) for pair in zip(record.not_finite, not_finite[i], strict=True)]
 
 
-def _summary(sketches: Mapping[str, Sketch], group: int | None, keys: int, empty: int, not_finite: int) -> Summary:
+def _summary(
+    sketches: Mapping[str, Sketch], group: int | None, most: int, fewest: int, empty: int, not_finite: int
+) -> Summary:
     return Summary(
         sketches["queries"].count(group),
-        keys,
+        most,
+        min(fewest, most),
         empty,
         not_finite,
         {

@@ -54,6 +54,11 @@ class Watch:
         self._seen: set[str] = set()
         self.count = 0
 
+    @property
+    def at_work(self) -> str:
+        """The module that is running now."""
+        return self._at_work[-1] if self._at_work else ""
+
     def begin_pass(self) -> None:
         """From here on a module's calls are numbered anew."""
         self._calls.clear()
@@ -73,7 +78,7 @@ class Watch:
 
     def sight(self, problem: Problem, grouped: bool) -> None:
         """Note a problem for the module that is at work."""
-        name = self._at_work[-1] if self._at_work else ""
+        name = self.at_work
         call = self._calls[name] = self._calls.get(name, -1) + 1
         self._seen.update(self._at_work)
         self.count += 1

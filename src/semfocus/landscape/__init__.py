@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from semfocus.landscape.slopes import slopes
     from semfocus.landscape.stored import Surface, read_surface
     from semfocus.landscape.subject import Subject, open_subject
-    from semfocus.landscape.surface import SurfaceSettings, measure_surface
+    from semfocus.landscape.surface import SurfaceSettings, default_extent, measure_surface
 
 __all__ = [
     "Subject",
     "Surface",
     "SurfaceSettings",
     "certify_model",
+    "default_extent",
     "measure_sharpness",
     "measure_surface",
     "open_subject",
@@ -44,7 +45,7 @@ _HOMES = {
     "slopes": ("slopes",),
     "stored": ("Surface", "read_surface"),
     "subject": ("Subject", "open_subject"),
-    "surface": ("SurfaceSettings", "measure_surface"),
+    "surface": ("SurfaceSettings", "default_extent", "measure_surface"),
 }
 __getattr__, __dir__ = attach(
     __name__, {name: f"semfocus.landscape.{home}" for home, names in _HOMES.items() for name in names}

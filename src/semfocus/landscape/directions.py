@@ -37,6 +37,11 @@ class Plane:
         first, second = self.directions.double().contiguous().norm(dim=1).tolist()
         return first, second
 
+    @property
+    def reach(self) -> float:
+        """How far along either direction the path goes; 0 where there is none."""
+        return 0.0 if self.path is None else float(self.path.abs().max())
+
 
 def random_plane(spec: Spec, row: Tensor, seed: int) -> Plane:
     """Streams are named by parameter: the same seed gives the same draws, wherever shapes agree."""

@@ -3,7 +3,8 @@
     found = measure_surface(run, SurfaceSettings(grid=200, rows=None, precision="tf32"), Runtime(device="cuda"))
 
 Finished points are kept with the run every few seconds. The same call goes on where an interrupted one was, with the
-same chunks, threads and directions, so that the surface is the one an uninterrupted call would have given.
+same chunks, threads and directions, so that the surface is the one an uninterrupted call would have given. Surfaces of
+other settings, and what was finished before, stay as they are.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from semfocus.landscape.directions import KINDS, Plane, hessian_plane, normal_ro
 from semfocus.landscape.hessian import Curvature, top_eigenpairs
 from semfocus.landscape.losses import Losses, Plan, plan
 from semfocus.landscape.slopes import PERCENTILES, SQUARES, slopes
-from semfocus.landscape.stored import Surface, grid_axis, read_surface, surface_name
+from semfocus.landscape.stored import Surface, grid_axis, keep_surface, read_part, read_surface, write_part
 from semfocus.landscape.subject import Subject, find_run, open_subject
 from semfocus.model import PLAIN
 from semfocus.store import RunDirectory
-from semfocus.store.measurements import read_arrays, write_arrays, write_measurement
 from semfocus.training.runtime import Runtime, facts, numerics
 from semfocus.training.signals import Interrupted, listening
 
 SAVE_SECONDS = 5.0
 AHEAD = 3  # batches that may wait in a GPU's queue: enough to keep it busy, few enough that progress is true
+WHOLE = 1.0  # extent: as far as the parameters are from zero
+PAST_THE_PATH = 1.1  # of its reach: the first checkpoint then lies inside the grid, not on its border
 VALUES = {"path": "share_of_path", "hessian": "eigenvalues"}
 
 Watcher = Callable[[int, int], None]  # points done, points wanted
@@ -46,7 +48,7 @@ class SurfaceSettings:
     """What to look at. `grid` 200 and all `rows` are the paper's; the defaults suit a laptop."""
 
     grid: int = 51
-    extent: float = 1.0
+    extent: float | None = None  # None: 1, and along the path of training a little more than that reaches
     directions: Literal["random", "path", "hessian"] = "random"
     seed: int = 0
     rows: int | None = 1000  # at most, from the first training row on; None: all
@@ -57,7 +59,7 @@ class SurfaceSettings:
         whole_number("seed", self.seed, at_least=0)
         if self.rows is not None:
             whole_number("rows", self.rows, at_least=1)
-        if not (isinstance(self.extent, (int, float)) and 0 < self.extent < math.inf):
+        if self.extent is not None and not (isinstance(self.extent, (int, float)) and 0 < self.extent < math.inf):
             raise UsageError(f"extent = {self.extent!r} must be a positive number")
         if self.directions not in KINDS:
             raise unknown("kind of directions", self.directions, KINDS)
@@ -77,12 +79,17 @@ class _Walk:
     plan: Plan
     threads: int
     plane: Plane
+    extent: float
     losses: np.ndarray  # (n * n,)
     done: int = 0
 
+    @property
+    def axis(self) -> np.ndarray:
+        return grid_axis(math.isqrt(len(self.losses)), self.extent)
+
     def arrays(self) -> dict[str, np.ndarray]:
         """As kept with the run."""
-        side = math.isqrt(len(self.losses))
+        side = len(self.axis)
         found = {
             "key": np.frombuffer(self.key, dtype=np.uint8),
             "machine": np.frombuffer(self.machine, dtype=np.uint8),
@@ -111,33 +118,49 @@ def measure_surface(
     Ctrl-C saves what is done and raises Interrupted.
     """
     found, device = find_run(run), runtime.torch_device()
+    extent = settings.extent or default_extent(found, settings.directions)
     path = tuple(sorted(found.checkpoint_steps())) if settings.directions == "path" else ()
     subject = open_subject(found, device=device)
     subject = subject if settings.rows is None else subject.first(settings.rows)
-    key = _digest({**asdict(settings), "rows": subject.rows.count, "steps": [*path, *subject.steps]})
+    key = _digest({**asdict(settings), "extent": extent, "rows": subject.rows.count, "steps": [*path, *subject.steps]})
     stored = None if again else _finished(found, settings, key)
-    if stored is not None:
+    left = None if again else _left(found, settings, key)
+    if stored is not None and left is None:
         return stored
     rows = settings.grid**2 * subject.rows.count // 3  # a third of the work of training on them
     compiled = runtime.parts(subject.spec, rows, device)
     machine = _digest(facts(device, 0, compiled is not PLAIN))
-    half = None if again else _taken_up(found, settings, key, machine, device)
+    half = None if left is None else _taken_up(left, key, machine, extent, device)
+    if stored is not None and half is None:
+        return stored
     threads = runtime.threads or (half.threads if half else runtime.num_threads())
     with numerics("fp32", threads):
-        walk = half or _begin(found, subject, settings, key, machine, threads, path, positions_at_once)
+        walk = half or _begin(found, subject, settings, key, machine, threads, extent, path, positions_at_once)
     with numerics(settings.precision, threads), listening() as interruption:
         losses = Losses(subject.spec, subject.rows, walk.plan, compiled)
         finished = _walk(
-            walk, losses, subject.parameters[0], settings, watcher,
-            lambda: write_arrays(found, surface_name(settings.directions), walk.arrays()),
+            walk, losses, subject.parameters[0], watcher,
+            lambda: write_part(found, settings.directions, key.hex(), walk.arrays()),
             lambda: bool(interruption.signal),
         )  # fmt: skip
     if not finished:
         raise Interrupted(interruption.signal)
     payload = _payload(walk, subject, settings)
-    write_measurement(found, surface_name(settings.directions), payload)
+    keep_surface(found, payload, walk.arrays())
     path_found = None if walk.plane.path is None else walk.plane.path.numpy()
     return Surface(walk.arrays()["losses"], payload, path_found)
+
+
+def default_extent(run: str | RunDirectory, directions: str) -> float:
+    """How far to go where nobody says: 1; along the path a little more than its reach, rounded up to two digits."""
+    if directions != "path":
+        return WHOLE
+    found = find_run(run)
+    steps = tuple(sorted(found.checkpoint_steps()))
+    plane = path_plane(open_subject(found).parameters[0], open_subject(found, steps=steps).parameters)
+    reach = PAST_THE_PATH * plane.reach
+    unit = 10.0 ** (math.floor(math.log10(reach)) - 1)
+    return float(f"{math.ceil(reach / unit) * unit:.2g}")
 
 
 @torch.no_grad()
@@ -145,14 +168,13 @@ def _walk(
     walk: _Walk,
     losses: Losses,
     centre: Tensor,
-    settings: SurfaceSettings,
     watcher: Watcher,
     save: Callable[[], None],
     stop: Callable[[], bool],
 ) -> bool:
     """Evaluate the points that are missing, and save them every few seconds; False when asked to stop."""
     members, total = walk.plan.members, len(walk.losses)
-    places = _coordinates(settings, members, centre.device)
+    places = _coordinates(walk.axis, members, centre.device)
     found = torch.full((len(places),), math.nan, dtype=torch.float64, device=centre.device)
     found[:total] = torch.from_numpy(walk.losses).to(centre.device)
     saved, waiting = time.monotonic(), deque[torch.cuda.Event]()
@@ -179,9 +201,8 @@ def _walk(
     return True
 
 
-def _coordinates(settings: SurfaceSettings, members: int, device: torch.device) -> Tensor:
+def _coordinates(axis: np.ndarray, members: int, device: torch.device) -> Tensor:
     """(n * n and a few, 2): along the first direction, along the second; row by row, the last point repeated."""
-    axis = grid_axis(settings.grid, settings.extent)
     up, across = np.meshgrid(axis, axis, indexing="ij")
     points = np.stack([across.ravel(), up.ravel()], axis=1).astype(np.float32)
     missing = -len(points) % members
@@ -195,12 +216,13 @@ def _begin(
     key: bytes,
     machine: bytes,
     threads: int,
+    extent: float,
     path: tuple[int, ...],
     positions_at_once: int | None,
 ) -> _Walk:
     chunks = plan(subject.spec, subject.rows.count, subject.parameters.device, positions_at_once)
     losses = np.full(settings.grid**2, math.nan)
-    return _Walk(key, machine, chunks, threads, _plane(run, subject, settings, path), losses)
+    return _Walk(key, machine, chunks, threads, _plane(run, subject, settings, path), extent, losses)
 
 
 def _plane(run: RunDirectory, subject: Subject, settings: SurfaceSettings, path: tuple[int, ...]) -> Plane:
@@ -221,36 +243,46 @@ def _plane(run: RunDirectory, subject: Subject, settings: SurfaceSettings, path:
 
 def _finished(run: RunDirectory, settings: SurfaceSettings, key: bytes) -> Surface | None:
     """What was measured before, if it is this very surface; one that is damaged is measured anew."""
+    for name in (key.hex(), ""):  # earlier versions did not name surfaces apart
+        try:
+            stored = read_surface(run, settings.directions, name)
+        except CorruptData:
+            continue
+        if stored is not None and stored.payload["key"] == key.hex():
+            return stored
+    return None
+
+
+def _left(run: RunDirectory, settings: SurfaceSettings, key: bytes) -> dict[str, np.ndarray] | None:
+    """What an interrupted call has left, if it can be read."""
     try:
-        stored = read_surface(run, settings.directions)
+        return read_part(run, settings.directions, key.hex())
     except CorruptData:
         return None
-    return stored if stored is not None and stored.payload["key"] == key.hex() else None
 
 
 def _taken_up(
-    run: RunDirectory, settings: SurfaceSettings, key: bytes, machine: bytes, device: torch.device
+    arrays: dict[str, np.ndarray], key: bytes, machine: bytes, extent: float, device: torch.device
 ) -> _Walk | None:
-    """What an interrupted call has left, if it was after the same surface on the same kind of machine."""
+    """To go on with what is left, if it is of the same surface on the same kind of machine."""
     try:
-        arrays = read_arrays(run, surface_name(settings.directions))
-        if arrays is None or bytes(arrays["key"]) != key or bytes(arrays["machine"]) != machine:
+        if bytes(arrays["key"]) != key or bytes(arrays["machine"]) != machine:
             return None
         members, rows, threads, done = arrays["plan"].tolist()
         path = torch.from_numpy(arrays["path"]) if "path" in arrays else None
         directions = torch.from_numpy(arrays["directions"]).to(device)
         plane = Plane(directions, tuple(arrays["values"].tolist()) if "values" in arrays else (), path)
-        return _Walk(key, machine, Plan(members, rows), threads, plane, arrays["losses"].ravel().copy(), done)
-    except (CorruptData, KeyError, ValueError):
+        return _Walk(key, machine, Plan(members, rows), threads, plane, extent, arrays["losses"].ravel().copy(), done)
+    except (KeyError, ValueError):
         return None  # it can be measured again, which is what happens now
 
 
 def _payload(walk: _Walk, subject: Subject, settings: SurfaceSettings) -> dict[str, Any]:
-    losses, axis = walk.arrays()["losses"], grid_axis(settings.grid, settings.extent)
+    losses = walk.arrays()["losses"]
     finite = losses[np.isfinite(losses)]
     payload: dict[str, Any] = {
         "grid": settings.grid,
-        "extent": float(settings.extent),
+        "extent": float(walk.extent),
         "directions": settings.directions,
         "seed": settings.seed,
         "rows": subject.rows.count,
@@ -263,7 +295,7 @@ def _payload(walk: _Walk, subject: Subject, settings: SurfaceSettings) -> dict[s
         "not_finite": int(losses.size - len(finite)),
         "squares": list(SQUARES),
         "percentiles": list(PERCENTILES),
-        **slopes(losses, axis, walk.plane.lengths),
+        **slopes(losses, walk.axis, walk.plane.lengths),
         "key": walk.key.hex(),
     }
     name = VALUES.get(settings.directions)

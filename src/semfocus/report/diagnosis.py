@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Json = Mapping[str, Any]
-LAYER_HEADS = ("layer", "all keys", "k heaviest", "separation", "top-k weight", "k for 95 %", "k for 99 %", "W", "X")
+LAYER_HEADS = (
+    "layer", "all keys p95", "k heaviest p95", "separation p50", "top-k weight p50", "k for 95 % p95",
+    "k for 99 % p95", "W p100", "X p100",
+)  # fmt: skip
 TABLE_HEADS = ("", "delta_s", "delta_h", "Delta_h", "in-degree", "W", "X", "sharper W", "sharper X", "")
 _LAYER_CELLS = (
     ("delta_full", "95"), ("delta_heavy", "95"), ("separation", "50"), ("top_share", "50"),
@@ -40,7 +43,21 @@ _LAYER_CELLS = (
 VACUOUS = "vacuous"
 MAPS_NOTE = (
     "One square a head. Weight, entropy, separation and the largest share of one key are those of the median query (or "
-    "row); dispersion and the number of keys are exceeded by one query in twenty."
+    "row; p50); dispersion and the number of keys are exceeded by one query in twenty (p95)."
+)
+SPREADS = {
+    "delta": "delta, kept keys",
+    "delta_full": "delta_s, all keys",
+    "delta_heavy": "delta_h, k heaviest",
+    "separation": "Delta_h",
+    "in_degree": "in-degree",
+    "entropy": "entropy (nats)",
+    "jacobian": "softmax slope",
+}
+SPREAD_PERCENTS = ("50", "75", "90", "95", "100")
+SPREADS_NOTE = (
+    f"Percentiles {', '.join(SPREAD_PERCENTS)} over the queries of a block (in-degree: over its keys), towards the "
+    "worse end: of Delta_h the smallest are last. Entropy of the weights; softmax slope: the 1-norm of its Jacobian."
 )
 
 
@@ -51,8 +68,9 @@ def write_model_page(document: Json, path: Path) -> Path:
     pictures = [picture("Layers and heads", MAPS_NOTE, draw, beside=_beside(path, "heads"))] if seen else []
     rows = [_layer_row(layer) for layer in document["layers"]]
     note = (
-        "Dispersion (largest minus smallest score) at the 95th percentile of the queries, over all keys and over the "
-        f"{document['k']} heaviest; separation and weight of these at the median; W and X in the worst case."
+        "Dispersion (largest minus smallest score) at the 95th percentile of the queries (p95), over all keys and over "
+        f"the {document['k']} heaviest; separation and weight of these at the median (p50); W and X in the worst case "
+        "(p100)."
     )
     table = {"title": "By layer", "note": note, "heads": LAYER_HEADS, "rows": rows}
     over = f"How {document['model']} attends, and what keeping {document['k']} keys would do"
@@ -60,7 +78,8 @@ def write_model_page(document: Json, path: Path) -> Path:
 
 
 def write_runs_page(runs: Sequence[Json], tables: Sequence[Json], stabilities: Sequence[Json], path: Path) -> Path:
-    """The page of `semfocus diagnose RUN ...`: Table 6, dispersion along training, stability of masks, weight norms.
+    """The page of `semfocus diagnose RUN ...`: Table 6, dispersion along training, stability of masks, weight norms,
+    and of each run how it attends, by block.
 
     runs          {"label", "mechanism", "checkpoints"} of each
     stabilities   {"label", "mechanism", "measured"} of each that was shaken
@@ -88,7 +107,11 @@ def write_runs_page(runs: Sequence[Json], tables: Sequence[Json], stabilities: S
     ]
     norms = {"title": "Weights and softmax", "note": NORMS_NOTE, "heads": NORM_HEADS, "rows": norm_rows(runs)}
     labels = ", ".join(run["label"] for run in runs)
-    return _write(path, "How trained runs attend", labels, [], pictures, [*shown, norms])
+    spreads = [
+        {"title": f"{run['label']}: by block", "note": SPREADS_NOTE, "heads": SPREAD_HEADS, "rows": spread_rows(run)}
+        for run in runs
+    ]
+    return _write(path, "How trained runs attend", labels, [], pictures, [*shown, norms, *spreads])
 
 
 def model_text(document: Json) -> str:
@@ -128,7 +151,8 @@ def condition_rows(row: Json) -> list[list[str]]:
     for percent in COLUMNS:
         cell = row["cells"].get(percent)
         if cell is None:
-            found.append([percent, *[""] * 7, "", "not measured"])
+            why = "no finite score" if row.get("diverged") else "not measured"
+            found.append([f"{percent} %", *[""] * 8, why])
             continue
         numbers = [_cell(cell, name) for name in ("delta_full", "delta_heavy", "separation", "in_degree", "w", "x")]
         sharper = [_number(cell["sharper"][name], "inf") for name in ("w", "x")]
@@ -167,12 +191,34 @@ def norm_table(runs: Sequence[Json]) -> Table:
     return _rich("weights and softmax", NORM_HEADS, norm_rows(runs))
 
 
+SPREAD_HEADS = ("checkpoint and block", *SPREADS.values())
+
+
+def spread_rows(run: Json) -> list[list[str]]:
+    """How a run attends, a line a block of each measured checkpoint: five percentiles in every cell."""
+    by_epoch = {checkpoint["epoch"]: checkpoint for checkpoint in run["checkpoints"].values()}
+    return [
+        [f"epoch {epoch:g}, block {layer['layer']}", *(_spread(layer, name) for name in SPREADS)]
+        for epoch, checkpoint in sorted(by_epoch.items())
+        for layer in checkpoint["layers"]
+    ]
+
+
+def _spread(layer: Json, name: str) -> str:
+    """`0.51 / 0.7 / 0.89 / 0.95 / 1.15`; nothing where nothing was seen."""
+    spread, infinite = layer.get(name, {}), layer["infinite"].get(name, ())
+    cells = [_number(spread.get(at), "inf" if at in infinite else "") for at in SPREAD_PERCENTS]
+    return " / ".join(cells) if any(cells) else ""
+
+
 def _rich(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Where it is narrow, columns fold between words, the longest first; no word, and so no number, is cut."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
-    for head in heads:
-        table.add_column(head, justify="right" if head and head != heads[0] else "left", no_wrap=True)
+    for head, *cells in zip(heads, *rows, strict=True):
+        longest = max((len(word) for text in (head, *cells) for word in text.split()), default=0)
+        table.add_column(head, justify="right" if head and head != heads[0] else "left", min_width=longest)
     for cells in rows:
         table.add_row(*cells)
     return table

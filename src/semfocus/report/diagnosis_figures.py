@@ -4,13 +4,14 @@ stability of masks under noise, and dispersion against speed-up. Plain documents
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semfocus.report.drawing import FORMATS, drawing, legend, percent, save
+from semfocus.report.drawing import FORMATS, caption, drawing, legend, percent, save
 from semfocus.report.scales import log_scale
-from semfocus.report.style import PAPERS, Theme, look
+from semfocus.report.seeds import Line, about_bands, draw_line, lines, run_lines
+from semfocus.report.style import PAPERS, Look, Theme, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,17 +21,18 @@ if TYPE_CHECKING:
 Json = Mapping[str, Any]
 # What is mapped: name and percentile, title, whether the scale is logarithmic, and whether it is a share of 1.
 MAPS = (
-    ("top_share", "50", "Weight in the {k} heaviest keys", False, True),
-    ("k95", "95", "Keys for 95 % of the weight", False, False),
-    ("entropy", "50", "Entropy of the weights (nats)", False, False),
-    ("separation", "50", "Separation of the {k} heaviest", True, False),
-    ("delta_full", "95", "Dispersion of all scores", False, False),
-    ("sink_share", "50", "Largest share of one key", False, True),
+    ("top_share", "50", "Weight in the {k} heaviest keys, p50", False, True),
+    ("k95", "95", "Keys for 95 % of the weight, p95", False, False),
+    ("entropy", "50", "Entropy of the weights (nats), p50", False, False),
+    ("separation", "50", "Separation of the {k} heaviest, p50", True, False),
+    ("delta_full", "95", "Dispersion of all scores, p95", False, False),
+    ("sink_share", "50", "Largest share of one key, p50", False, True),
 )
 WRITTEN = 160  # cells up to which each has its number written in it
 TICKS = 16  # at most, along an axis of heads or layers
 COLUMNS = ("75", "90", "95", "100")
-PLACES = {"75": 0, "90": 1, "95": 2, "100": 3}
+PLACES: dict[str, float] = {"75": 0, "90": 1, "95": 2, "100": 3}
+MARKER = 5.5  # points
 
 
 def draw_heat_maps(
@@ -56,27 +58,25 @@ def draw_heat_maps(
 def draw_conditions(
     rows: Sequence[Json], stem: Path, *, formats: Sequence[str] = FORMATS, theme: Theme = "light"
 ) -> list[Path]:
-    """W and X of Table 6 by percentile; hollow marks: the bounds behind them are vacuous."""
+    """W and X of Table 6 by percentile, seeds as one line; hollow marks: the bounds behind them are vacuous."""
     from matplotlib.figure import Figure
 
+    found = lines(rows, _all_but_seed, lambda row: row.get("seed"), row_label, _row_look)
+    several = " of at least one seed" if any(len(line.members) > 1 for line in found) else ""
     with drawing(theme):
         figure = Figure(figsize=(7.2, 3.4), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         for panel, name in zip(panels, ("w", "x"), strict=True):
-            for i, row in enumerate(rows):
-                _conditions(panel, row, name, i, theme)
+            for line in found:
+                _conditions(panel, line, name, theme)
             panel.axhline(1, color=PAPERS[theme].quiet, linewidth=1)
             if log_scale(panel, "y"):
                 _plain_numbers(panel.yaxis)
             panel.set_xticks(range(len(COLUMNS)), COLUMNS)
             panel.set_xlabel("percentile; 100 is the theorem")
             panel.set_title(name.upper())
-        figure.suptitle(
-            "Below 1 the paper's bound favours focus; hollow marks: the bounds are vacuous",
-            fontsize=9,
-            x=0.01,
-            ha="left",
-        )
+        words = f"Below 1 the paper's bound favours focus; hollow marks: the bounds{several} are vacuous."
+        caption(figure, f"{words} {about_bands(found)}")
         legend(figure, list(panels), columns=2)
         return save(figure, stem, formats)
 
@@ -84,21 +84,24 @@ def draw_conditions(
 def draw_dispersion_along_training(
     runs: Sequence[Json], stem: Path, *, at: str = "95", formats: Sequence[str] = FORMATS, theme: Theme = "light"
 ) -> list[Path]:
-    """`runs`: {"mechanism", "label", "checkpoints"} each; dispersion of all keys and of the k heaviest by epoch."""
+    """`runs`: {"mechanism", "label", "checkpoints"} each; dispersion of all keys and of the k heaviest by epoch.
+
+    Runs that differ in their seed alone are one line, their median, with a band around it.
+    """
     from matplotlib.figure import Figure
 
     with drawing(theme):
         figure = Figure(figsize=(7.2, 3.2), layout="constrained")
         panels = figure.subplots(1, 3)
         titles = {"delta_full": "All keys", "delta_heavy": "The k heaviest keys", "separation": "Separation"}
+        found = run_lines(runs)
         for panel, (name, title) in zip(panels, titles.items(), strict=True):
-            for run in runs:
-                points = sorted({(c["epoch"], c[name][at]) for c in run["checkpoints"].values() if c[name][at]})
-                shape = look(run["mechanism"])
-                panel.plot(
-                    [epoch for epoch, _ in points], [value for _, value in points], color=shape.on(theme),
-                    linestyle=shape.linestyle, marker=shape.marker, markersize=4, label=run["label"],
-                )  # fmt: skip
+            for line in found:
+                points = [
+                    {c["epoch"]: c[name][at] for c in run["checkpoints"].values() if c[name][at] is not None}
+                    for run in line.members
+                ]
+                draw_line(panel, line, points, theme, label=line.label)
             panel.set_title(title)
             panel.set_xlabel("epoch")
             panel.set_xscale("symlog", linthresh=1)
@@ -111,28 +114,32 @@ def draw_dispersion_along_training(
             else:
                 panel.set_ylim(bottom=0)
         panels[0].set_ylabel(f"percentile {at} (separation: {100 - int(at)})")
-        legend(figure, list(panels), columns=4)
+        caption(figure, about_bands(found))
+        legend(figure, list(panels))
         return save(figure, stem, formats)
 
 
 def draw_mask_stability(
     runs: Sequence[Json], stem: Path, *, formats: Sequence[str] = FORMATS, theme: Theme = "light"
 ) -> list[Path]:
-    """`runs`: {"mechanism", "label", "measured"}: the share of kept keys that stay, by noise and by separation."""
+    """`runs`: {"mechanism", "label", "measured"}: the share of kept keys that stay, by noise and by separation.
+
+    Runs that differ in their seed alone are one line, their median, with a band around it.
+    """
     from matplotlib.figure import Figure
 
     with drawing(theme):
         figure = Figure(figsize=(7.2, 3.4), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
-        for run in runs:
-            shape, measured = look(run["mechanism"]), run["measured"]
-            style = {"color": shape.on(theme), "marker": shape.marker, "markersize": 4}
-            left.plot(measured["noise"], measured["kept"], linestyle=shape.linestyle, label=run["label"], **style)
-            groups, middle = measured["by_separation"], len(measured["noise"]) // 2
-            shares = [math.nan if share is None else share for share in groups["kept"][middle]]
-            right.plot(range(len(shares)), shares, linestyle=shape.linestyle, **style)
-            right.set_title(f"By separation, noise {measured['noise'][middle]:g}")
-            starts = [0, *groups["borders"]]
+        found = run_lines(runs)
+        for line in found:
+            measured = [run["measured"] for run in line.members]
+            by_noise = [_known(zip(one["noise"], one["kept"], strict=True)) for one in measured]
+            draw_line(left, line, by_noise, theme, label=line.label)
+            groups, middle = [one["by_separation"] for one in measured], len(measured[0]["noise"]) // 2
+            draw_line(right, line, [_known(enumerate(group["kept"][middle])) for group in groups], theme)
+            right.set_title(f"By separation, noise {measured[0]['noise'][middle]:g}")
+            starts = [0, *groups[0]["borders"]]
             right.set_xticks(range(len(starts)), [f"from\n{start:g}" for start in starts])
         log_scale(left, "x")
         left.xaxis.set_major_formatter(_plain)
@@ -141,7 +148,8 @@ def draw_mask_stability(
         left.set_ylabel("kept keys that stay")
         left.set_ylim(0, 1.03)
         percent(left.yaxis)
-        legend(figure, [left], columns=4)
+        caption(figure, about_bands(found))
+        legend(figure, [left])
         return save(figure, stem, formats)
 
 
@@ -207,7 +215,7 @@ def _map(panel: Axes, grid: list[list[float]], logarithmic: bool, share: bool, t
     if share:
         percent(bar.ax.yaxis)
     elif isinstance(norm, LogNorm):
-        _plain_numbers(bar.ax.yaxis)
+        _few_numbers(bar.ax.yaxis, low, high)
     if len(grid) * len(grid[0]) <= WRITTEN:
         for i, row in enumerate(grid):
             for j, value in enumerate(row):
@@ -224,24 +232,37 @@ def _short(value: float, share: bool) -> str:
     return f"{value:.0%}" if share else f"{value:.2g}" if value < 100 else f"{value:.0f}"
 
 
-def _conditions(panel: Axes, row: Json, name: str, number: int, theme: Theme) -> None:
+def _known(pairs: Iterable[tuple[float, float | None]]) -> dict[float, float]:
+    return {place: value for place, value in pairs if value is not None}
+
+
+def _row_look(row: Json) -> Look:
     shape = look(row.get("mechanism", "full"))
     if row["way"] == "published":
-        shape = shape._replace(colour=PAPERS["light"].quiet, dark=PAPERS["dark"].quiet)
-    elif row["way"] == "two models":
-        shape = shape._replace(dash=())
-    else:
-        shape = shape._replace(dash=(5, 2))
-    points = [(PLACES[p], cell[name], cell["vacuous"]) for p, cell in row["cells"].items() if p in PLACES]
-    points = [point for point in points if point[1] is not None and point[1] > 0]
-    colour = shape.on(theme)
-    panel.plot(
-        [x for x, _, _ in points], [y for _, y, _ in points], color=colour, linestyle=shape.linestyle,
-        label=row_label(row), alpha=1.0 if number < 8 else 0.6, linewidth=1.3,
-    )  # fmt: skip
-    for x, y, vacuous in points:
-        face = PAPERS[theme].ground if vacuous else colour
-        panel.plot(x, y, shape.marker, color=colour, markerfacecolor=face, markersize=5.5)
+        return shape._replace(colour=PAPERS["light"].quiet, dark=PAPERS["dark"].quiet)
+    return shape._replace(dash=() if row["way"] == "two models" else (5, 2))
+
+
+def _all_but_seed(row: Json) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in ("way", "task", "mechanism", "checkpoint"))
+
+
+def _conditions(panel: Axes, line: Line, name: str, theme: Theme) -> None:
+    known = [{PLACES[p]: cell for p, cell in row["cells"].items() if p in PLACES} for row in line.members]
+    points = [_known((place, _condition(cell, name)) for place, cell in own.items()) for own in known]
+    vacuous = {place for own in known for place, cell in own.items() if cell["vacuous"]}
+    for place, value in draw_line(panel, line, points, theme, label=line.label, width=1.3, marker_size=MARKER):
+        if place in vacuous:
+            panel.plot(
+                place, value, line.look.marker, color=line.look.on(theme), markerfacecolor=PAPERS[theme].ground,
+                markersize=MARKER,
+            )  # fmt: skip
+
+
+def _condition(cell: Json, name: str) -> float | None:
+    """Infinite where it was so; None where it is not known, or has no place on a logarithmic axis."""
+    value = math.inf if name in cell["infinite"] else cell[name]
+    return value if value is not None and value > 0 else None
 
 
 def _plain(value: float, _place: int | None = None) -> str:
@@ -257,10 +278,20 @@ def _plain_numbers(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def row_label(row: Json) -> str:
-    """What a row of Table 6 is about: `even_pairs, two models, epoch 20`."""
+def _few_numbers(axis: Any, low: float, high: float) -> None:
+    """On a short logarithmic axis: its ends and what lies between them in ratio, to two digits."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axis.set_major_locator(FixedLocator([low, math.sqrt(low * high), high]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _place: f"{value:.2g}")
+
+
+def row_label(row: Json, seeds: int = 1) -> str:
+    """What a row of Table 6 is about: `even_pairs, seed 3, full and top-k run, epoch 20`; of several seeds how many."""
     if row["way"] == "published":
         return f"{row['task']}, the paper's numbers"
     place = "" if row["checkpoint"] == "last" else f", epoch {row['checkpoint']}"
     who = "full and top-k run" if row["way"] == "two models" else f"{row['mechanism']} alone"
-    return f"{row['task']}, seed {row['seed']}, {who}{place}"
+    whose = f"seed {row['seed']}" if seeds == 1 else f"{seeds} seeds"
+    return f"{row['task']}, {whose}, {who}{place}"

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("svg", "pdf", "png")
+LEGEND_SIZE = 9  # points
+LEGEND_LINE = 4.0 * LEGEND_SIZE  # of a line and the space after it
+LEGEND_GAP = 1.8 * LEGEND_SIZE  # between columns
+LEGEND_MARGIN = 8  # at either side
+HINTED = 1.06  # letters that are moved to whole pixels take a little more room than their outlines
 DPI = {"svg": 180, "pdf": 180, "png": 180, "webp": 144}  # the last inside a page, which has to stay small
 _DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}, "png": {}}  # same runs, same bytes
 
@@ -32,7 +37,7 @@ def drawing(theme: Theme = "light") -> Iterator[None]:
         "text.color": ink, "axes.labelcolor": ink, "axes.titlecolor": ink, "axes.edgecolor": quiet,
         "xtick.color": quiet, "ytick.color": quiet, "xtick.labelcolor": quiet, "ytick.labelcolor": quiet,
         "font.family": "DejaVu Sans", "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold",
-        "axes.titlelocation": "left", "axes.titlepad": 8, "axes.labelsize": 9, "legend.fontsize": 9,
+        "axes.titlelocation": "left", "axes.titlepad": 8, "axes.labelsize": 9, "legend.fontsize": LEGEND_SIZE,
         "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
         "axes.grid": True, "axes.grid.axis": "y", "grid.color": line, "grid.linewidth": 0.6, "axes.axisbelow": True,
         "lines.linewidth": 1.7, "lines.dash_capstyle": "butt", "lines.scale_dashes": False,
@@ -66,23 +71,47 @@ def heading(panel: Axes, name: str) -> None:
 def caption(figure: Figure, text: str) -> None:
     """What the figure shows, above it, on as many lines as its width needs."""
     lines = textwrap.wrap(text, int(13.5 * figure.get_figwidth()))
-    figure.suptitle("\n".join(lines), fontsize=9, x=0.01, ha="left")
+    if lines:  # an empty title would take room as well
+        figure.suptitle("\n".join(lines), fontsize=9, x=0.01, ha="left")
 
 
 def legend(figure: Figure, axes: Sequence[Axes], columns: int | None = None) -> None:
-    """One legend below all panels, each name once, with enough of the line to see its dash; the figure grows for it."""
+    """One legend below all panels, each name once, with enough of the line to see its dash; the figure grows for it.
+
+    `columns` at most, and no more than the longest name leaves room for; a name wider than the figure is folded.
+    """
     named: dict[str, Any] = {}
     for panel in axes:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
-    if named:
-        columns = columns or max(2, int(figure.get_figwidth() / 1.5))
-        more_rows = -(-len(named) // columns) - 1
-        figure.set_figheight(figure.get_figheight() + 0.2 * more_rows)
-        figure.legend(
-            list(named.values()), list(named), loc="outside lower center", frameon=False,
-            ncols=min(columns, len(named)), handlelength=3.2, columnspacing=1.8,
-        )  # fmt: skip
+    if not named:
+        return
+    room = 72 * figure.get_figwidth() - 2 * LEGEND_MARGIN
+    widest = max(map(_text_width, named))
+    most = columns or max(2, int(figure.get_figwidth() / 1.5))
+    columns = max(1, min(most, len(named), int((room + LEGEND_GAP) / (widest + LEGEND_LINE + LEGEND_GAP))))
+    labels = [_folded(label, room - LEGEND_LINE) for label in named]
+    rows = -(-len(named) // columns) + sum(label.count("\n") for label in labels)
+    figure.set_figheight(figure.get_figheight() + 0.2 * (rows - 1))
+    figure.legend(
+        list(named.values()), labels, loc="outside lower center", frameon=False, ncols=columns,
+        fontsize=LEGEND_SIZE, handlelength=3.2, columnspacing=1.8,
+    )  # fmt: skip
+
+
+def _text_width(text: str) -> float:
+    """In points, as a legend sets it."""
+    from matplotlib.textpath import TextPath
+
+    return HINTED * TextPath((0, 0), text, size=LEGEND_SIZE).get_extents().width if text.strip() else 0.0
+
+
+def _folded(text: str, room: float) -> str:
+    """On as many lines as it takes, in points."""
+    width = _text_width(text)
+    if width <= room:
+        return text
+    return "\n".join(textwrap.wrap(text, max(8, int(0.95 * len(text) * room / width))))  # no line is of average letters
 
 
 def percent(axis: Any) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDE_RANGE = 30.0  # highest loss / lowest loss beyond which the scale is logarithmic
+APART = 0.07  # of the axis, between the labels of two epochs
+MARKS = 6  # at most, on a logarithmic scale
 LINES = 60  # of a drawn surface, along each direction
 NOT_FINITE = {"light": "#c0392b", "dark": "#ff7b6b"}
 WAYS = {"per_step": "per grid unit", "per_distance": "per parameter distance"}
@@ -110,8 +112,8 @@ def _draw_relief(panel: Any, surface: Surface, scale: Scale, theme: Theme) -> No
         sides.set_pane_color((0, 0, 0, 0))
         sides._axinfo["grid"].update(color=paper.line, linewidth=0.5)
         sides.line.set_color(paper.line)
-    panel.set_xticks([-edge, 0, edge])
-    panel.set_yticks([-edge, 0, edge])
+    panel.set_xticks([-edge, 0, edge], [f"{-edge:g}", "0", f"{edge:g}"])
+    panel.set_yticks([-edge, 0, edge], ["", "0", f"{edge:g}"])  # in that corner stands the other axis's label
     panel.tick_params(labelsize=7, pad=-3, colors=paper.quiet)
     if scale.logarithmic:
         marks = _decades(scale)
@@ -130,15 +132,9 @@ def _draw_map(panel: Axes, surface: Surface, scale: Scale, theme: Theme) -> None
     lowest, highest = scale.height(np.array([scale.low, scale.high]))
     levels = np.linspace(lowest, highest, 12)[1:-1]
     panel.contour(
-        axis,
-        axis,
-        scale.height(surface.losses),
-        levels=levels,
-        colors="white",
-        linestyles="solid",
-        linewidths=0.45,
+        axis, axis, scale.height(surface.losses), levels=levels, colors="white", linestyles="solid", linewidths=0.45,
         alpha=0.65,
-    )
+    )  # fmt: skip
     if surface.path is not None:
         inside = surface.path[(np.abs(surface.path) <= edge).all(axis=1)]
         panel.plot(inside[:, 0], inside[:, 1], color="white", linewidth=1.2, marker="o", markersize=3)
@@ -171,14 +167,15 @@ def _colour_bar(figure: Figure, panels: Sequence[Axes], scale: Scale) -> None:
 
 
 def _decades(scale: Scale) -> list[float]:
-    """Round marks between the lowest and the highest loss: powers of ten, or 1, 2, 5 of each if those are few."""
+    """Round marks between the lowest and the highest loss: powers of ten, or 1, 2, 5 of each if those are few; of many
+    every second, third and so on, so that their labels stay apart."""
     first, last = math.floor(math.log10(scale.low)), math.ceil(math.log10(scale.high))
     for steps in ((1,), (1, 3), (1, 2, 5)):
         marks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
         marks = [mark for mark in marks if scale.low <= mark <= scale.high]
         if len(marks) >= 3:
             break
-    return marks
+    return marks[:: -(-len(marks) // MARKS)] if marks else marks
 
 
 def draw_slopes(
@@ -241,7 +238,9 @@ def draw_sharpness(
 ) -> list[Path]:
     """Gradient norm and largest Hessian eigenvalue by epoch, a line a run; and the gradient's share of its bound."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
 
+    epochs = sorted({epoch for runs in payloads.values() for payload in runs for epoch in payload["epochs"]})
     shows_bound = any(payload.get("certified") for runs in payloads.values() for payload in runs)
     count = len(MEASURED) + shows_bound
     with drawing(theme):
@@ -264,7 +263,9 @@ def draw_sharpness(
             logarithmic(panel, "y")
             panel.set_xscale("symlog", linthresh=1, linscale=0.5)
             panel.set_xlim(left=0)
+            panel.set_xticks(_spaced(epochs))
             panel.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
+            panel.xaxis.set_minor_locator(NullLocator())
         figure.suptitle(title, fontsize=9, x=0.01, ha="left")
         legend(figure, list(axes))
         return save(figure, stem, formats)
@@ -280,6 +281,20 @@ def _epoch_line(
             *zip(*known, strict=True), color=shape.on(theme), linestyle=shape.linestyle, marker=shape.marker,
             markersize=4, linewidth=1.4, label=label,
         )  # fmt: skip
+
+
+def _spaced(epochs: Sequence[float]) -> list[float]:
+    """The kept epochs without those whose labels would touch the next; the last stays."""
+    shown: list[float] = []
+    for epoch in reversed(epochs):
+        if not shown or _place(shown[-1]) - _place(epoch) >= APART * _place(epochs[-1]):
+            shown.append(epoch)
+    return shown[::-1]
+
+
+def _place(epoch: float) -> float:
+    """Where an epoch lies on the axis: evenly up to 1, logarithmically from there on."""
+    return 0.5 * epoch if epoch <= 1 else 0.5 + math.log10(epoch)
 
 
 def _ratio(measured: float | None, bound: float | None) -> float | None:

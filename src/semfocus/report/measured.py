@@ -19,17 +19,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from semfocus.analysis.comparison import BASE
-from semfocus.report.diagnosis_figures import draw_against_speed, draw_dispersion_along_training, draw_mask_stability
+from semfocus.report.diagnosis_figures import draw_dispersion_along_training, draw_mask_stability
 from semfocus.report.gather import Gathered, shown
 from semfocus.report.groups import Group
 from semfocus.report.landscape import draw_sharpness, draw_slopes
+from semfocus.report.measured_over import AT, over_tasks
 from semfocus.report.measured_surfaces import WORDS, surfaces_panel
 from semfocus.report.measured_table import table_panels
 from semfocus.report.pictures import digest, picture
 from semfocus.report.stored import DIRECTIONS, READERS, Json, Malformed, surface_name
 
-AT = "95"  # the percentile that is drawn over training
 MOST_BYTES = 3_200_000  # of pictures: eight tasks with everything measured
 NO_ROOM = "Left out, for the page would grow too large; a report of these runs alone has them."
 ALIKE = {
@@ -56,7 +55,7 @@ class Section:
 def measured(found: Gathered) -> Section:
     """The panels of everything that was measured; empty when nothing was."""
     documents, faults = _documents(found.measurements)
-    over = _over(found, documents)
+    over = over_tasks(found.records, documents)
     groups, room = [], MOST_BYTES - _size(over)
     for place, group in enumerate(found.groups):
         panels, wrong = _panels(found, group, documents, pictures=room > 0)
@@ -217,29 +216,3 @@ def _sharpness(runs: Runs, note: str) -> Json:
     return picture(
         "Sharpness along training", words + left, partial(draw_sharpness, payloads), key=digest("sharpness", payloads)
     )
-
-
-def _over(found: Gathered, documents: Mapping[str, Mapping[str, Json]]) -> list[Json]:
-    """Dispersion against speed-up, for the top-k that most tasks have; two tasks make a picture."""
-    from semfocus.analysis.against_speed import WHENS, dispersion_against_speed, dispersion_points, drawn_points
-
-    measured_runs = [record for record in found.records if "dispersion" in documents.get(record.id, {})]
-    focused = dict.fromkeys(r.mechanism for r in measured_runs if r.mechanism.startswith("topk:"))
-    if not focused or not any(record.mechanism == BASE for record in measured_runs):
-        return []
-    tasks = {name: dispersion_points(measured_runs, documents, name) for name in focused}
-    mechanism, points = max(tasks.items(), key=lambda item: len(item[1]))
-    panels = []
-    for when in WHENS:
-        known, correlation = drawn_points(points, when), dispersion_against_speed(points, when)
-        if len(known) < 2:
-            continue
-        words = (
-            f"One point a task: dispersion of the k heaviest keys of {mechanism} over that of all keys of full "
-            f"attention, at the {when} of training (median over seeds, percentile {AT}), and the measured speed-up."
-            + ("" if when == "start" else " At the end dispersion is an outcome of training, and predicts nothing.")
-        )
-        draw = partial(draw_against_speed, known, correlation, when=when)
-        title = f"Dispersion against speed-up, {when} of training"
-        panels.append(picture(title, words, draw, key=digest("speed", [when, mechanism, known, str(correlation)])))
-    return panels

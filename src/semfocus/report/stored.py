@@ -51,6 +51,7 @@ def _checkpoint(value: Any) -> Json:
     return {
         "epoch": max(0.0, _number(value, "epoch")),
         "keys": max(1, int(_number(value, "keys"))),
+        "fewest_keys": max(1, int(_number({"fewest_keys": value["keys"], **value}, "fewest_keys"))),
         **{name: {p: _maybe(spread.get(p), f"{name} {p}") for p in PERCENTS} for name, spread in spreads.items()},
         "infinite": {name: [p for p in PERCENTS if p in _strings(infinite.get(name))] for name in SPREADS},
     }

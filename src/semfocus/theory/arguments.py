@@ -36,6 +36,21 @@ def number(
     return tensor
 
 
+def fitting(**arguments: torch.Tensor) -> None:
+    """A UsageError that names the arguments and their shapes, where these do not broadcast to one."""
+    try:
+        torch.broadcast_shapes(*(value.shape for value in arguments.values()))
+    except RuntimeError as error:
+        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in arguments.items() if value.ndim)
+        raise UsageError(f"the shapes do not broadcast: {shapes}; give tensors of one shape, or numbers") from error
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a * b with 0 * inf = 0: what cannot move does not, however steep the next layer. NaN stays."""
+    found = a * b
+    return torch.where(found.isnan() & ~(a.isnan() | b.isnan()), 0.0, found)
+
+
 def like(result: torch.Tensor, *given: Any) -> Number:
     """`result` as a float when every argument it came from was a plain number, else as it is."""
     return result.item() if all(value is None or isinstance(value, Real) for value in given) else result
@@ -56,8 +71,11 @@ def check_fields(instance: Any, *names: str) -> None:
 
 
 def times(*factors: float) -> float:
-    """Their product, with 0 * inf = 0: what cannot move does not, however steep the next layer."""
-    return 0.0 if 0.0 in factors else math.prod(factors)
+    """`product` of plain numbers."""
+    if 0.0 in factors:
+        return 0.0
+    # Small factors may underflow to 0 before the infinite one comes.
+    return math.inf if math.inf in factors else math.prod(factors)
 
 
 def norm_order(norm: Any) -> int:

@@ -94,7 +94,13 @@ def measure_head(
     if x.ndim < 2:
         raise UsageError(f"tokens has shape {tuple(x.shape)}; it must be (..., L, d)")
     q, k, v = (_project("query", query, x), _project("key", key, x), _project("value", value, x))
-    w_q, w_k, w_v, w_o = (number("weight", w) for w in (query[0], key[0], value[0], output))
+    w_q, w_k, w_v = (number("weight", w) for w in (query[0], key[0], value[0]))
+    w_o = number("output", output)
+    if len(w_q) != len(w_k) or w_o.ndim != 2 or w_o.shape[1] != len(w_v):
+        raise UsageError(
+            f"query {tuple(w_q.shape)}, key {tuple(w_k.shape)}, value {tuple(w_v.shape)} and output "
+            f"{tuple(w_o.shape)} do not fit: query and key need as many rows, output a column for each row of value"
+        )
     scores = factor * q @ k.mT
     mask = torch.ones(scores.shape, dtype=torch.bool) if keep is None else torch.as_tensor(keep)
     spreads = dispersion(scores, mask)
@@ -116,12 +122,15 @@ def measure_head(
 
 
 def _project(name: str, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    weight, bias = number(f"{name} weight", linear[0]), linear[1]
+    weight = number(f"{name} weight", linear[0])
+    bias = None if linear[1] is None else number(f"{name} bias", linear[1])
     if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
         raise UsageError(
             f"{name} weight has shape {tuple(weight.shape)}; tokens of width {x.shape[-1]} need (out, {x.shape[-1]})"
         )
-    return torch.nn.functional.linear(x, weight, None if bias is None else number(f"{name} bias", bias))
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise UsageError(f"{name} bias has shape {tuple(bias.shape)}; it must be ({len(weight)},)")
+    return torch.nn.functional.linear(x, weight, bias)
 
 
 def _longest(rows: torch.Tensor) -> float:

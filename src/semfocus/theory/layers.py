@@ -63,8 +63,10 @@ def mlp_constant(into: float, out: float, activation: str) -> float:
 
 
 def spectral_norm(weight: torch.Tensor) -> float:
-    """The largest singular value of a matrix, in float64."""
+    """The largest singular value of a matrix, in float64; inf where an element is infinite, NaN where one is NaN."""
     matrix = number("weight", weight)
-    if matrix.ndim != 2:
+    if matrix.ndim != 2 or not matrix.numel():
         raise UsageError(f"weight has shape {tuple(matrix.shape)}; a spectral norm needs a matrix")
+    if not bool(matrix.isfinite().all()):
+        return matrix.abs().amax().item()
     return torch.linalg.matrix_norm(matrix, ord=2).item()

@@ -16,8 +16,7 @@ from __future__ import annotations
 import torch
 
 from semfocus.errors import UsageError
-from semfocus.theory.arguments import Number, like, number, pick
-from semfocus.theory.softmax import weight_bound
+from semfocus.theory.arguments import Number, fitting, like, number, pick, product
 
 _INF = float("inf")
 
@@ -32,13 +31,15 @@ def lipschitz_w(
     """
     is_paper = pick("form", form, {"paper": True, "certified": False})
     spread, gap = number("delta", delta, at_least=0), _gap(separation)
-    size = number("upsilon", upsilon, at_least=0) * number("xi", xi, at_least=0) ** 3
+    values, tokens = number("upsilon", upsilon, at_least=0), number("xi", xi, at_least=0)
+    fitting(delta=spread, xi=tokens, upsilon=values, separation=gap)
+    size = product(values, tokens**3)
     if is_paper:
         factor = spread.exp() * (1.0 if separation is None else 2 * (1 + 1 / gap))
     else:
         # The dispersion does not matter, but a NaN in it, or its shape, is not lost.
         factor = torch.where(spread.isnan(), spread, (2 / gap).clamp(min=1))
-    return like(_times(size, factor), delta, xi, upsilon, separation)
+    return like(product(size, factor), delta, xi, upsilon, separation)
 
 
 def lipschitz_x(
@@ -64,16 +65,18 @@ def lipschitz_x(
         raise UsageError(f"separation = {separation} is for heavy hitters, whose bound needs sink_ratio too")
     spread, gap = number("delta", delta, at_least=0), _gap(separation)
     beta = number("sink_ratio", 1.0 if sink_ratio is None else sink_ratio, at_least=0)
-    g = number("gamma", gamma, at_least=0) * number("xi", xi, at_least=0) ** 2
+    weights, tokens = number("gamma", gamma, at_least=0), number("xi", xi, at_least=0)
+    size, keys = number("upsilon", upsilon, at_least=0), _keys(k)
+    fitting(delta=spread, gamma=weights, xi=tokens, upsilon=size, sink_ratio=beta, separation=gap, k=keys)
+    g = product(weights, tokens**2)
     if is_paper:
-        score = g * (1 + beta) if separation is None else _times(2 * g * (1 + beta), 1 + 1 / gap)
-        factor = spread.exp() * (score + beta)
+        score = product(g, 1 + beta) if separation is None else product(2 * product(g, 1 + beta), 1 + 1 / gap)
+        factor = product(spread.exp(), score + beta)
     elif sink_ratio is None:
-        factor = _certified_full(spread, g, _column_mass(spread, beta, k))
+        factor = _certified_full(spread, g, _column_mass(spread, beta, keys))
     else:
-        factor = _certified_sparse(spread, g, beta, gap, k)
-    size = number("upsilon", upsilon, at_least=0)
-    return like(_times(size, factor), delta, gamma, xi, upsilon, sink_ratio, separation, k)
+        factor = _certified_sparse(spread, g, beta, gap, keys)
+    return like(product(size, factor), delta, gamma, xi, upsilon, sink_ratio, separation, k)
 
 
 def condition_w(delta_full: Number, delta_heavy: Number, separation: Number) -> Number:
@@ -96,8 +99,9 @@ def condition_x(delta_full: Number, delta_heavy: Number, separation: Number, sin
     """
     full, heavy, gap = _condition_arguments(delta_full, delta_heavy, separation)
     beta = number("sink_ratio", sink_ratio, at_least=0)
+    fitting(delta_full=full, delta_heavy=heavy, separation=gap, sink_ratio=beta)
     slope = (1 + beta) * (1 + 1 / gap)
-    gain = heavy + (_times(full, slope) + beta).log() - full.log1p()
+    gain = heavy + (product(full, slope) + beta).log() - full.log1p()
     # delta_full = 0: the sign of the difference decides; where that is 0 too, or masks can flip, its limit does.
     result = torch.where((full == 0) & ((gain == 0) | (gap == 0)), slope - 1, gain / full)
     return like(result, delta_full, delta_heavy, separation, sink_ratio)
@@ -107,43 +111,41 @@ def _certified_full(delta: torch.Tensor, g: torch.Tensor, mass: torch.Tensor) ->
     """mass + g max over m of [mass min(2, 1 + m + eta) + 1 - m^2]: m = |mean token| / xi under one query."""
     eta = 2 * torch.tanh(delta / 2)  # how far the weights of two queries can lie apart, in the 1-norm
     m = torch.minimum(mass / 2, (1 - eta).clamp(min=0))
-    return mass + _times(g, mass * (1 + m + eta).clamp(max=2) + 1 - m * m)
+    return mass + product(g, mass * (1 + m + eta).clamp(max=2) + 1 - m * m)
 
 
 def _certified_sparse(
-    delta: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, gap: torch.Tensor, k: Number | None
+    delta: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, gap: torch.Tensor, keys: torch.Tensor
 ) -> torch.Tensor:
     """Fixed mask (gap = inf) or heavy hitters: the smaller of two bounds; the second needs k if masks can change."""
-    mass = _column_mass(delta, beta, k)
+    mass = _column_mass(delta, beta, keys)
     union = delta.exp() * (2 * (1 + beta) * (1 + 1 / gap).clamp(min=2))
-    keys = torch.tensor(_INF, dtype=torch.float64) if k is None else number("k", k, at_least=1)
-    flips = torch.where(gap.isinf(), 0.0, beta * keys / gap)
+    flips = torch.where(gap.isinf(), 0.0, product(product(beta, keys), 1 / gap))
     rows = (2 / gap).clamp(min=1) + 2 * torch.maximum(mass, flips)
-    return mass + _times(g, torch.minimum(union, rows))
+    return mass + product(g, torch.minimum(union, rows))
 
 
-def _column_mass(delta: torch.Tensor, beta: torch.Tensor, k: Number | None) -> torch.Tensor:
-    """The largest sum of the weights that one key receives: beta k keepers, each giving at most the weight bound."""
-    if k is None:
-        return beta * delta.exp()
-    keys = number("k", k, at_least=1)
-    return beta * keys * number("weight", weight_bound(delta, keys, form="tight"))
+def _column_mass(delta: torch.Tensor, beta: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """The largest sum of the weights that one key receives: beta k keepers, each giving at most the weight bound.
+
+    k times the tight weight bound is 1 / (1/k + (1 - 1/k) e^-delta), and e^delta for k = inf.
+    """
+    return product(beta, 1 / (1 / keys + (1 - 1 / keys) * (-delta).exp()))
+
+
+def _keys(k: Number | None) -> torch.Tensor:
+    """k; any number of keys where it is not given."""
+    return torch.tensor(_INF, dtype=torch.float64) if k is None else number("k", k, at_least=1, finite=True)
 
 
 def _condition_arguments(full: Number, heavy: Number, gap: Number) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return (
-        number("delta_full", full, at_least=0, finite=True),
-        number("delta_heavy", heavy, at_least=0, finite=True),
-        number("separation", gap, at_least=0),
-    )
+    whole = number("delta_full", full, at_least=0, finite=True)
+    kept = number("delta_heavy", heavy, at_least=0, finite=True)
+    apart = number("separation", gap, at_least=0)
+    fitting(delta_full=whole, delta_heavy=kept, separation=apart)
+    return whole, kept, apart
 
 
 def _gap(separation: Number | None) -> torch.Tensor:
     """The separation; a mask that is fixed is one that no change of the scores can flip."""
     return number("separation", _INF if separation is None else separation, at_least=0)
-
-
-def _times(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a * b with 0 * inf = 0: nothing moves if values, tokens or weights are all zero."""
-    product = a * b
-    return torch.where(product.isnan() & ~(a.isnan() | b.isnan()), 0.0, product)

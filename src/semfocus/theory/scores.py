@@ -5,7 +5,8 @@
     dispersion 0.5   separation 1.5
 
 Shapes: scores and keep (..., Lq, Lk). A key whose score is minus infinity has weight zero whatever the mask
-says, so that it counts neither as kept nor as dropped. A NaN reaches the value of its own row and no other.
+says, so that it counts neither as kept nor as dropped. Two scores of plus infinity are equal: they lie 0 apart. A
+NaN reaches the value of its own row and no other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from semfocus.errors import UsageError
-from semfocus.theory.arguments import aligned, number
+from semfocus.theory.arguments import aligned, fitting, number
 
 _INF = float("inf")
 
@@ -25,7 +26,7 @@ def dispersion(scores: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
     """Largest kept score minus smallest kept score: one value per query (..., Lq); 0 where no key is kept."""
     scores, keep = aligned(scores, keep=keep)
     kept = keep & (scores != -_INF)
-    spread = _masked(scores, kept, -_INF).amax(-1) - _masked(scores, kept, _INF).amin(-1)
+    spread = _apart(_masked(scores, kept, -_INF).amax(-1), _masked(scores, kept, _INF).amin(-1))
     return torch.where(kept.any(-1), spread, 0.0)
 
 
@@ -41,8 +42,9 @@ def separation(scores: torch.Tensor, keep: torch.Tensor, valid: torch.Tensor | N
     else:
         scores, keep, valid = aligned(scores, keep=keep, valid=valid)
         counted = valid & (scores != -_INF)
-    lowest_kept = _masked(scores, keep & counted, _INF).amin(-1)
-    return lowest_kept - _masked(scores, ~keep & counted, -_INF).amax(-1)
+    kept, dropped = keep & counted, ~keep & counted
+    gap = _apart(_masked(scores, kept, _INF).amin(-1), _masked(scores, dropped, -_INF).amax(-1))
+    return torch.where(kept.any(-1) | gap.isnan(), gap, _INF)
 
 
 def in_degree(keep: torch.Tensor) -> torch.Tensor:
@@ -59,7 +61,9 @@ def sink_ratio(keep: torch.Tensor, k: int | None = None) -> torch.Tensor:
     keep = _mask("keep", keep)
     heaviest = in_degree(keep).amax(-1).double()
     if k is not None:
-        return heaviest / number("k", k, at_least=1)
+        keys = number("k", k, at_least=1, finite=True)
+        fitting(keep=heaviest, k=keys)
+        return heaviest / keys
     kept = keep.sum(-1)
     fewest = torch.where(kept > 0, kept, keep.shape[-1]).amin(-1)
     return heaviest / fewest
@@ -69,7 +73,8 @@ def aggregate(values: Any, quantile: float | Sequence[float]) -> float | torch.T
     """The quantile(s) of all elements, between neighbours by linear interpolation.
 
     One quantile gives a float, several a tensor. Infinite elements are ordered like any other and never make a
-    NaN; a NaN among the values does, since a quantile that skips it would hide it.
+    NaN (between -inf and +inf the nearer one counts, the lower if both are as near); a NaN among the values does,
+    since a quantile that skips it would hide it.
     """
     ordered = number("values", values).flatten().sort().values
     if not ordered.numel():
@@ -82,6 +87,7 @@ def aggregate(values: Any, quantile: float | Sequence[float]) -> float | torch.T
     share = place - place.floor()
     # At share 0 an infinite neighbour would make 0 * inf; low + share * (high - low) would make inf - inf.
     between = torch.where(share == 0, low, (1 - share) * low + share * high)
+    between = torch.where((low == -_INF) & (high == _INF), torch.where(share > 0.5, high, low), between)
     result = torch.where(ordered[-1].isnan(), torch.nan, between)
     return result.item() if result.ndim == 0 else result
 
@@ -94,6 +100,11 @@ def _mask(name: str, mask: torch.Tensor) -> torch.Tensor:
             f"not {given.dtype} {tuple(given.shape)}"
         )
     return given
+
+
+def _apart(upper: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
+    """upper - lower, and 0 where both are the same infinity."""
+    return torch.where(upper == lower, 0.0, upper - lower)
 
 
 def _masked(scores: torch.Tensor, mask: torch.Tensor, fill: float) -> torch.Tensor:

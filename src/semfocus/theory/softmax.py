@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from semfocus.theory.arguments import Number, aligned, like, norm_order, number, pick
+from semfocus.theory.arguments import Number, aligned, fitting, like, norm_order, number, pick
 
 _HALVINGS = 64  # of an interval inside [0, 1]: below the last bit of a float64
 
@@ -25,7 +25,9 @@ def weight_bound(delta: Number, k: Number, form: str = "paper") -> Number:
     key delta above k-1 equal ones.
     """
     bound = pick("form", form, {"paper": _loose_weight, "tight": _tight_weight})
-    return like(bound(_delta(delta), _k(k)), delta, k)
+    spread, kept = _delta(delta), _k(k)
+    fitting(delta=spread, k=kept)
+    return like(bound(spread, kept), delta, k)
 
 
 def stability(delta: Number, k: Number, separation: Number | None = None, norm: int = 2, form: str = "sharp") -> Number:
@@ -40,11 +42,12 @@ def stability(delta: Number, k: Number, separation: Number | None = None, norm: 
                  where the separation is small and the dispersion is not; at a separation >= 1 "simple" is smaller
     "certified"  the smallest constant proved here: the best of these, with the tight weight bound inside
 
-    A separation of 0 gives inf. NaN arguments give NaN.
+    A separation of 0 gives inf; at +inf the mask cannot change. NaN arguments give NaN, and no others do.
     """
     fixed, heavy = pick("form", form, _FORMS)
     order, spread, kept = norm_order(norm), _delta(delta), _k(k)
     if separation is None:
+        fitting(delta=spread, k=kept)
         return like(fixed(spread, kept, order), delta, k)
     gap = number(
         "separation",
@@ -52,13 +55,15 @@ def stability(delta: Number, k: Number, separation: Number | None = None, norm: 
         at_least=0,
         why=" (a mask that does not keep the heaviest keys is a fixed mask: separation=None)",
     )
+    fitting(delta=spread, k=kept, separation=gap)
     return like(heavy(spread, kept, gap, order), delta, k, separation)
 
 
 def softmax_jacobian_norm(scores: torch.Tensor, keep: torch.Tensor | None = None, norm: int = 2) -> torch.Tensor:
     """The operator norm of diag(p) - pp', the softmax's Jacobian, at each row of scores: (..., Lq), exact.
 
-    1-norm: max 2 p (1-p). 2-norm: the largest eigenvalue. A row with no kept key gives 0.
+    1-norm: max 2 p (1-p). 2-norm: the largest eigenvalue. A row with no kept key gives 0; keys at +inf share the
+    weight evenly.
     """
     if keep is None:
         keep = torch.ones(torch.as_tensor(scores).shape[-1:], dtype=torch.bool)
@@ -66,7 +71,8 @@ def softmax_jacobian_norm(scores: torch.Tensor, keep: torch.Tensor | None = None
     scores, keep = aligned(scores, keep=keep)
     kept = torch.where(keep, scores, -torch.inf)
     top = kept.amax(-1, keepdim=True)
-    mass = (kept - torch.where(top == -torch.inf, 0.0, top)).exp()
+    below = torch.where(kept == top, 0.0, kept - top)  # inf - inf would be NaN
+    mass = torch.where(kept == -torch.inf, 0.0, below.exp())
     total = mass.sum(-1, keepdim=True)
     p = mass / torch.where(total == 0, 1.0, total)
     return (2 * p * (1 - p)).amax(-1) if order == 1 else _largest_eigenvalue(p)
@@ -95,7 +101,7 @@ def _delta(delta: Number) -> torch.Tensor:
 
 
 def _k(k: Number) -> torch.Tensor:
-    return number("k", k, at_least=1)
+    return number("k", k, at_least=1, finite=True)
 
 
 def _loose_weight(delta: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -144,9 +150,10 @@ def _certified_heavy(delta: torch.Tensor, k: torch.Tensor, gap: torch.Tensor, no
 
 
 def _jump(delta: torch.Tensor, gap: torch.Tensor) -> torch.Tensor:
-    """max of e^w / (w + gap) over w in [0, delta], which lies at an end."""
+    """max of e^w / (w + gap) over w in [0, delta], which lies at an end; 0 at an infinite gap, whatever delta."""
     far = torch.where(delta.isinf(), delta, delta.exp() / (delta + gap))
-    return torch.maximum(1 / gap, far)
+    # No two inputs a finite distance apart differ in masks that an infinite gap guards. NaN is not lost.
+    return torch.where(gap.isinf() & ~delta.isnan(), 0.0, torch.maximum(1 / gap, far))
 
 
 _Fixed = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]

@@ -1,0 +1,113 @@
+"""`semfocus theory speed` on stores of made-up runs, and the help of its neighbours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from semfocus.cli import app
+from semfocus.errors import UsageError
+from semfocus.store import RunDirectory
+from semfocus.store.measurements import read_measurement, write_measurement
+from tests.report import measured as made_up
+from tests.report.helpers import configs, made, rows
+
+TASKS = ("even_pairs", "parity", "missing_duplicate", "cycle_navigation")
+
+
+def store(root: Path, tasks: tuple[str, ...] = TASKS) -> list[RunDirectory]:
+    runs = []
+    for config in configs(tasks, ("full", "topk:5"), 2, training__epochs=60):
+        run = made(root, config)
+        write_measurement(run, "dispersion", made_up.dispersion(run))
+        write_measurement(run, "mask_stability", made_up.mask_stability(run))
+        runs.append(run)
+    return runs
+
+
+def change(run: RunDirectory, name: str, **settings: Any) -> None:
+    write_measurement(run, name, (read_measurement(run, name) or {}) | settings)
+
+
+def speed(root: Path, *options: str) -> Any:
+    return CliRunner().invoke(app, ["theory", "speed", "--runs", str(root), "--out", str(root / "drawn"), *options])
+
+
+def test_masks_are_related_to_epochs_and_speed_up_with_a_table_and_a_figure(tmp_path: Path) -> None:
+    runs = store(tmp_path)
+    heavy = next(run for run in runs if run.config()["attention"]["mechanism"] == "topk:5")
+    change(heavy, "mask_stability", rows=3)
+    found = speed(tmp_path, "--measure", "masks")
+    assert found.exit_code == 0, found.output
+    assert "epochs to 95 %" in found.output
+    assert "masks against epochs: Rank correlation " in found.output
+    assert "masks against speed-up: Rank correlation " in found.output
+    assert "1 of 2" in found.output
+    assert f"left out: run {heavy.id} (even_pairs, topk:5, seed" in found.output
+    assert "measured with rows = 3, not 100" in found.output
+    assert "With 4 tasks even a perfect order has p = 0.083" in found.output
+    names = {f"masks-speed{end}.{kind}" for end in ("", "-dark") for kind in ("svg", "pdf", "png")}
+    assert {path.name for path in (tmp_path / "drawn").iterdir()} == names
+    assert "missing_duplicate" in (tmp_path / "drawn" / "masks-speed.svg").read_text()
+
+
+def test_dispersion_counts_measured_seeds_and_names_what_was_left_out(tmp_path: Path) -> None:
+    runs = store(tmp_path)
+    change(runs[0], "dispersion", rows=7)
+    found = speed(tmp_path)
+    assert found.exit_code == 0, found.output
+    assert found.output.count("2 of 2") == 3
+    assert found.output.count("1 of 2") == 1
+    assert f"left out: run {runs[0].id} (even_pairs, full, seed" in found.output
+    assert "measured with rows = 7, not 100" in found.output
+
+
+def test_no_line_about_figures_where_none_was_drawn(tmp_path: Path) -> None:
+    """Neither arm gets there: no speed-up, no point, no figure."""
+    for config in configs(("parity",), ("full", "topk:5"), 2, training__epochs=60):
+        stuck = [row | {"train_accuracy": 0.5} for row in rows(config)]
+        run = made(tmp_path, config, measured=stuck)
+        write_measurement(run, "dispersion", made_up.dispersion(run))
+    found = speed(tmp_path)
+    assert found.exit_code == 0, found.output
+    assert "undefined" in found.output
+    assert "figures" not in found.output
+
+
+@pytest.mark.parametrize("measure", ["dispersion", "masks"])
+def test_a_mechanism_without_runs_is_unknown_and_those_there_are_are_named(tmp_path: Path, measure: str) -> None:
+    store(tmp_path, ("parity",))
+    for name in ("foo", "full", "topk:4"):
+        error = speed(tmp_path, "--measure", measure, "--mechanism", name).exception
+        assert isinstance(error, UsageError)
+        assert f"unknown mechanism '{name}'" in str(error)
+        assert "known: topk:5" in str(error)
+
+
+def test_what_was_measured_in_two_ways_only_says_so_instead_of_asking_to_measure(tmp_path: Path) -> None:
+    for run in store(tmp_path, ("parity",)):
+        if run.config()["attention"]["mechanism"] == "full":
+            change(run, "dispersion", split="heldout")
+    error = speed(tmp_path).exception
+    assert isinstance(error, UsageError)
+    assert "in the same way" in str(error)
+    assert "split = train, not heldout" in str(error)
+
+
+def test_masks_that_were_never_shaken_say_what_to_measure(tmp_path: Path) -> None:
+    for config in configs(("parity",), ("full", "topk:5"), 1, training__epochs=6):
+        made(tmp_path, config)
+    error = speed(tmp_path, "--measure", "masks").exception
+    assert isinstance(error, UsageError)
+    assert "--mask-stability" in str(error)
+
+
+@pytest.mark.parametrize("command", ["regions", "looseness", "speed"])
+def test_examples_in_the_help_stand_on_lines_of_their_own(command: str) -> None:
+    shown = CliRunner().invoke(app, ["theory", command, "--help"]).output
+    lines = [line.strip() for line in shown.splitlines() if line.strip().startswith("semfocus ")]
+    assert f"semfocus theory {command}" in lines
+    assert len(lines) >= 2
