@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from semfocus.analysis.alike import Seen, alike
+import pytest
+
+from semfocus.analysis.alike import Seen, alike, seen
 from semfocus.analysis.records import Record
 
 
@@ -52,3 +54,16 @@ def test_a_pair_that_disagrees_is_no_pair_even_when_there_is_no_other() -> None:
 def test_nothing_measured_leaves_nothing_and_blames_nobody() -> None:
     found = alike({"parity": [(run("a"), run("b"))]}, ("split",), ("rows",))
     assert (found.runs, found.shared, found.left_out) == (frozenset(), {}, {"parity": ()})
+
+
+@pytest.mark.parametrize(("checkpoints", "wins"), [(("0", "last"), "last"), (("9", "20"), "20"), ((None, "0"), "0")])
+def test_of_checkpoints_that_are_as_common_the_later_wins(checkpoints: tuple[str | None, ...], wins: str) -> None:
+    runs = [(run(str(i), checkpoint=checkpoint),) for i, checkpoint in enumerate(checkpoints)]
+    assert alike({"parity": runs}, ("checkpoint",), ()).shared == {"checkpoint": wins}
+
+
+def test_a_measurement_that_does_not_say_its_checkpoint_is_of_the_last() -> None:
+    measurements = {"a": {"mask_stability": {"split": "train"}}}
+    found = seen(record("a"), measurements, "mask_stability", ("split", "checkpoint"))
+    assert found.settings == {"split": "train", "checkpoint": "last"}
+    assert seen(record("b"), measurements, "mask_stability", ("split",)).settings is None

@@ -56,6 +56,15 @@ def test_ties_and_masks_that_drop_nothing_are_infinite_or_finite_and_never_nan()
         json.dumps(cell.to_dict(), allow_nan=False)
 
 
+def test_no_constant_in_the_tokens_is_certified_where_queries_see_different_keys() -> None:
+    numbers = {"delta_full": 2.0, "delta_heavy": 1.0, "separation": 0.5, "in_degree": 8, "k": 5, "length": 40}
+    even, uneven = condition(**numbers), condition(**numbers, uneven=True)
+    assert even.sharper.x is not None
+    assert uneven.sharper.x is None
+    assert (uneven.sharper.w, uneven.sharper.softmax, uneven.x) == (even.sharper.w, even.sharper.softmax, even.x)
+    assert (even.to_dict()["uneven"], uneven.to_dict()["uneven"]) == (False, True)
+
+
 def measured(k: int, **numbers: float | None) -> dict:
     spreads = {name: dict.fromkeys(("50", *COLUMNS), value) for name, value in numbers.items()}
     return {"k": k, "checkpoints": {"last": {"epoch": 1.0, "keys": 40, "infinite": {}, **spreads}}}
@@ -68,6 +77,20 @@ def test_two_models_take_the_full_dispersion_from_one_and_the_rest_from_the_othe
     assert [cell[name] for name in ("delta_full", "delta_heavy", "separation", "in_degree")] == [9.0, 2.0, 0.1, 8]
     alone = one_model(heavy)["cells"]["95"]
     assert [alone[name] for name in ("delta_full", "delta_heavy", "separation", "in_degree")] == [6.0, 2.0, 0.1, 8]
+
+
+def test_measurements_that_do_not_say_how_many_keys_are_seen_are_taken_for_the_worst() -> None:
+    older = measured(5, delta=2.0, delta_full=2.0, delta_heavy=1.0, separation=0.5, in_degree=8)
+    newer = measured(5, delta=2.0, delta_full=2.0, delta_heavy=1.0, separation=0.5, in_degree=8)
+    newer["checkpoints"]["last"] |= {"fewest_keys": 40, "uneven": 0}
+    row = one_model(newer)
+    assert (row["fewest"], row["uneven"], row["epochs"]) == (40, False, [1.0])
+    assert row["cells"]["100"]["vacuous"] == []
+    assert row["cells"]["100"]["sharper"]["x"] is not None
+    for row in (one_model(older), two_models(older, newer), two_models(newer, older)):
+        assert (row["fewest"], row["uneven"]) == (2, True)
+        assert row["cells"]["100"]["vacuous"] == ["full", "heavy"]
+        assert row["cells"]["100"]["sharper"]["x"] is None
 
 
 def test_a_tie_is_floored_as_in_the_paper_and_an_infinite_separation_is_one() -> None:

@@ -101,7 +101,7 @@ def test_items_with_one_number_only_are_left_out_and_listed() -> None:
 def test_too_few_items_claim_nothing(n: int) -> None:
     result = spearman(named(range(n)), named(range(n)))
     assert (result.rho, result.p, result.interval, result.method) == (None, None, None, "none")
-    assert result.why.startswith(f"not enough data: {n} items")
+    assert result.why.startswith(f"not enough data: {n} item{'' if n == 1 else 's'}, and")
 
 
 def test_a_number_that_is_not_finite_is_refused_by_name() -> None:

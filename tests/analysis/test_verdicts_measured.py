@@ -178,6 +178,34 @@ def test_c12_does_not_average_over_different_levels_of_noise() -> None:
     assert "different levels of noise" in _judged("C12", records, "mask_stability", payload).because
 
 
+@pytest.mark.parametrize("other", [{"checkpoint": "0"}, {"split": "heldout"}, {"rows": 7}])
+def test_c12_leaves_out_masks_that_were_measured_in_another_way(other: dict[str, Any]) -> None:
+    rising = lambda i: 1 + i / 10  # noqa: E731
+    records = _eight(rising)
+    last = max(record.seed for record in records)
+
+    def payload(record: Record) -> dict[str, Any] | None:
+        found = _stability(rising, lambda i: i / 10)(record)
+        usual = {"checkpoint": "last", "split": "train", "rows": 100}
+        return None if found is None else found | usual | (other if record.seed == last else {})
+
+    found = _judged("C12", records, "mask_stability", payload)
+    assert found.outcome == "holds"
+    assert found.runs == 2 * 2 * len(TASKS)
+
+
+@pytest.mark.parametrize("claim", ["C9", "C13"])
+def test_a_pair_whose_runs_were_measured_in_different_ways_is_no_pair(claim: str) -> None:
+    records = both(60, 20, TASKS)
+
+    def payload(record: Record) -> dict[str, Any]:
+        return _dispersion(20, 5)(record) | {"split": "train" if record.mechanism == "full" else "heldout"}
+
+    found = _judged(claim, records, "dispersion", payload)
+    assert found.outcome == "not enough data"
+    assert found.runs == 0
+
+
 def _ratios(ratio: Callable[[int], float]) -> Callable[[Record], dict[str, Any]]:
     return lambda record: _dispersion(10, 10 * ratio(TASKS.index(record.config["task"]["name"])))(record)
 

@@ -54,7 +54,7 @@ def test_runs_are_measured_shaken_stored_and_shown(runs: list[RunDirectory]) -> 
     assert "even_pairs, seed 1, full and top-k run" in output
     assert "the paper's numbers" in output
     assert "kept keys that stay" in output
-    assert "even_pairs, topk:3, seed 1, block 1" in output
+    assert "even_pairs, topk:3, seed 1, epoch 2, block 1" in output
     assert "epoch 0" not in output  # the newest checkpoint alone is printed
     for one in runs[:2]:
         stored = read_measurements(one)
@@ -160,22 +160,48 @@ def test_a_model_is_told_in_sentences_or_as_json(tmp_path: Path) -> None:
 
 def test_of_each_run_the_newest_checkpoint_is_shown() -> None:
     rows = [
-        {"way": "one model", "task": "parity", "run": name, "checkpoint": checkpoint}
-        for name, checkpoint in (("a", "0"), ("a", "20"), ("a", "5"), ("b", "last"), ("b", "20"))
-    ]
-    assert [(row["run"], row["checkpoint"]) for row in newest_rows(rows)] == [("a", "20"), ("b", "last")]
+        {"way": "one model", "task": "parity", "run": name, "checkpoint": checkpoint, "epochs": [epoch]}
+        for name, checkpoint, epoch in (
+            ("a", "0", 0.0), ("a", "20", 20.0), ("a", "5", 5.0),
+            ("b", "last", 30.0), ("b", "20", 20.0),
+            ("c", "last", 10.0), ("c", "20", 20.0),
+        )
+    ]  # fmt: skip
+    newest = [(row["run"], row["checkpoint"]) for row in newest_rows(rows)]
+    assert newest == [("a", "20"), ("b", "last"), ("c", "20")]
+
+
+def test_what_is_shown_is_the_checkpoint_asked_for_whatever_else_is_stored(
+    runs: list[RunDirectory], tmp_path: Path
+) -> None:
+    places, page = [str(one.path) for one in runs[:2]], tmp_path / "page.html"
+    options = ("--k", "3", "--rows", "6")
+    run(*places, *options)
+    output = run(*places, *options, "--checkpoint", "1", "--page", str(page))
+    assert "full and top-k run, epoch 1\n" in output
+    assert "even_pairs, full, seed 1, epoch 1, block 0" in output
+    text = " ".join(Words(page.read_text()).words)
+    assert "full and top-k run, epoch 1" in text
+    for shown in (output, text):
+        assert "epoch 2" not in shown
+    found = json.loads(run(*places, *options, "--checkpoint", "1", "--json"))
+    assert {row.get("checkpoint", "1") for row in found["table6"]} == {"1"}
+    assert [list(one["dispersion"]["checkpoints"]) for one in found["runs"]] == [["last", "1"]] * 2
+    assert "full and top-k run, epoch 2\n" in run(*places, *options)
 
 
 def test_cells_that_are_vacuous_infinite_or_missing_are_marked() -> None:
     cell = {
         "delta_full": 9.0, "delta_heavy": 5.0, "separation": None, "in_degree": 3.0, "w": None, "x": 0.5,
         "w_holds": False, "x_holds": True, "sharper": {"softmax": 1.0, "w": None, "x": 2.0}, "vacuous": ["full"],
-        "sinks_outside": True, "infinite": ["w", "separation"],
+        "sinks_outside": True, "uneven": False, "infinite": ["w", "separation"],
     }  # fmt: skip
     shown = condition_rows({"cells": {"75": cell}})
     assert shown[0][:8] == ["75 %", "9", "5", "inf", "3", "inf", "0.5", "inf"]
     assert shown[0][-1] == "X < 1; vacuous; in-degree < k"
     assert shown[1][-1] == "not measured"
+    cell |= {"sharper": {"softmax": 1.0, "w": 3.0, "x": None}, "uneven": True}
+    assert condition_rows({"cells": {"75": cell}})[0][-3:] == ["3", "", "X < 1; vacuous; in-degree < k; uneven rows"]
 
 
 def test_what_a_model_is_called_cannot_break_out_of_the_page(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from semfocus.diagnostics.tally import NAMES, PERCENTS
 from semfocus.errors import UsageError
 from semfocus.integrations.transformers import focus
 from semfocus.tasks.base import Batch
-from semfocus.theory import condition_w, condition_x
+from semfocus.theory import condition_w, condition_x, lipschitz_x
 from tests.diagnostics.models import (
     HEADS,
     HandMade,
@@ -168,6 +168,46 @@ def test_caps_and_sinks_that_move_every_weight_a_little_are_refused_by_layer(mak
         diagnose(make(), [tiny.tokens(1, 60)], k=4)
 
 
+def test_attention_that_drops_weights_in_training_is_refused_and_checked_where_it_drops_none() -> None:
+    model = gemma2(0.01).train()
+    with pytest.raises(UsageError, match=r"self_attn .*gives a key"):
+        diagnose(model, [tiny.tokens(1, 60)], k=4)
+    model.model.layers[0].self_attn.attention_dropout = 0.1
+    with pytest.raises(UsageError, match=r"model\.layers\.0\.self_attn .*call model\.eval\(\) first"):
+        diagnose(model, [tiny.tokens(1, 60)], k=4)
+    assert diagnose(gemma2(None).train(), [tiny.tokens(1, 60)], k=4).whole.queries
+
+
+def test_weights_that_a_model_itself_makes_nan_are_told_from_caps_and_sinks() -> None:
+    mask = torch.ones(2, 12, dtype=torch.int64)
+    mask[1, :4] = 0
+    model = tiny.llama(attn_implementation="eager").double()
+    with pytest.raises(UsageError, match="the model's own weights of query 4 are not finite") as refused:
+        diagnose(model, [{"input_ids": tiny.tokens(2, 12), "attention_mask": mask}], k=3)
+    assert "a cap" not in str(refused.value)
+
+
+def test_a_position_bias_is_refused_with_the_implementation_that_can_be_seen() -> None:
+    from transformers import T5Config, T5EncoderModel
+
+    size = {
+        "d_model": 16,
+        "d_kv": 4,
+        "d_ff": 16,
+        "num_layers": 1,
+        "num_heads": 4,
+        "vocab_size": tiny.SHAPE["vocab_size"],
+    }
+    model = tiny.build(lambda: T5EncoderModel(T5Config(**size, attn_implementation="eager")))
+    with pytest.raises(UsageError, match=r"a bias.*set_attn_implementation\(\"sdpa\"\)"):
+        diagnose(model, [tiny.tokens(1, 12)], k=3)
+    model.set_attn_implementation("sdpa")
+    assert diagnose(model, [tiny.tokens(1, 12)], k=3).whole.queries
+    with pytest.raises(UsageError) as refused:
+        diagnose(gemma2(0.01), [tiny.tokens(1, 60)], k=4)
+    assert "sdpa" not in str(refused.value)  # where there is no cap: another model
+
+
 def eager_mistral() -> Any:
     model = tiny.mistral(7)
     model.set_attn_implementation("eager")
@@ -202,13 +242,38 @@ def test_conditions_take_the_fewest_keys_for_a_softmax_and_the_most_for_the_toke
     model, lengths = encoder("full", scale=1.0), torch.tensor([8, 8, 3, 2, 1])
     found = diagnose(model, [Batch(rows(), torch.zeros(5), lengths)], k=4)
     whole = found.whole
-    assert (whole.keys, whole.fewest_keys) == (8, 2)
+    assert (whole.keys, whole.fewest_keys, whole.uneven) == (8, 2, 0)  # each row is even for itself
     cell = found.conditions()["100"]
     numbers = cell.delta_full, cell.delta_heavy, cell.separation, cell.in_degree
     narrow, wide = condition(*numbers, k=2, length=2), condition(*numbers, k=4, length=8)
     assert cell.vacuous == narrow.vacuous
     assert cell.sharper.softmax == narrow.sharper.softmax
     assert (cell.sharper.x, cell.w, cell.x, cell.sinks_outside) == (wide.sharper.x, wide.w, wide.x, wide.sinks_outside)
+
+
+def received(causal: bool, length: int) -> Tensor:
+    """What each key receives from queries of equal scores."""
+    seen = torch.ones(length, length).tril() if causal else torch.ones(length, length)
+    return (seen / seen.sum(-1, keepdim=True)).sum(0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_constants_in_the_tokens_are_certified_only_where_all_queries_see_the_same_keys(causal: bool) -> None:
+    found = diagnose(sdpa_model(causal), [tokens()], k=4)
+    assert found.whole.uneven == (2 * 3 * HEADS if causal else 0)
+    assert found.layers[0].heads[0].to_dict()["uneven"] == (3 if causal else 0)
+    assert (found.conditions()["100"].sharper.x is None) == causal
+    # By the bound, a key receives no more than 1 from queries of equal scores.
+    assert bool(received(causal, 9).max() <= lipschitz_x(0.0, gamma=0.0, xi=1.0, upsilon=1.0, k=9) + 1e-6) != causal
+
+
+def test_a_sliding_window_is_uneven_and_more_queries_than_keys_are_too() -> None:
+    assert diagnose(eager_mistral(), [tiny.tokens(1, 20)], k=4).conditions()["100"].sharper.x is None
+    few, many = tokens()[:, None, :4], tokens()[:, None]
+    assert diagnose(Fixed(many, few), [{}], k=2).whole.uneven == 3
+    assert diagnose(Fixed(few, many), [{}], k=2).whole.uneven == 0
+    around = (torch.arange(9).view(-1, 1) - torch.arange(9)) % 9 < 3  # three keys for every query, but not the same
+    assert diagnose(Fixed(many), [{"mask": around}], k=2).whole.uneven == 3
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(1e10, torch.float32), (3e38, torch.float32), (1e300, torch.float64)])

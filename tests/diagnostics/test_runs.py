@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 
+from semfocus.diagnostics import keeping
 from semfocus.diagnostics import runs as measuring
+from semfocus.diagnostics.keeping import CHECKPOINTS, keep
 from semfocus.diagnostics.norms import weight_norms
 from semfocus.diagnostics.runs import find_run, measure_run, tables
 from semfocus.diagnostics.tally import PERCENTS
@@ -114,6 +118,39 @@ def test_a_measurement_stored_before_there_were_others_is_read_and_kept(runs: li
         del checkpoint["fewest_keys"]
     write_measurement(runs[0], "dispersion", old)
     assert list(measure_run(runs[0], k=3, rows=10).measured["checkpoints"]) == ["0", "last"]
+
+
+def test_a_last_checkpoint_that_is_none_any_more_goes_by_its_epoch(runs: list[RunDirectory]) -> None:
+    old = measure_run(runs[0], k=3, rows=10).measured
+    old["checkpoints"]["last"]["epoch"] = 0.5
+    for checkpoint, expected in (("1", ["0.5", "1"]), ("last", ["0.5", "last"]), ("0", ["last", "0"])):
+        write_measurement(runs[0], "dispersion", old)
+        found = measure_run(runs[0], k=3, rows=10, checkpoint=checkpoint)
+        assert list(found.measured["checkpoints"]) == expected
+        assert list(found.now["checkpoints"]) == [checkpoint]
+
+
+def _keep_one(run: RunDirectory, epoch: int) -> None:
+    document = {"k": 5, CHECKPOINTS: {str(epoch): {"epoch": epoch}}}
+    keep(run, "dispersion", document, by=("k",), usual={"k": 5})
+
+
+def test_measurements_made_at_the_same_time_are_all_kept(
+    runs: list[RunDirectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = keeping.read_measurement
+
+    def slow(run: RunDirectory, name: str) -> dict | None:
+        found = original(run, name)
+        time.sleep(0.02)  # for the others to read the same
+        return found
+
+    monkeypatch.setattr(keeping, "read_measurement", slow)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda epoch: _keep_one(runs[0], epoch), range(4)))
+    stored = read_measurement(runs[0], "dispersion")
+    assert stored is not None
+    assert sorted(stored[CHECKPOINTS]) == ["0", "1", "2", "3"]
 
 
 def test_a_damaged_measurement_is_made_anew_and_spoils_no_other(runs: list[RunDirectory]) -> None:

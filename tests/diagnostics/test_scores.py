@@ -196,3 +196,17 @@ def test_memory_is_that_of_a_chunk_and_not_of_all_scores(monkeypatch) -> None:
     examine(*posed(q, q, q, "full"), 4)
     assert max(sizes) <= 2**12
     assert sum(sizes) == 2 * 300 * 300
+
+
+@pytest.mark.parametrize("chunk", [1, 40, 10**6])
+def test_rows_are_uneven_where_queries_see_different_keys_whatever_the_chunks(chunk: int, monkeypatch) -> None:
+    monkeypatch.setattr(launches, "SCORES_IN_CACHES", chunk * 22)
+    q = draw(3, 2, 11, 4)
+    lengths = torch.tensor([11, 5, 1])
+    for options, expected in (({}, 0), ({"lengths": lengths}, 0), ({"causal": True}, 3)):
+        assert examine(*posed(q, q, q, **options), 3).uneven.tolist() == [expected] * 2
+    # One token sees itself, under a causal mask too.
+    assert examine(*posed(q, q, q, causal=True, lengths=lengths), 3).uneven.tolist() == [2, 2]
+    one_key_less = torch.ones(11, 11, dtype=torch.bool)
+    one_key_less[7, 4] = False
+    assert examine(*posed(q, q, q, mask=one_key_less), 3).uneven.tolist() == [3, 3]

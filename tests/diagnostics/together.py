@@ -25,7 +25,7 @@ def gathered(work: Callable[[], Any], scores: int = 2**24) -> Any:
 
 
 def facts(summary: Summary) -> dict[str, Any]:
-    names = ("queries", "keys", "empty", "not_finite", "exact")
+    names = ("queries", "keys", "fewest_keys", "empty", "not_finite", "uneven", "exact")
     return {name: getattr(summary, name) for name in names} | {"spreads": dict(summary.spreads)}
 
 

@@ -82,6 +82,16 @@ def test_sharpness_prints_a_line_a_checkpoint(run_of_kind: Kind, tmp_path: Path)
     assert (tmp_path / "sharpness-even_pairs.svg").exists()
 
 
+@pytest.mark.parametrize("command", ["surface", "sharpness"])
+def test_rows_below_zero_are_told_that_zero_is_all(command: str, run_of_kind: Kind, tmp_path: Path) -> None:
+    run = run_of_kind("pre", "full")
+    options = ["--rows", "-3", "--out", str(run.path.parent), "--figures", str(tmp_path)]
+    error = CliRunner().invoke(app, [command, run.id, *options]).exception
+    assert isinstance(error, UsageError)
+    assert "rows = -3" in str(error)
+    assert "0 for all" in str(error)
+
+
 def test_regions_are_printed_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from semfocus.report import theory
 

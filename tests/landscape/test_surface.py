@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import signal
@@ -19,6 +20,7 @@ from semfocus.landscape.stored import read_part, surface_name, write_part
 from semfocus.landscape.subject import open_subject
 from semfocus.landscape.surface import default_extent
 from semfocus.store import RunDirectory, RunStore
+from semfocus.store.directory import LOCK
 from semfocus.store.measurements import read_arrays, read_measurement, write_arrays, write_measurement
 from semfocus.training import Interrupted
 from semfocus.training.saved import document, load
@@ -201,6 +203,22 @@ def test_one_killed_while_it_is_being_kept_is_shown_by_the_next_call(
     found = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
     assert not calls
     assert _shown(own_run) == found.payload
+
+
+def test_while_one_is_being_kept_no_other_process_changes_what_is_shown(
+    own_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[str] = []
+
+    def write(run: RunDirectory, name: str, payload: dict) -> None:
+        with open(run.path / "measurements" / LOCK) as another, pytest.raises(BlockingIOError):
+            fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held.append(name)
+        write_measurement(run, name, payload)
+
+    monkeypatch.setattr("semfocus.landscape.stored.write_measurement", write)
+    found = measure_surface(own_run, FEW, RUNTIME)
+    assert held == [_own_name(found), "surface"]
 
 
 def test_what_an_earlier_version_left_is_read_and_named_apart_when_a_finer_one_comes(own_run: RunDirectory) -> None:

@@ -45,7 +45,8 @@ def layer(number: int) -> dict[str, Any]:
     spreads = {name: spread(1.23 + i) for i, name in enumerate(names)}
     bounds = {"jacobian": 0.123456, "full_certified": 0.654321, "heavy_certified": 123456.0}
     sizes = {"gamma": [0.123456], "upsilon": [1.23456e-5], "mlp": 1.23456e7}
-    return {"layer": number, "infinite": {"separation": ["50"]}, **spreads, **sizes, "stability": {"100": bounds}}
+    about = {"layer": number, "fewest_keys": 9, "infinite": {"separation": ["50"]}}
+    return {**about, **spreads, **sizes, "stability": {"100": bounds}}
 
 
 def run(mechanism: str, seed: int, task: str = LONG, lift: float = 0.0) -> dict[str, Any]:
@@ -69,11 +70,11 @@ def row(mechanism: str, seed: int, w: float = 2.0) -> dict[str, Any]:
     cell = {
         "delta_full": 12.3456, "delta_heavy": 5.43215, "separation": 1.23456e-5, "in_degree": 11.0, "w": w, "x": 1.5,
         "w_holds": False, "x_holds": False, "sharper": {"softmax": 1.0, "w": 1.23456e5, "x": 6.54321e4},
-        "vacuous": ["full"], "sinks_outside": True, "infinite": [],
+        "vacuous": ["full"], "sinks_outside": True, "uneven": False, "infinite": [],
     }  # fmt: skip
     return {
         "way": "one model", "task": LONG, "seed": seed, "mechanism": mechanism, "run": f"{mechanism}{seed}",
-        "checkpoint": "last", "cells": dict.fromkeys(("75", "90", "95", "100"), cell),
+        "checkpoint": "last", "epochs": [8.0], "cells": dict.fromkeys(("75", "90", "95", "100"), cell),
     }  # fmt: skip
 
 
@@ -177,6 +178,21 @@ def test_no_number_of_a_printed_table_is_cut(width: int) -> None:
     text = printed(norm_table(runs), width)
     assert "…" not in text
     assert all(cell in text.split() for cells in norm_rows(runs) for cell in cells[1:])
+
+
+def test_bounds_of_an_older_measurement_are_left_blank_and_its_slopes_are_not() -> None:
+    one = run("full", 1, "parity")
+    del one["checkpoints"]["8"]["layers"][0]["fewest_keys"]
+    older, newer = norm_rows([one])
+    assert older[0] == "parity, full, seed 1, epoch 8, block 0"
+    assert older[-3:] == ["0.123", "", ""]
+    assert newer[-3:] == ["0.123", "0.654", "1.23e+05"]
+
+
+def test_a_row_of_the_last_checkpoint_names_its_epoch_too() -> None:
+    assert table6_table(row("topk:5", 1)).title == f"{LONG}, seed 1, topk:5 alone, epoch 8"
+    pair = row("topk:5", 1) | {"way": "two models", "epochs": [8.0, 9.5]}
+    assert table6_table(pair).title == f"{LONG}, seed 1, full and top-k run, epoch 8 and 9.5"
 
 
 def test_off_a_terminal_a_line_of_a_table_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,20 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from semfocus.report import landscape
 from semfocus.report.landscape import MARKS, Scale, draw_sharpness
 
 
-def sharpness_ticks(epochs: list[float], monkeypatch: pytest.MonkeyPatch, place: Path) -> list[str]:
-    """The labels of the last panel's epochs."""
+def sharpness_panel(epochs: list[float], monkeypatch: pytest.MonkeyPatch, place: Path) -> Axes:
+    """The last panel."""
     figures: list[Figure] = []
     monkeypatch.setattr(landscape, "save", lambda figure, stem, formats: figures.append(figure) or [stem])
     values = [1.0 + epoch for epoch in epochs]
     draw_sharpness({"full": [{"epochs": epochs, "gradient_norm": values, "hessian_top": values}]}, place)
     (figure,) = figures
-    return [label.get_text() for label in figure.axes[-1].get_xticklabels()]
+    return figure.axes[-1]
+
+
+def sharpness_ticks(epochs: list[float], monkeypatch: pytest.MonkeyPatch, place: Path) -> list[str]:
+    return [label.get_text() for label in sharpness_panel(epochs, monkeypatch, place).get_xticklabels()]
+
+
+@pytest.mark.parametrize("epochs", [[0.0], [0.0, 1.0, 8.0], [0.0, 5.0, 1000.0]])
+def test_no_axis_runs_through_the_marks_of_the_first_epoch_or_cuts_those_of_the_last(
+    epochs: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    panel = sharpness_panel(epochs, monkeypatch, tmp_path)
+    panel.get_figure().draw_without_rendering()
+    first, last = (panel.transData.transform((epoch, 1.0))[0] for epoch in (epochs[0], epochs[-1]))
+    half = 2 * panel.get_figure().dpi / 72  # of a mark
+    assert panel.bbox.x0 + half < first <= last < panel.bbox.x1 - half
+    assert len(epochs) == 1 or first - panel.bbox.x0 < 0.06 * panel.bbox.width
 
 
 def test_every_kept_epoch_is_labelled_where_there_is_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -154,6 +154,51 @@ def test_what_was_measured_in_another_way_is_not_mixed_in(tmp_path: Path, undraw
     assert "two models, 1 pair" in words
 
 
+@pytest.mark.parametrize("mechanism", ["full", "topk:5"])
+@pytest.mark.parametrize("name", ["dispersion", "mask_stability"])
+def test_runs_of_one_mechanism_are_of_one_k(tmp_path: Path, undrawn: dict[str, Any], mechanism: str, name: str) -> None:
+    root = measured_store(tmp_path / "runs", seeds=3)
+    run = runs_of(root)[mechanism]
+    write_measurement(run, name, getattr(made_up, name)(run) | {"k": 2})
+    notes = _notes(root)
+    title = {"dispersion": "Dispersion over training", "mask_stability": "Stability of the masks"}[name]
+    assert "Median over 2 to 3 seeds. 1 measured in another way left out." in notes[title]
+
+
+def test_mechanisms_may_have_each_a_k_of_its_own(tmp_path: Path, undrawn: dict[str, Any]) -> None:
+    root = measured_store(tmp_path / "runs")
+    run = runs_of(root)["topk:5"]
+    write_measurement(run, "dispersion", made_up.dispersion(run) | {"k": 8})
+    notes = _notes(root)
+    assert "left out" not in notes["Dispersion over training"]
+    assert [line["mechanism"] for line in undrawn["Dispersion over training"][0]] == ["full", "topk:5"]
+
+
+def test_masks_of_different_checkpoints_are_not_mixed_and_the_last_is_shown(
+    tmp_path: Path, undrawn: dict[str, Any]
+) -> None:
+    root = measured_store(tmp_path / "runs")
+    run = runs_of(root)["full"]
+    write_measurement(run, "mask_stability", made_up.mask_stability(run) | {"checkpoint": "0"})
+    assert "One seed. 1 measured in another way left out." in _notes(root)["Stability of the masks"]
+    assert [line["mechanism"] for line in undrawn["Stability of the masks"][0]] == ["topk:5"]
+
+
+def _notes(root: Path) -> dict[str, str]:
+    found = measured.measured(gather(root))
+    return {panel["title"]: panel["note"] for group in found.groups for panel in group["panels"]}
+
+
+def test_a_checkpoint_that_does_not_say_how_few_keys_a_query_sees_may_have_queries_of_two(tmp_path: Path) -> None:
+    (run,) = (made(tmp_path / "runs", config) for config in configs(("parity",), ("full",), 1))
+    payload = made_up.dispersion(run)
+    last = read_dispersion(payload)["checkpoints"]["last"]
+    assert (last["fewest_keys"], last["uneven"]) == (2, 1)
+    payload["checkpoints"]["last"] |= {"fewest_keys": 7, "uneven": 0}
+    last = read_dispersion(payload)["checkpoints"]["last"]
+    assert (last["fewest_keys"], last["uneven"]) == (7, 0)
+
+
 BROKEN: list[tuple[str, Any]] = [
     ("dispersion", {}),
     ("dispersion", {"k": 5, "rows": 1, "checkpoints": {"last": 3}}),

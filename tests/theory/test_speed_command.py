@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from semfocus.cli import app
@@ -63,6 +64,19 @@ def test_dispersion_counts_measured_seeds_and_names_what_was_left_out(tmp_path: 
     assert found.output.count("1 of 2") == 1
     assert f"left out: run {runs[0].id} (even_pairs, full, seed" in found.output
     assert "measured with rows = 7, not 100" in found.output
+
+
+@pytest.mark.parametrize("measure", ["dispersion", "masks"])
+def test_a_narrow_terminal_folds_the_table_and_cuts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measure: str
+) -> None:
+    store(tmp_path)
+    monkeypatch.setattr("semfocus.cli.speed.console", lambda: Console(width=60, soft_wrap=True))
+    shown = speed(tmp_path, "--measure", measure).output
+    assert "\u2026" not in shown
+    assert "..." not in shown
+    for word in (*TASKS, "speed-up", "measured"):
+        assert word in shown
 
 
 def test_no_line_about_figures_where_none_was_drawn(tmp_path: Path) -> None:

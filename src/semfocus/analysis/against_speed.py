@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from semfocus.analysis.alike import Alike, LeftOut, Seen, alike
+from semfocus.analysis.alike import Alike, LeftOut, Seen, alike, seen
 from semfocus.analysis.comparison import BASE
 from semfocus.analysis.correlation import Correlation, spearman
 from semfocus.analysis.records import Record, load_records
@@ -142,12 +142,6 @@ def _pairs(setting: Setting, mechanism: str, measurements: Measurements) -> list
         )
         for seed in seeds
     ]
-
-
-def seen(record: Record, measurements: Measurements, name: str, fields: Sequence[str]) -> Seen:
-    """A run with these settings of its measurement."""
-    payload = measurements.get(record.id, {}).get(name)
-    return Seen(record, None if payload is None else {field: payload.get(field) for field in fields})
 
 
 def _point(setting: Setting, mechanism: str, measurements: Measurements, percent: str, found: Alike) -> Point:

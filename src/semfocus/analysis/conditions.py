@@ -19,7 +19,10 @@ from semfocus.theory import condition_w, condition_x, lipschitz_w, lipschitz_x, 
 
 @dataclass(frozen=True)
 class Sharper:
-    """Certified constant of heavy hitters over that of full attention: of the softmax (2-norm), in W and in X."""
+    """Certified constant of heavy hitters over that of full attention: of the softmax (2-norm), in W and in X.
+
+    None where there is none: infinite scores, full attention that cannot move, or (X) uneven rows.
+    """
 
     softmax: float | None
     w: float | None
@@ -39,6 +42,7 @@ class Conditions:
     sharper: Sharper
     vacuous: tuple[str, ...]  # of "full" and "heavy": whose weight bound exceeds 1
     sinks_outside: bool  # in-degree below k: outside the theory, where its mean is k
+    uneven: bool = False  # queries of a row see different keys: no constant in X is certified
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON; an infinite number is None and named under `infinite`."""
@@ -53,6 +57,7 @@ class Conditions:
             },
             "vacuous": list(self.vacuous),
             "sinks_outside": self.sinks_outside,
+            "uneven": self.uneven,
             "infinite": [name for name, value in numbers.items() if math.isinf(value)],
         }
 
@@ -65,12 +70,16 @@ def condition(
     k: int,
     length: int,
     fewest: int | None = None,
+    uneven: bool = False,
 ) -> Conditions:
     """W and X from the numbers of one column; `length` keys for full attention, k for heavy hitters.
 
-    Where queries see different numbers of keys, `length` is the most and `fewest` the fewest (of those that see more
-    than one). Constants in the tokens grow with the keys of a row, since more queries can move with one key; what
-    bounds a weight, or how a softmax moves, shrinks with the keys of a query: each has the number that makes it hold.
+    Where rows differ in length, `length` is the most keys that a query sees and `fewest` the fewest (of queries that
+    see more than one). What bounds a weight, or how a softmax moves, shrinks with the keys of a query, and is worked
+    out for the fewest. The constant in the tokens grows with the keys of a row, and is worked out for the most; but it
+    holds only where all queries of a row see the same keys and are no more than these: then the weights that one key
+    receives sum to at most the keys times the weight bound. In `uneven` rows they can sum to more (under a causal mask
+    and equal scores the first key receives 1 + 1/2 + 1/3 + ...), and `sharper.x` is None.
     """
     beta, length = in_degree / k, max(length, 1)
     fewest = length if fewest is None else max(fewest, 1)
@@ -79,7 +88,7 @@ def condition(
     vacuous = tuple(name for name, bound in spreads.items() if float(bound) > 1)
     if math.isinf(delta_full) or math.isinf(delta_heavy):  # no condition can be shown to hold
         numbers = delta_full, delta_heavy, separation, in_degree
-        return Conditions(*numbers, math.inf, math.inf, Sharper(None, None, None), vacuous, beta < 1)
+        return Conditions(*numbers, math.inf, math.inf, Sharper(None, None, None), vacuous, beta < 1, uneven)
     softmax = _ratio(
         stability(delta_heavy, kept, separation, form="certified"), stability(delta_full, fewest, form="certified")
     )
@@ -90,9 +99,10 @@ def condition(
         in_degree=in_degree,
         w=float(condition_w(delta_full, delta_heavy, separation)),
         x=float(condition_x(delta_full, delta_heavy, separation, beta)),
-        sharper=_sharper(softmax, delta_full, delta_heavy, separation, max(beta, 1.0), k, length),
+        sharper=_sharper(softmax, delta_full, delta_heavy, separation, max(beta, 1.0), k, length, uneven),
         vacuous=vacuous,
         sinks_outside=beta < 1,
+        uneven=uneven,
     )
 
 
@@ -102,18 +112,15 @@ def finite(value: float | None) -> float | None:
 
 
 def _sharper(
-    softmax: float | None, full: float, heavy: float, separation: float, beta: float, k: int, length: int
+    softmax: float | None, full: float, heavy: float, separation: float, beta: float, k: int, length: int, uneven: bool
 ) -> Sharper:
     paper = {"gamma": full / 2, "xi": 1.0, "upsilon": 1.0}  # the paper's assumption: 2 gamma xi^2 = delta_full
     unit = {"xi": 1.0, "upsilon": 1.0}
-    return Sharper(
-        softmax=softmax,
-        w=_ratio(lipschitz_w(heavy, separation=separation, **unit), lipschitz_w(full, **unit)),
-        x=_ratio(
-            lipschitz_x(heavy, sink_ratio=beta, separation=separation, k=k, **paper),
-            lipschitz_x(full, k=length, **paper),
-        ),
-    )
+    w = _ratio(lipschitz_w(heavy, separation=separation, **unit), lipschitz_w(full, **unit))
+    if uneven:
+        return Sharper(softmax, w, None)
+    focused = lipschitz_x(heavy, sink_ratio=beta, separation=separation, k=k, **paper)
+    return Sharper(softmax, w, _ratio(focused, lipschitz_x(full, k=length, **paper)))
 
 
 def _ratio(heavy: Any, full: Any) -> float | None:

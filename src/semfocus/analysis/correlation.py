@@ -45,7 +45,8 @@ def spearman(x: Mapping[str, float], y: Mapping[str, float]) -> Correlation:
     left_out = tuple(sorted(set(x) ^ set(y)))
     a, b = (_values(label, source, names) for label, source in (("x", x), ("y", y)))
     if len(names) < FEWEST_ITEMS:
-        why = f"not enough data: {len(names)} items, and a correlation needs at least {FEWEST_ITEMS}"
+        many = "1 item" if len(names) == 1 else f"{len(names)} items"
+        why = f"not enough data: {many}, and a correlation needs at least {FEWEST_ITEMS}"
         return Correlation(None, None, None, len(names), "none", left_out, why)
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         why = "not enough data: one of the two numbers is the same for all items"

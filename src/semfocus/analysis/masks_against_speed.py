@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from semfocus.analysis.against_speed import Measurements, chosen_settings, seen, stored_measurements, why_none
-from semfocus.analysis.alike import Alike, LeftOut, alike
+from semfocus.analysis.against_speed import Measurements, chosen_settings, stored_measurements, why_none
+from semfocus.analysis.alike import Alike, LeftOut, alike, seen
 from semfocus.analysis.comparison import BASE
 from semfocus.analysis.correlation import Correlation, spearman
 from semfocus.analysis.records import THRESHOLD, Record

@@ -50,20 +50,24 @@ def two_models(full: Mapping[str, Any], heavy: Mapping[str, Any], checkpoint: st
     whole, focused = _at(full, checkpoint), _at(heavy, checkpoint)
     sources = {"delta_full": whole, "delta_heavy": focused, "separation": focused, "in_degree": focused}
     names = {"delta_heavy": "delta"}  # what the top-k model itself keeps
-    fewest = min(_fewest(whole), _fewest(focused))
-    return _row("two models", heavy["k"], checkpoint, sources, names, whole["keys"], fewest)
+    return _row("two models", heavy["k"], checkpoint, sources, names, whole["keys"])
 
 
 def one_model(measured: Mapping[str, Any], checkpoint: str = "last") -> dict[str, Any]:
     """Both dispersions from the same rows of scores of one run."""
     whole = _at(measured, checkpoint)
     sources = dict.fromkeys(("delta_full", "delta_heavy", "separation", "in_degree"), whole)
-    return _row("one model", measured["k"], checkpoint, sources, {}, whole["keys"], _fewest(whole))
+    return _row("one model", measured["k"], checkpoint, sources, {}, whole["keys"])
 
 
 def _fewest(checkpoint: Mapping[str, Any]) -> int:
-    """Keys of the query that sees fewest; older measurements say only how many one sees at most."""
-    return checkpoint.get("fewest_keys", checkpoint["keys"])
+    """Keys of the query that sees fewest. Older measurements do not say it: what holds for two keys holds for more."""
+    return checkpoint.get("fewest_keys", min(2, checkpoint["keys"]))
+
+
+def _uneven(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether queries of a row may see different keys. Older measurements do not say that they do not."""
+    return bool(checkpoint.get("uneven", 1))
 
 
 def _row(
@@ -73,18 +77,20 @@ def _row(
     sources: Mapping[str, Mapping[str, Any]],
     names: Mapping[str, str],
     length: int,
-    fewest: int,
 ) -> dict[str, Any]:
+    fewest = min(_fewest(source) for source in sources.values())
+    keys = {"length": length, "fewest": fewest, "uneven": any(_uneven(source) for source in sources.values())}
     cells = {}
     for percent in COLUMNS:
         numbers = [_number(source, names.get(name, name), percent) for name, source in sources.items()]
         known = [number for number in numbers if number is not None]
         if len(known) == len(sources):
             spread, heavy, gap, degree = known
-            cell = condition(spread, heavy, max(gap, FLOOR), degree, k=k, length=length, fewest=fewest)
+            cell = condition(spread, heavy, max(gap, FLOOR), degree, k=k, **keys)
             cells[percent] = cell.to_dict()
     diverged = all(source.get("queries") == 0 for source in sources.values())
-    about = {"way": way, "k": k, "checkpoint": checkpoint, "length": length, "fewest": fewest}
+    epochs = sorted({source["epoch"] for source in sources.values()})
+    about = {"way": way, "k": k, "checkpoint": checkpoint, "epochs": epochs, **keys}
     return about | {"diverged": diverged, "cells": cells}
 
 

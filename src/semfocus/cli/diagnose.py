@@ -133,7 +133,7 @@ def _diagnose_runs(
 
 
 def _document(run: MeasuredRun) -> dict[str, Any]:
-    return {"label": run.label, "mechanism": run.mechanism, "checkpoints": run.measured["checkpoints"]}
+    return {"label": run.label, "mechanism": run.mechanism, "checkpoints": run.now["checkpoints"]}
 
 
 def _print_runs(measured: list[MeasuredRun], rows: list[dict[str, Any]], shaken: list[dict[str, Any]]) -> None:
@@ -146,7 +146,9 @@ def _print_runs(measured: list[MeasuredRun], rows: list[dict[str, Any]], shaken:
     typer.echo("")
     for run, stability in zip(measured, shaken, strict=False):
         pairs = zip(stability["noise"], stability["kept"], strict=True)
+        epoch = max(checkpoint["epoch"] for checkpoint in run.now["checkpoints"].values())
         said = ", ".join(f"{size:g}: {share:.1%}" for size, share in pairs if share is not None)
-        typer.echo(f"{run.label}: kept keys that stay, by noise: {said or 'no query of finite scores drops a key'}")
+        said = said or "no query of finite scores drops a key"
+        typer.echo(f"{run.label}, epoch {epoch:g}: kept keys that stay, by noise: {said}")
     for run in measured:
         typer.echo(f"stored with {run.run.path}")

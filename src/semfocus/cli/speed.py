@@ -92,14 +92,9 @@ def _masks(store: Any, mechanism: str, out: Path) -> None:
 
 
 def _print(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table
+    from semfocus.report.diagnosis import rich_table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        table.add_column(title, justify="left" if title == "task" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console().print(table)
+    console().print(rich_table("", titles, rows))
 
 
 def _name_left_out(left_out: Iterable[LeftOut]) -> None:

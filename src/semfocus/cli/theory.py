@@ -145,7 +145,7 @@ def surface_command(
     from semfocus.training import Runtime
 
     settings = SurfaceSettings(
-        grid=grid, extent=extent, directions=directions, rows=rows or None, seed=seed, precision=precision
+        grid=grid, extent=extent, directions=directions, rows=_at_most(rows), seed=seed, precision=precision
     )
     runtime = Runtime(device=device, threads=threads, compile=compile)
     found = _found(runs, out)
@@ -190,7 +190,7 @@ def sharpness_command(
     task, directory = _task(found), figures or RunStore(out).root / FIGURES
     runtime, payloads = Runtime(device=device, threads=threads), []
     for named in found:
-        payload = measure_sharpness(named.run, rows or None, runtime, seed=seed)
+        payload = measure_sharpness(named.run, _at_most(rows), runtime, seed=seed)
         payloads.append(payload)
         typer.echo(f"{named.label}: epoch, gradient norm, largest Hessian eigenvalue")
         for line in zip(payload["epochs"], payload["gradient_norm"], payload["hessian_top"], strict=True):
@@ -251,6 +251,13 @@ def _surface_line(payload: dict[str, Any]) -> str:
         f"losses {payload['lowest']:.4g} to {payload['highest']:.4g} up to {extent:g} along each direction{lost}; "
         f"95th percentile of slopes within {min(extent, payload['squares'][-1]):g}: {slope} per parameter distance"
     )
+
+
+def _at_most(rows: int) -> int | None:
+    """So many rows; None: all of them."""
+    if rows < 0:
+        raise UsageError(f"rows = {rows} must be the number of training rows to take, or 0 for all of them")
+    return rows or None
 
 
 def _model_looseness(runs: Sequence[str], store: Path | None, rows: int) -> dict[str, dict[str, float]]:

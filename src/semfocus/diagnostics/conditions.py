@@ -19,7 +19,8 @@ def conditions(summary: Summary, k: int) -> dict[str, Conditions]:
         values = [summary.at(name, percent) for name in ("delta_full", "delta_heavy", "separation", "in_degree")]
         known = [value for value in values if value is not None]
         if len(known) == len(values):
-            found[percent] = condition(*known, k=k, length=summary.keys, fewest=summary.fewest_keys)
+            keys = {"length": summary.keys, "fewest": summary.fewest_keys, "uneven": bool(summary.uneven)}
+            found[percent] = condition(*known, k=k, **keys)
     return found
 
 

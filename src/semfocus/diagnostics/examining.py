@@ -60,6 +60,7 @@ class Measured:
     fewest_seen: Tensor  # keys that any query with two or more may see; UNSEEN where there is none
     empty: Tensor  # queries that may see no key; padding is not counted at all
     not_finite: Tensor  # queries with a score that is NaN or infinite
+    uneven: Tensor  # rows whose queries do not all see the same keys, or are more than these
 
 
 def heads_of(problem: Problem, grouped: bool) -> int:
@@ -104,13 +105,14 @@ def _examine(problem: Problem, grouped: bool, k: int, owners: Sequence[int] | No
     largest = total.received.amax(-1) if problem.num_keys else total.received.sum(-1)
     shares = largest / total.usable.clamp(min=1)
     sink_share, sink_groups = _where(total.usable > 0, shares, groups)
-    sums = torch.stack([total.usable, sought.sum(-1), total.usable > 0, total.empty, total.not_finite]).flatten(1)
+    counted = [total.usable, sought.sum(-1), total.usable > 0, total.empty, total.not_finite, total.uneven()]
+    sums = torch.stack(counted).flatten(1)
     # One journey to the host for all that is needed there.
-    by_group = sums.new_zeros(7, count)
-    by_group[:5].index_add_(1, groups.flatten(), sums)
-    by_group[5].scatter_reduce_(0, groups.flatten(), total.most_seen.flatten(), "amax")
-    by_group[6].fill_(UNSEEN).scatter_reduce_(0, groups.flatten(), total.fewest_seen.flatten(), "amin")
-    queries, keys, sinks, empty, not_finite, most_seen, fewest_seen = by_group.cpu().unbind()
+    by_group = sums.new_zeros(8, count)
+    by_group[:6].index_add_(1, groups.flatten(), sums)
+    by_group[6].scatter_reduce_(0, groups.flatten(), total.most_seen.flatten(), "amax")
+    by_group[7].fill_(UNSEEN).scatter_reduce_(0, groups.flatten(), total.fewest_seen.flatten(), "amin")
+    queries, keys, sinks, empty, not_finite, uneven, most_seen, fewest_seen = by_group.cpu().unbind()
     return Measured(
         queries=Values(
             _joined([values for values, _ in parts]) if parts else shares.new_empty(len(PER_QUERY), 0),
@@ -123,6 +125,7 @@ def _examine(problem: Problem, grouped: bool, k: int, owners: Sequence[int] | No
         fewest_seen=fewest_seen,
         empty=empty,
         not_finite=not_finite,
+        uneven=uneven,
     )
 
 
@@ -158,7 +161,13 @@ class _Totals:
         self.usable, self.empty, self.not_finite, self.most_seen = (
             torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(4)
         )
-        self.fewest_seen = torch.full(shape, UNSEEN, dtype=torch.int64, device=device)
+        self.fewest_seen, self.least_seen = (
+            torch.full(shape, UNSEEN, dtype=torch.int64, device=device) for _ in range(2)
+        )
+
+    def uneven(self) -> Tensor:
+        """Where one query sees less than all of them together, or where they are more than the keys that it sees."""
+        return (self.least_seen < torch.maximum(self.seen.sum(-1), self.usable)) & (self.usable > 0)
 
 
 def _kept(problem: Problem, places: Places, scores: Tensor, allowed: Tensor | None) -> Tensor | int | None:
@@ -198,8 +207,10 @@ def _chunk(
     total.empty += (counts & (seen == 0)).sum(-1)
     total.not_finite += (counts & (seen > 0) & ~finite).sum(-1)
     total.most_seen = torch.maximum(total.most_seen, torch.where(counts, seen, 0).amax(-1))
+    seen_by_usable = torch.where(usable, seen, UNSEEN)
+    total.least_seen = torch.minimum(total.least_seen, seen_by_usable.amin(-1))
     # The softmax over a single key is 1 whatever its score: no bound on how it moves is needed, or spoilt by it.
-    choosing = torch.where(usable & (seen > 1), seen, UNSEEN)
+    choosing = torch.where(seen > 1, seen_by_usable, UNSEEN)
     total.fewest_seen = torch.minimum(total.fewest_seen, choosing.amin(-1))
     # What each key receives; rows that do not count give nothing.
     own = masked.softmax(-1)

@@ -17,8 +17,9 @@ from typing import Any
 
 from semfocus.errors import CorruptData
 from semfocus.store import DamagedMeasurement, RunDirectory, read_measurement, write_measurement
+from semfocus.store.measurements import changing
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, LAST = "checkpoints", "last"
 Document = dict[str, Any]
 
 
@@ -26,6 +27,13 @@ def keep(
     run: RunDirectory, name: str, measured: Document, *, by: Sequence[str], usual: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Store `measured`, told apart by its settings `by`; it comes back with the checkpoints measured before."""
+    with changing(run):
+        return _keep(run, name, measured, by, usual)
+
+
+def _keep(
+    run: RunDirectory, name: str, measured: Document, by: Sequence[str], usual: Mapping[str, Any]
+) -> dict[str, Any]:
     own, shown = _settings(measured, by), _read(run, name)
     aside = _read(run, beside(name, own))
     place = name
@@ -56,7 +64,21 @@ def _merged(before: Document | None, now: Document) -> Document:
     earlier = (before or {}).get(CHECKPOINTS)
     if CHECKPOINTS not in now or not isinstance(earlier, dict):
         return now
-    return now | {CHECKPOINTS: earlier | now[CHECKPOINTS]}
+    return now | {CHECKPOINTS: _of_age(earlier, now[CHECKPOINTS]) | now[CHECKPOINTS]}
+
+
+def _of_age(earlier: Document, now: Mapping[str, Any]) -> Document:
+    """Checkpoints from before; one that was the last then, and is none any more, under the name of its epoch."""
+    epoch = _epoch(earlier.get(LAST))
+    newest = max((_epoch(checkpoint) or 0.0 for checkpoint in now.values()), default=0.0)
+    if epoch is None or epoch >= newest:
+        return earlier
+    return {(f"{epoch:g}" if key == LAST else key): checkpoint for key, checkpoint in earlier.items()}
+
+
+def _epoch(checkpoint: Any) -> float | None:
+    found = checkpoint.get("epoch") if isinstance(checkpoint, dict) else None
+    return float(found) if isinstance(found, int | float) else None
 
 
 def _read(run: RunDirectory, name: str) -> Document | None:
@@ -65,5 +87,5 @@ def _read(run: RunDirectory, name: str) -> Document | None:
         return read_measurement(run, name)
     except CorruptData as error:
         words = f"a damaged measurement of run {run.id} is left out, and made anew if it is measured again: {error}"
-        warnings.warn(words, DamagedMeasurement, stacklevel=4)
+        warnings.warn(words, DamagedMeasurement, stacklevel=5)
         return None

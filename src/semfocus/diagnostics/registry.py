@@ -29,6 +29,12 @@ METHOD = "get_interface"
 CHECKED = 9  # queries of a call whose weights are checked, the first, the middle and the last among them
 # How far a weight may be from the expected one, relatively, apart from what the rounding of its score explains.
 FAR, FAR_IN_HALF = 1e-3, 2e-2
+BIAS = "position_bias"  # what models with one call it
+WAY_OUT = '; switch: model.set_attn_implementation("sdpa")'
+OTHER = (
+    "it does more to its scores than scale and mask them (a cap, a sink, a bias); its weights are not the softmax of "
+    "what is seen:"
+)
 TF32 = 2.0**-10  # the coarseness of float32 products where torch is allowed to take shorter numbers
 
 
@@ -97,30 +103,31 @@ def _tell_eager(
         grouped = query.shape[1] != key.shape[1]
         mask = None if mask is None else mask[..., : key.shape[-2]]  # a static cache has room for more keys
         problem = full_problem(query, key, value, mask, False, options.get("scaling"), grouped)
-        _check(where, problem, out, training=module.training and bool(options.get("dropout")))
+        _check(where, problem, out, options, dropping=module.training and bool(options.get("dropout")))
     watch.sight(problem, grouped)
 
 
-def _check(where: str, problem: Problem, out: Any, training: bool) -> None:
+def _check(where: str, problem: Problem, out: Any, options: Mapping[str, Any], dropping: bool) -> None:
     """That the weights which the model used are those of the problem told of, for some of its queries."""
+    if dropping:
+        raise UsageError(
+            f"{where} cannot be observed in training mode: it drops attention weights, so that they cannot be checked "
+            "against what is seen; call model.eval() first"
+        )
     weights = out[1] if isinstance(out, tuple) and len(out) > 1 else None
-    if training:
-        return  # dropout has changed them
     if not isinstance(weights, Tensor):
         raise UsageError(f"{where} cannot be observed: it returns no attention weights to check what is seen against")
+    with_bias = isinstance(options.get(BIAS), Tensor)  # which torch's attention is given with the mask
     why = _difference(problem, weights)
     if why:
-        raise UsageError(
-            f"{where} cannot be observed: it does more to its scores than scale and mask them (a cap, a sink, a bias); "
-            f"its weights are not the softmax of what is seen: {why}"
-        )
+        raise UsageError(f"{where} cannot be observed: {why}{WAY_OUT if with_bias else ''}")
 
 
 def _difference(problem: Problem, weights: Tensor) -> str:
-    """What is wrong with the weights; nothing if they are right."""
+    """What is wrong with the weights, in words; nothing if they are right."""
     shape = (*problem.lead, problem.num_queries, problem.num_keys)
     if weights.numel() != math.prod(shape) or weights.shape[-2:] != shape[-2:]:
-        return f"they have the shape {tuple(weights.shape)}"
+        return f"{OTHER} they have the shape {tuple(weights.shape)}"
     half = torch.finfo(weights.dtype).eps > torch.finfo(torch.float32).eps
     for query in _some(problem.num_queries):
         used = weights[..., query, :].reshape(*problem.lead, -1).to(problem.compute_dtype)
@@ -134,17 +141,20 @@ def _difference(problem: Problem, weights: Tensor) -> str:
         known = expected.isfinite().all(-1)
         far = FAR_IN_HALF if half else FAR
         if not bool(used.isfinite().all(-1)[known].all()):
-            return f"those of query {query} are not finite, although its scores are"
+            return (
+                f"the model's own weights of query {query} are not finite, although its scores of the keys that it may "
+                "see are (masked keys that are not finite, or beyond the range of its softmax?)"
+            )
         off = (used.sum(-1) - 1).abs()[known]
         if off.numel() and not bool((off <= far).all()):
-            return f"those of query {query} sum to 1 only within {float(off.max()):.2g}"
+            return f"{OTHER} those of query {query} sum to 1 only within {float(off.max()):.2g}"
         largest = torch.where(allowed, scores, 0.0).abs().amax(-1, keepdim=True)
         room = -torch.expm1(-far - 2 * _coarseness(problem) * largest) * torch.maximum(used, expected)
         fits = (used - expected).abs() <= room + _floor(weights.dtype)
         if not bool((fits | ~known.unsqueeze(-1)).all()):
             place = (~fits & known.unsqueeze(-1)).flatten().nonzero()[0]
             pair = float(used.flatten()[place]), float(expected.flatten()[place])
-            return f"query {query} gives a key {pair[0]:.3g} instead of {pair[1]:.3g}"
+            return f"{OTHER} query {query} gives a key {pair[0]:.3g} instead of {pair[1]:.3g}"
     return ""
 
 

@@ -20,7 +20,7 @@ from semfocus.analysis.table6 import one_model, published, two_models
 from semfocus.attention.mechanisms import TopK, parse_mechanism
 from semfocus.config import RunConfig
 from semfocus.diagnostics.diagnosing import observe
-from semfocus.diagnostics.keeping import keep
+from semfocus.diagnostics.keeping import LAST, keep
 from semfocus.diagnostics.norms import weight_norms
 from semfocus.diagnostics.sentences import left_out
 from semfocus.diagnostics.tally import PERCENTS, Summary, Tally
@@ -33,7 +33,7 @@ from semfocus.training import data
 from semfocus.training.saved import checkpoint_epochs, config_of, load
 
 NAME = "dispersion"
-LAST, ALL = "last", "all"
+ALL = "all"
 ERROR = 0.001  # of quantiles over more than a few thousand queries, relative
 K, ROWS = 5, 1000  # unless told otherwise
 SETTINGS = ("k", "split", "rows", "error")  # that tell measurements of one run apart
@@ -45,11 +45,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRun:
-    """A run, what it was, and what its "dispersion" measurement says."""
+    """A run, what it was, and what its "dispersion" measurement says, now and before."""
 
     run: RunDirectory
     config: RunConfig
     measured: dict[str, Any]
+    asked: tuple[str, ...]  # its checkpoints that were measured now
+
+    @property
+    def now(self) -> dict[str, Any]:
+        """The measurement with no other checkpoints than those asked for."""
+        return self.measured | {"checkpoints": {key: self.measured["checkpoints"][key] for key in self.asked}}
 
     @property
     def task(self) -> str:
@@ -100,24 +106,24 @@ def measure_run(
     progress(len(chosen), len(chosen))
     measured = {"k": k, "split": split, "rows": len(batch), "error": ERROR, "checkpoints": found}
     usual = {"k": focus_of(config, K), "split": "train", "rows": min(ROWS, len(splits["train"])), "error": ERROR}
-    return MeasuredRun(run, config, keep(run, NAME, measured, by=SETTINGS, usual=usual))
+    return MeasuredRun(run, config, keep(run, NAME, measured, by=SETTINGS, usual=usual), tuple(found))
 
 
 def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
-    """Rows of Table 6: a full and a top-k run that are otherwise alike, each run alone, and the paper's own."""
+    """Rows of Table 6 at the checkpoints asked for: a full and a top-k run that are otherwise alike, each run alone,
+    and the paper's own."""
     found: list[dict[str, Any]] = []
     for heavy in runs:
         if not heavy.mechanism.startswith("topk:"):
             continue
         for full in runs:
             if full.mechanism == "full" and _setting(full.config) == _setting(heavy.config):
-                shared = [key for key in heavy.measured["checkpoints"] if key in full.measured["checkpoints"]]
+                shared = [key for key in heavy.asked if key in full.asked]
                 found += [
-                    {**_about(heavy), "full": full.run.id, **two_models(full.measured, heavy.measured, key)}
-                    for key in shared
+                    {**_about(heavy), "full": full.run.id, **two_models(full.now, heavy.now, key)} for key in shared
                 ]
     for alone in runs:
-        found += [{**_about(alone), **one_model(alone.measured, key)} for key in alone.measured["checkpoints"]]
+        found += [{**_about(alone), **one_model(alone.now, key)} for key in alone.asked]
     for task in dict.fromkeys(run.task for run in runs):
         paper = published(task)
         found += [paper] if paper is not None else []
@@ -125,8 +131,8 @@ def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
 
 
 def warnings_of(found: MeasuredRun) -> list[str]:
-    """What to know before reading the numbers of a run's newest measured checkpoint."""
-    newest = max(found.measured["checkpoints"].values(), key=lambda checkpoint: checkpoint["epoch"])
+    """What to know before reading the numbers of the newest checkpoint that was asked for."""
+    newest = max(found.now["checkpoints"].values(), key=lambda checkpoint: checkpoint["epoch"])
     if newest["not_finite"] and not newest["queries"]:
         return [f"{found.label}: no query has finite scores; this run has diverged, and there is nothing to measure."]
     return [f"{found.label}: {line}" for line in left_out(newest["not_finite"], newest["empty"])]

@@ -26,6 +26,7 @@ PERCENTS = ("50", "75", "90", "95", "100")
 MIRRORED = frozenset({"separation", "top_share"})  # the smaller, the worse
 COUNTS = frozenset({"k95", "k99", "in_degree"})
 KINDS = {"queries": PER_QUERY, "in_degree": ("in_degree",), "sink_share": ("sink_share",)}  # fields of Measured
+SUMMED = ("empty", "not_finite", "uneven")  # counts of Measured, of which heads and layers have the sum
 NAMES = tuple(name for names in KINDS.values() for name in names)
 Spread = Mapping[str, float | None]  # by percent; None: nothing was seen. Infinite values are infinite
 
@@ -39,6 +40,7 @@ class Summary:
     fewest_keys: int  # the fewest, of those that see more than one: what holds for all queries holds for these
     empty: int  # queries that may see no key: not part of any quantile
     not_finite: int  # queries with a score that is NaN or infinite: likewise
+    uneven: int  # rows (of a head) whose queries do not all see the same keys, or are more than these
     spreads: Mapping[str, Spread]
     exact: bool  # or within the error of a sketch
 
@@ -48,7 +50,7 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON: what is infinite is None, and named under `infinite`."""
-        names = ("queries", "keys", "fewest_keys", "empty", "not_finite", "exact")
+        names = ("queries", "keys", "fewest_keys", *SUMMED, "exact")
         facts = {name: getattr(self, name) for name in names}
         plain = {name: {p: finite(v) for p, v in spread.items()} for name, spread in self.spreads.items()}
         infinite = {
@@ -115,10 +117,10 @@ class Tally:
         self._add(self._gathering.take())
         records = list(self._records.values())
         pooled = {kind: Sketch.pooled(record.sketches[kind] for record in records) for kind in KINDS}
-        counted = [sum(sum(getattr(record, name)) for record in records) for name in ("empty", "not_finite")]
+        counted = {name: sum(sum(record.summed[name]) for record in records) for name in SUMMED}
         most = max((record.most_seen for record in records), default=0)
         fewest = min((record.fewest_seen for record in records), default=UNSEEN)
-        return _summary(pooled, None, most, fewest, *counted)
+        return _summary(pooled, None, most, fewest, counted)
 
 
 class _Record:
@@ -127,13 +129,13 @@ class _Record:
     def __init__(self, heads: int, error: float) -> None:
         self.heads = heads
         self.sketches = {kind: Sketch(heads, error, len(names)) for kind, names in KINDS.items()}
-        self.empty, self.not_finite = [0] * heads, [0] * heads
+        self.summed = {name: [0] * heads for name in SUMMED}
         self.most_seen, self.fewest_seen = 0, UNSEEN
 
     def summary(self, head: int | None) -> Summary:
         pick = slice(None) if head is None else slice(head, head + 1)
-        left_out = sum(self.empty[pick]), sum(self.not_finite[pick])
-        return _summary(self.sketches, head, self.most_seen, self.fewest_seen, *left_out)
+        counted = {name: sum(counts[pick]) for name, counts in self.summed.items()}
+        return _summary(self.sketches, head, self.most_seen, self.fewest_seen, counted)
 
 
 def _add_up(measured: Measured, records: Sequence[_Record]) -> None:
@@ -143,32 +145,31 @@ def _add_up(measured: Measured, records: Sequence[_Record]) -> None:
         values: Values = getattr(measured, kind)
         sizes = values.sizes.view(len(records), heads).sum(-1).tolist()
         add_to_all([record.sketches[kind] for record in records], values.groups, values.rows, sizes)
-    most_seen, fewest_seen, empty, not_finite = (
-        counts.view(len(records), heads).tolist()
-        for counts in (measured.most_seen, measured.fewest_seen, measured.empty, measured.not_finite)
-    )
+    names = ("most_seen", "fewest_seen", *SUMMED)
+    counts = {name: getattr(measured, name).view(len(records), heads).tolist() for name in names}
     for i, record in enumerate(records):
-        record.most_seen = max([record.most_seen, *most_seen[i]])
-        record.fewest_seen = min([record.fewest_seen, *fewest_seen[i]])
-        record.empty = [sum(pair) for pair in zip(record.empty, empty[i], strict=True)]
-        record.not_finite = [sum(pair) for pair in zip(record.not_finite, not_finite[i], strict=True)]
+        record.most_seen = max([record.most_seen, *counts["most_seen"][i]])
+        record.fewest_seen = min([record.fewest_seen, *counts["fewest_seen"][i]])
+        for name in SUMMED:
+            record.summed[name] = [sum(pair) for pair in zip(record.summed[name], counts[name][i], strict=True)]
 
 
 def _summary(
-    sketches: Mapping[str, Sketch], group: int | None, most: int, fewest: int, empty: int, not_finite: int
+    sketches: Mapping[str, Sketch], group: int | None, most: int, fewest: int, counted: Mapping[str, int]
 ) -> Summary:
     return Summary(
-        sketches["queries"].count(group),
-        most,
-        min(fewest, most),
-        empty,
-        not_finite,
-        {
+        queries=sketches["queries"].count(group),
+        keys=most,
+        fewest_keys=min(fewest, most),
+        empty=counted["empty"],
+        not_finite=counted["not_finite"],
+        uneven=counted["uneven"],
+        spreads={
             name: spread(sketches[kind], group, name in MIRRORED, name in COUNTS, row)
             for kind, names in KINDS.items()
             for row, name in enumerate(names)
         },
-        all(sketch.is_exact for sketch in sketches.values()),
+        exact=all(sketch.is_exact for sketch in sketches.values()),
     )
 
 

@@ -26,6 +26,7 @@ from semfocus.store.atomic import refusals
 from semfocus.store.measurements import (
     ARRAYS,
     FOLDER,
+    changing,
     read_arrays,
     read_measurement,
     write_arrays,
@@ -86,7 +87,13 @@ def read_surface(run: RunDirectory, directions: str = "random", key: str = "") -
 def keep_surface(run: RunDirectory, payload: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Keep a finished surface under its own name, and show it unless a finer one is shown; no other is lost."""
     directions, key = payload["directions"], payload["key"]
-    _write(run, surface_name(directions, key), payload, arrays)
+    with changing(run):  # another process may finish a finer one between the look and the write
+        _write(run, surface_name(directions, key), payload, arrays)
+        _show(run, directions, payload)
+        _discard(run, _part_name(directions, key))  # last: with it, a call that was killed here is taken up
+
+
+def _show(run: RunDirectory, directions: str, payload: Mapping[str, Any]) -> None:
     try:
         shown = read_surface(run, directions)
     except CorruptData:
@@ -95,7 +102,6 @@ def keep_surface(run: RunDirectory, payload: Mapping[str, Any], arrays: Mapping[
         if shown is not None:
             _name_apart(run, directions, shown.payload)
         write_measurement(run, surface_name(directions), payload)
-    _discard(run, _part_name(directions, key))  # last: with it, a call that was killed here is taken up
 
 
 def read_part(run: RunDirectory, directions: str, key: str) -> dict[str, np.ndarray] | None:

@@ -86,10 +86,11 @@ def write_runs_page(runs: Sequence[Json], tables: Sequence[Json], stabilities: S
     """
     newest = newest_rows(tables)
     about = (
-        "The paper's two conditions at the newest checkpoint, by percentile over queries, layers and rows; Delta_h is "
-        "taken at the mirrored one. In the tables, sharper: the certified constant of heavy hitters over that of full "
-        "attention, below 1 where they win. Vacuous: e^delta / keys, a bound on a probability, exceeds 1. "
-        "In-degree < k: outside the theory, where its mean is k."
+        "The paper's two conditions at the newest of these checkpoints, by percentile over queries, layers and rows; "
+        "Delta_h is taken at the mirrored one. In the tables, sharper: the certified constant of heavy hitters over "
+        "that of full attention, below 1 where they win. Vacuous: e^delta / keys, a bound on a probability, exceeds 1. "
+        "In-degree < k: outside the theory, where its mean is k. Uneven rows: queries see different keys, or it is not "
+        "known that they do not, and no constant in the tokens is certified."
     )
     pictures = [picture("W and X", about, partial(draw_conditions, newest), beside=_beside(path, "conditions"))]
     along = [run for run in runs if len({c["epoch"] for c in run["checkpoints"].values()}) > 1]
@@ -102,8 +103,7 @@ def write_runs_page(runs: Sequence[Json], tables: Sequence[Json], stabilities: S
         draw = partial(draw_mask_stability, stabilities)
         pictures.append(picture("Stability of the masks", note, draw, beside=_beside(path, "masks")))
     shown = [
-        {"title": row_label(row), "note": _about(row), "heads": TABLE_HEADS, "rows": condition_rows(row)}
-        for row in newest
+        {"title": _title(row), "note": _about(row), "heads": TABLE_HEADS, "rows": condition_rows(row)} for row in newest
     ]
     norms = {"title": "Weights and softmax", "note": NORMS_NOTE, "heads": NORM_HEADS, "rows": norm_rows(runs)}
     labels = ", ".join(run["label"] for run in runs)
@@ -127,7 +127,7 @@ def model_text(document: Json) -> str:
 
 def table6_table(row: Json) -> Table:
     """One row of Table 6 for a terminal, percentile by percentile."""
-    return _rich(row_label(row), TABLE_HEADS, condition_rows(row))
+    return rich_table(_title(row), TABLE_HEADS, condition_rows(row))
 
 
 def newest_rows(tables: Sequence[Json]) -> list[Json]:
@@ -141,8 +141,14 @@ def newest_rows(tables: Sequence[Json]) -> list[Json]:
 
 
 def _age(row: Json) -> float:
-    checkpoint = row.get("checkpoint", "last")
-    return float("inf") if checkpoint == "last" else float(checkpoint)
+    return max(row.get("epochs", [0.0]))
+
+
+def _title(row: Json) -> str:
+    """What a row is about, with the epoch that was measured, also where it is the last."""
+    if row["way"] == "published":
+        return row_label(row)
+    return row_label({**row, "checkpoint": " and ".join(f"{epoch:g}" for epoch in row["epochs"])})
 
 
 def condition_rows(row: Json) -> list[list[str]]:
@@ -155,15 +161,19 @@ def condition_rows(row: Json) -> list[list[str]]:
             found.append([f"{percent} %", *[""] * 8, why])
             continue
         numbers = [_cell(cell, name) for name in ("delta_full", "delta_heavy", "separation", "in_degree", "w", "x")]
-        sharper = [_number(cell["sharper"][name], "inf") for name in ("w", "x")]
+        unknown = {"x": ""} if cell["uneven"] else {}
+        sharper = [_number(cell["sharper"][name], unknown.get(name, "inf")) for name in ("w", "x")]
         found.append([f"{percent} %", *numbers, *sharper, "; ".join(_remarks(cell))])
     return found
 
 
-NORM_HEADS = ("run and block", "gamma", "upsilon", "MLP", "softmax slope", "bound, all keys", "bound, k heaviest")
+NORM_HEADS = (
+    "run, epoch and block", "gamma", "upsilon", "MLP", "softmax slope", "bound, all keys", "bound, k heaviest",
+)  # fmt: skip
 NORMS_NOTE = (
-    "At the newest measured checkpoint. Spectral norms: gamma of the scores, upsilon of the values, largest head. "
-    "Softmax slope: the largest 1-norm of its Jacobian over the queries, and the certified bounds of docs/theory.md."
+    "At the newest of these checkpoints. Spectral norms: gamma of the scores, upsilon of the values, largest head. "
+    "Softmax slope: the largest 1-norm of its Jacobian over the queries, and the certified bounds of docs/theory.md "
+    "(none where an earlier version measured: measure again)."
 )
 
 
@@ -176,8 +186,13 @@ def norm_rows(runs: Sequence[Json]) -> list[list[str]]:
             largest = (_largest(layer["gamma"]), _largest(layer["upsilon"]), layer["mlp"])
             sizes = [_number(value, "not finite") for value in largest]
             worst = layer["stability"].get("100", {})
-            slopes = [_number(worst.get(name), "inf") for name in ("jacobian", "full_certified", "heavy_certified")]
-            found.append([f"{run['label']}, block {layer['layer']}", *sizes, *(slopes if worst else [""] * 3)])
+            slope = _number(worst.get("jacobian"), "inf") if worst else ""
+            # Measurements that do not know the fewest keys have bounds for the most, which do not hold for all queries.
+            bounds = ["", ""]
+            if worst and "fewest_keys" in layer:
+                bounds = [_number(worst.get(name), "inf") for name in ("full_certified", "heavy_certified")]
+            where = f"{run['label']}, epoch {newest['epoch']:g}, block {layer['layer']}"
+            found.append([where, *sizes, slope, *bounds])
     return found
 
 
@@ -188,7 +203,7 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 def norm_table(runs: Sequence[Json]) -> Table:
     """The same for a terminal."""
-    return _rich("weights and softmax", NORM_HEADS, norm_rows(runs))
+    return rich_table("weights and softmax", NORM_HEADS, norm_rows(runs))
 
 
 SPREAD_HEADS = ("checkpoint and block", *SPREADS.values())
@@ -211,7 +226,7 @@ def _spread(layer: Json, name: str) -> str:
     return " / ".join(cells) if any(cells) else ""
 
 
-def _rich(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def rich_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Where it is narrow, columns fold between words, the longest first; no word, and so no number, is cut."""
     from rich.table import Table
 
@@ -237,7 +252,8 @@ def _remarks(cell: Json) -> list[str]:
     holds = [name.upper() for name in ("w", "x") if cell[f"{name}_holds"]]
     said = [f"{' and '.join(holds)} < 1"] if holds else []
     said += [VACUOUS] if cell["vacuous"] else []
-    return [*said, *(["in-degree < k"] if cell["sinks_outside"] else [])]
+    said += ["in-degree < k"] if cell["sinks_outside"] else []
+    return [*said, *(["uneven rows"] if cell["uneven"] else [])]
 
 
 def _layer_row(layer: Json) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semfocus.report.drawing import FORMATS, caption, drawing, legend, percent, save
+from semfocus.report.drawing import FORMATS, caption, drawing, legend, name_points, percent, save
 from semfocus.report.scales import log_scale
 from semfocus.report.seeds import Line, about_bands, draw_line, lines, run_lines
 from semfocus.report.style import PAPERS, Look, Theme, look
@@ -169,9 +169,8 @@ def draw_against_speed(
         figure = Figure(figsize=(5.2, 4.0), layout="constrained")
         panel = figure.subplots()
         shape = look("topk:5")
-        for task, ratio, speed in points:
+        for _, ratio, speed in points:
             panel.plot(ratio, speed, shape.marker, color=shape.on(theme), markersize=7)
-            panel.annotate(task, (ratio, speed), xytext=(6, 4), textcoords="offset points", fontsize=8)
         panel.axhline(1, color=PAPERS[theme].quiet, linewidth=0.9)
         if log_scale(panel, "y"):
             _plain_numbers(panel.yaxis)
@@ -179,6 +178,7 @@ def draw_against_speed(
         panel.set_xlabel(f"dispersion of the k heaviest / of all keys, {when} of training")
         panel.set_ylabel("times fewer epochs than full attention")
         figure.suptitle(correlation_text(correlation), fontsize=9, x=0.01, ha="left")
+        name_points(panel, points, theme, rule=1)
         return save(figure, stem, formats)
 
 

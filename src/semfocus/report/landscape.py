@@ -262,7 +262,7 @@ def draw_sharpness(
             panel.set_xlabel("epoch")
             logarithmic(panel, "y")
             panel.set_xscale("symlog", linthresh=1, linscale=0.5)
-            panel.set_xlim(left=0)
+            panel.margins(x=0.04)  # so that no axis runs through the marks of the first epoch
             panel.set_xticks(_spaced(epochs))
             panel.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
             panel.xaxis.set_minor_locator(NullLocator())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from semfocus.analysis.masks_against_speed import OUTCOMES, MaskPoint, drawn_masks, masks_against
 from semfocus.report.diagnosis_figures import correlation_text
-from semfocus.report.drawing import FORMATS, caption, drawing, save
+from semfocus.report.drawing import FORMATS, caption, drawing, name_points, save
 from semfocus.report.scales import logarithmic
 from semfocus.report.style import PAPERS, Theme, look
 
@@ -37,13 +37,9 @@ def draw_masks_against_speed(
             "speed-up": {point.task for point in points if point.speed_up.ratio.sign != "="},
         }
         for panel, outcome in zip(panels, OUTCOMES, strict=True):
-            drawn = drawn_masks(points, outcome)
-            for task, kept, value in drawn:
+            for task, kept, value in drawn_masks(points, outcome):
                 face = paper.ground if task in bounds[outcome] else shape.on(theme)
                 panel.plot(kept, value, shape.marker, color=shape.on(theme), markerfacecolor=face, markersize=7)
-                lift, side = (6, "bottom") if _above_its_neighbour((task, kept, value), drawn) else (-6, "top")
-                panel.annotate(task, (kept, value), xytext=(0, lift), textcoords="offset points", fontsize=8,
-                               ha="center", va=side)  # fmt: skip
             panel.margins(x=0.25, y=0.2)
             logarithmic(panel, "y")
             panel.set_ylabel(LABELS[outcome])
@@ -56,11 +52,6 @@ def draw_masks_against_speed(
         panels[1].axhline(1, color=paper.quiet, linewidth=0.9)
         hollow = " Hollow: a bound, for some runs never got there." if any(bounds.values()) else ""
         caption(figure, f"Stability of the masks of {mechanism}, and how soon it learns: a point a task.{hollow}")
+        for panel, outcome in zip(panels, OUTCOMES, strict=True):
+            name_points(panel, drawn_masks(points, outcome), theme, rule=1 if outcome == "speed-up" else None)
         return save(figure, stem, formats)
-
-
-def _above_its_neighbour(point: tuple[str, float, float], drawn: Sequence[tuple[str, float, float]]) -> bool:
-    """Where its name goes, so that it does not meet the next one: above the higher of two, below the lower."""
-    others = [other for other in drawn if other[0] != point[0]]
-    nearest = min(others, key=lambda other: abs(other[1] - point[1]), default=point)
-    return point[2] >= nearest[2]

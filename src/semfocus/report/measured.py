@@ -6,19 +6,20 @@
     section.faults             measurements that are not what their name says
 
 One line a mechanism, the median over seeds. Runs that were measured in another way than most of their group (other
-rows, another split, another grid) are left out, and the panel says how many.
+rows, another split, checkpoint or grid), or with another k than most of their mechanism, are left out, and the panel
+says how many.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from semfocus.analysis.alike import commonest
+from semfocus.analysis.records import Record
 from semfocus.report.diagnosis_figures import draw_dispersion_along_training, draw_mask_stability
 from semfocus.report.gather import Gathered, shown
 from semfocus.report.groups import Group
@@ -33,10 +34,11 @@ MOST_BYTES = 3_200_000  # of pictures: eight tasks with everything measured
 NO_ROOM = "Left out, for the page would grow too large; a report of these runs alone has them."
 ALIKE = {
     "dispersion": ("split", "rows"),
-    "mask_stability": ("split", "rows", "noise"),
+    "mask_stability": ("split", "rows", "checkpoint", "noise"),
     "sharpness": ("rows",),
     **{surface_name(directions): ("grid", "extent", "rows", "squares") for directions in DIRECTIONS},
 }
+WITHIN = ("k",)  # in what runs of one mechanism have to agree: each is looked at with a k of its own
 Runs = dict[str, dict[int, Json]]  # documents by mechanism and seed
 
 
@@ -114,13 +116,22 @@ def _panels(
 def _alike(group: Group, documents: Mapping[str, Mapping[str, Json]], name: str) -> tuple[Runs, int]:
     """The group's documents of one kind, measured as most of them were, and how many were not."""
     known = [(run, documents[run.id][name]) for run in group.records if name in documents.get(run.id, {})]
-    ways = [json.dumps([document[field] for field in ALIKE[name]]) for _, document in known]
-    usual = Counter(ways).most_common(1)[0][0] if ways else ""
+    agreed = _of_one_way(known, ALIKE[name])
     runs: Runs = {}
-    for (run, document), way in zip(known, ways, strict=True):
-        if way == usual:
-            runs.setdefault(run.mechanism, {})[run.seed] = document
-    return runs, sum(way != usual for way in ways)
+    left_out = len(known) - len(agreed)
+    for mechanism in dict.fromkeys(run.mechanism for run, _ in agreed):
+        own = [(run, document) for run, document in agreed if run.mechanism == mechanism]
+        alike = _of_one_way(own, WITHIN)
+        left_out += len(own) - len(alike)
+        runs[mechanism] = {run.seed: document for run, document in alike}
+    return runs, left_out
+
+
+def _of_one_way(known: Sequence[tuple[Record, Json]], fields: Sequence[str]) -> list[tuple[Record, Json]]:
+    """Those that agree with most in these fields."""
+    ways = [{field: document[field] for field in fields if field in document} for _, document in known]
+    usual = commonest(ways)
+    return [one for one, way in zip(known, ways, strict=True) if way == usual]
 
 
 def _with(kind: tuple[Runs, int], panel: Callable[[Runs, str], Json | None]) -> Json | None:

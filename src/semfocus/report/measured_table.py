@@ -21,7 +21,8 @@ NOTE = (
     "keys. Two models: δ full from the run with full attention, the rest from the top-k run of the same seed, as in "
     "the paper. One model: both dispersions from the same scores of the top-k run. Only the lines 100 % are the "
     "theorem. Sharper: the certified constant of heavy hitters over that of full attention. Vacuous (grey): "
-    "e^δ / keys, a bound on a probability, exceeds 1. In-degree < k: outside the theory."
+    "e^δ / keys, a bound on a probability, exceeds 1. In-degree < k: outside the theory. Uneven rows: queries of a row "
+    "see different keys, for which there is no sharper X."
 )
 Runs = Mapping[str, Mapping[int, Json]]
 
@@ -60,13 +61,16 @@ def _table(task: str, mechanism: str, runs: Runs) -> list[Json]:
 
 def _line(cells: Sequence[Json]) -> Json:
     numbers = [_text(statistics.median(_number(cell, name) for cell in cells)) for name in NUMBERS]
+    uneven = [cell for cell in cells if cell["uneven"]]
     sharper = [[cell["sharper"][name] for cell in cells] for name in ("w", "x")]
     medians = [_text(statistics.median(math.inf if v is None else v for v in values)) for values in sharper]
+    if uneven:
+        medians[1] = ""
     vacuous = [cell for cell in cells if cell["vacuous"]]
     met = [cell for cell in cells if cell["w_holds"] and cell["x_holds"]]
     outside = [cell for cell in cells if cell["sinks_outside"]]
     said = [_share(found, cells, words) for found, words in (
-        (met, "W and X < 1"), (vacuous, "vacuous"), (outside, "in-degree < k"),
+        (met, "W and X < 1"), (vacuous, "vacuous"), (outside, "in-degree < k"), (uneven, "uneven rows"),
     )]  # fmt: skip
     return {
         "cells": [*numbers, *medians],

@@ -21,6 +21,7 @@ SPREADS = ("delta", "delta_full", "delta_heavy", "separation", "in_degree")
 DIRECTIONS = ("random", "path", "hessian")
 LARGEST = 1e30  # beyond it no axis can be labelled
 LONGEST = 10_000
+FEWEST = 2  # keys of a query where nobody says how many: what holds for two holds for more
 FINEST = 1001  # points along a side of a surface that a page draws
 
 
@@ -51,7 +52,8 @@ def _checkpoint(value: Any) -> Json:
     return {
         "epoch": max(0.0, _number(value, "epoch")),
         "keys": max(1, int(_number(value, "keys"))),
-        "fewest_keys": max(1, int(_number({"fewest_keys": value["keys"], **value}, "fewest_keys"))),
+        "fewest_keys": max(1, int(_number({"fewest_keys": FEWEST, **value}, "fewest_keys"))),
+        "uneven": int(_number({"uneven": 1, **value}, "uneven")),
         **{name: {p: _maybe(spread.get(p), f"{name} {p}") for p in PERCENTS} for name, spread in spreads.items()},
         "infinite": {name: [p for p in PERCENTS if p in _strings(infinite.get(name))] for name in SPREADS},
     }
@@ -65,6 +67,7 @@ def mask_stability(payload: Mapping[str, Any]) -> Json:
     if not noise or {len(kept), len(shares)} != {len(noise)} or any(len(row) != len(borders) + 1 for row in shares):
         raise Malformed("noise, kept and by_separation do not fit together")
     about = {"k": _number(payload, "k"), "split": str(payload.get("split")), "rows": _number(payload, "rows")}
+    about |= {"checkpoint": str(payload.get("checkpoint", "last"))}
     return {**about, "noise": noise, "kept": kept, "by_separation": {"borders": borders, "kept": shares}}
 
 

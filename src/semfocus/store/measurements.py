@@ -3,23 +3,26 @@
     write_measurement(run, "dispersion", {"k": 5, ...})      replaces what was there, in one step
     read_measurement(run, "dispersion")                      None when it was never measured
     read_measurements(run)                                   all of them; a damaged one is warned about, and left out
+    with changing(run): ...                                  read and write again, while no other process does
 
-Measurements can be made again from the run's checkpoints. They take no lock: a writer of the run never comes here.
+Measurements can be made again from the run's checkpoints. They do not take the run's lock: its writer never comes here.
 As with everything in a run directory, what is read may be a stranger's.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semfocus.errors import CorruptData, OtherFormat, StorageError, UsageError
 from semfocus.store import atomic, formats, strict, tensors
-from semfocus.store.directory import RunDirectory
+from semfocus.store.directory import LOCK, RunDirectory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,6 +72,22 @@ def read_measurements(run: RunDirectory) -> dict[str, dict[str, Any]]:
             if payload is not None:
                 found[name] = payload
     return found
+
+
+@contextmanager
+def changing(run: RunDirectory) -> Iterator[None]:
+    """One process at a time: who adds to what is there would else lose what another has added since it was read."""
+    folder = _folder(run)
+    if not run.path.is_dir():
+        raise StorageError(f"{run.path} is gone; there is no run to keep measurements with")
+    atomic.make_directories(folder)
+    handle = atomic.open_lock(folder / LOCK)
+    try:
+        with suppress(OSError):  # a file system without locks: as good as it goes
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def measurement_names(run: RunDirectory) -> list[str]:

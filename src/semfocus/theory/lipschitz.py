@@ -59,6 +59,10 @@ def lipschitz_x(
     attention, and upsilon e^delta (2 g (1 + beta)(1 + 1/separation) + beta) for heavy hitters. For full attention
     it is not a bound: three tokens at +1, one at -1 and equal scores pass it from g = 4 on. `delta`, `sink_ratio`
     and `separation` hold at both inputs; `k` (L for full attention) sharpens the certified form.
+
+    It is assumed that every query keeps k keys, so that a key has at most sink_ratio k keepers, each of which gives it
+    at most the weight bound for k; of full attention, that all queries see the same keys and are no more than these.
+    Under a causal mask neither is so (with equal scores the first key receives 1 + 1/2 + 1/3 + ...): no bound there.
     """
     is_paper = pick("form", form, {"paper": True, "certified": False})
     if separation is not None and sink_ratio is None:

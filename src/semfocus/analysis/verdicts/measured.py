@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from semfocus.analysis.alike import alike, seen
 from semfocus.analysis.as_good import sign_p
 from semfocus.analysis.correlation import spearman
 from semfocus.analysis.intervals import Interval, mean_interval
@@ -29,6 +30,8 @@ PERCENTILES = ("75", "90", "95", "100")
 THEOREM = "100"  # the percentile at which the definitions are met
 SMALLEST = 1e-9  # positive numbers below count as this
 STRONG = 0.5  # a rank correlation that predicts
+EVERYWHERE, HERE = ("split", "checkpoint"), ("rows",)  # in what measurements of all tasks, and of one, have to agree
+Has = Callable[[Record], bool]  # whether a run counts
 
 
 def number(values: Any, *path: str) -> float | None:
@@ -57,12 +60,16 @@ def c9(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
         if setting is None:
             parts += [missing(name, f"no pair of {FULL} and {TOPK} with a measured dispersion") for name in names]
             continue
-        parts.append(smaller(names[0], setting, has, last, "delta", PERCENTILES))
-        parts.append(_conditions(names[1], setting, has, last))
+        usable = _in_one_way({task: setting}, measurements, "dispersion", (FULL, TOPK), has)
+        if not setting.seeds(FULL, TOPK, usable=usable):
+            parts += [missing(name, f"no pair of {FULL} and {TOPK} measured in the same way") for name in names]
+            continue
+        parts.append(smaller(names[0], setting, usable, last, "delta", PERCENTILES))
+        parts.append(_conditions(names[1], setting, usable, last))
     return parts
 
 
-def _conditions(name: str, setting: Setting, has: Callable[[Record], bool], last: Callable[..., float | None]) -> Part:
+def _conditions(name: str, setting: Setting, has: Has, last: Callable[..., float | None]) -> Part:
     """W < 1 and X < 1 in significantly more than half of the pairs of models, by the exact sign test."""
     from semfocus.theory.lipschitz import condition_w, condition_x  # with it comes torch
 
@@ -86,7 +93,7 @@ def _conditions(name: str, setting: Setting, has: Callable[[Record], bool], last
 def smaller(
     name: str,
     setting: Setting,
-    has: Callable[[Record], bool],
+    has: Has,
     value: Callable[..., float | None],
     what: str,
     percentiles: Sequence[str],
@@ -117,7 +124,7 @@ def smaller(
     return Part(name, decision, p, effect, interval, setting.ids(seeds, FULL, TOPK), why, setting.note())
 
 
-def measured_runs(setting: Setting, has: Callable[[Record], bool]) -> list[Record]:
+def measured_runs(setting: Setting, has: Has) -> list[Record]:
     """The runs of both arms of the seeds that both have."""
     seeds = setting.seeds(FULL, TOPK, usable=has)
     return [setting.arms[mechanism][seed] for mechanism in (FULL, TOPK) for seed in seeds]
@@ -139,10 +146,10 @@ def c12(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
     def gap(record: Record) -> float | None:
         return number(payload(record), "separation", "50")
 
-    def has(record: Record) -> bool:
+    def known(record: Record) -> bool:
         return record.mechanism == FULL or (stays(record) is not None and gap(record) is not None)
 
-    chosen = _chosen(settings, has)
+    chosen, has = _chosen_alike(settings, measurements, "mask_stability", (TOPK,), known)
     levels = {str(payload(r).get("noise")) for s in chosen.values() for r in s.arms[TOPK].values() if has(r)}
     names = "small separation: unstable masks", "small separation: slower"
     if len(levels) > 1:
@@ -162,10 +169,10 @@ def c13(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
         payload = measurements.get(record.id, {}).get("dispersion")
         return number(payload, "checkpoints", "0", "delta", THEOREM) if number(payload, "k") == K else None
 
-    def has(record: Record) -> bool:
+    def known(record: Record) -> bool:
         return (delta(record) or 0.0) > 0
 
-    chosen = _chosen(settings, has)
+    chosen, has = _chosen_alike(settings, measurements, "dispersion", (FULL, TOPK), known)
     ratios = {}
     for task, setting in chosen.items():
         seeds = setting.seeds(FULL, TOPK, usable=has)
@@ -175,12 +182,32 @@ def c13(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
     return [_correlated(name, ratios, _speed_ups(chosen), -1, chosen, has)]
 
 
-def _chosen(settings: Sequence[Setting], has: Callable[[Record], bool]) -> dict[str, Setting]:
+def _chosen_alike(
+    settings: Sequence[Setting], measurements: Measurements, name: str, arms: Sequence[str], has: Has
+) -> tuple[dict[str, Setting], Has]:
+    """By task the setting to look at, and which of its runs count; a task of which none does is left out."""
     found = {task: choose(settings, task, usable=has) for task in TASKS}
-    return {task: setting for task, setting in found.items() if setting is not None}
+    chosen = {task: setting for task, setting in found.items() if setting is not None}
+    usable = _in_one_way(chosen, measurements, name, arms, has)
+    return {task: setting for task, setting in chosen.items() if setting.seeds(FULL, TOPK, usable=usable)}, usable
 
 
-def _median(setting: Setting, has: Callable[[Record], bool], value: Callable[[Record], float | None]) -> float:
+def _in_one_way(
+    chosen: Mapping[str, Setting], measurements: Measurements, name: str, arms: Sequence[str], has: Has
+) -> Has:
+    """`has`, less the runs of these arms that were measured in another way than most, or than the other of the pair."""
+    groups = {
+        task: [
+            [seen(setting.arms[arm][seed], measurements, name, [*EVERYWHERE, *HERE]) for arm in arms]
+            for seed in setting.seeds(FULL, TOPK, usable=has)
+        ]
+        for task, setting in chosen.items()
+    }
+    counted = alike(groups, EVERYWHERE, HERE).runs
+    return lambda record: has(record) and (record.mechanism not in arms or record.id in counted)
+
+
+def _median(setting: Setting, has: Has, value: Callable[[Record], float | None]) -> float:
     runs = [setting.arms[TOPK][seed] for seed in setting.seeds(FULL, TOPK, usable=has)]
     return statistics.median(found for run in runs if (found := value(run)) is not None)
 
@@ -197,7 +224,7 @@ def _correlated(
     y: Mapping[str, float],
     sign: int,
     chosen: Mapping[str, Setting],
-    has: Callable[[Record], bool],
+    has: Has,
 ) -> Part:
     """Shown: rho has this sign at 5 %. Refuted: it has the other one, or its interval excludes 0.5 in strength."""
     found = spearman(x, y)
