@@ -112,7 +112,7 @@ def draw_dispersion_along_training(
                 if log_scale(panel, "y"):
                     _plain_numbers(panel.yaxis)
             else:
-                panel.set_ylim(bottom=0)
+                panel.set_ylim(0, 1.05 * panel.get_ylim()[1])  # room for the highest mark
         panels[0].set_ylabel(f"percentile {at} (separation: {100 - int(at)})")
         caption(figure, about_bands(found))
         legend(figure, list(panels))
