@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -10,6 +12,7 @@ from semfocus import Attention, attend
 from semfocus.attention import parse_mechanism
 from semfocus.config import AttentionConfig, ModelConfig
 from semfocus.model import Encoder, Spec, initial
+from tests.integrations import tiny
 
 WIDTH, HEADS = 16, 4
 
@@ -87,3 +90,9 @@ def encoder(mechanism: str = "topk:3", heads: int = 2, blocks: int = 2, width: i
 
 def rows(count: int = 5, width: int = 8, seed: int = 3) -> Tensor:
     return torch.randint(0, 3, (count, width), generator=torch.Generator().manual_seed(seed))
+
+
+def eager_mistral() -> Any:
+    model = tiny.mistral(7)
+    model.set_attn_implementation("eager")
+    return model

@@ -18,6 +18,7 @@ import pytest
 
 from semfocus.errors import Locked, StorageError
 from semfocus.store import RunDirectory, RunStore, RunWriter
+from semfocus.store.locks import HeldLock
 from tests.store.helpers import RUN, advance, assert_consistent, filled, new_run, processes, row, state
 
 
@@ -219,6 +220,26 @@ def test_a_run_deleted_while_it_trains_is_named_and_not_made_again(
         with pytest.raises(StorageError, match=f"{run.path} was deleted or moved") as caught:
             write(writer)
         assert caught.value.exit_code == 6
+    assert not run.path.exists()
+
+
+@pytest.mark.parametrize("write", [WRITES["metrics"], WRITES["status"], WRITES["checkpoint"]])
+def test_a_run_that_vanishes_between_the_look_and_the_write_is_named_too(
+    tmp_path: Path, write: Callable[[RunWriter], None]
+) -> None:
+    run, look = filled(tmp_path / "runs"), HeldLock.check
+
+    def look_and_lose(held: HeldLock) -> None:
+        look(held)
+        if run.path.exists():
+            run.path.rename(tmp_path / "elsewhere")
+
+    with (
+        run.lock() as writer,
+        mock.patch.object(HeldLock, "check", look_and_lose),
+        pytest.raises(StorageError, match=f"{run.path} was deleted or moved"),
+    ):
+        write(writer)
     assert not run.path.exists()
 
 

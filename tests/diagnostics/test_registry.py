@@ -1,0 +1,140 @@
+"""Transformers models that compute their weights themselves: checked against a plain softmax, and refused by layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from semfocus.diagnostics import diagnose
+from semfocus.errors import UsageError
+from tests.diagnostics.models import eager_mistral
+from tests.integrations import tiny
+
+
+def test_the_registry_is_as_before_even_after_an_exception() -> None:
+    from transformers import AttentionInterface
+
+    before = AttentionInterface.__dict__["get_interface"]
+    model = tiny.gpt2()
+    with pytest.raises((IndexError, RuntimeError)):
+        diagnose(model, [torch.full((1, 4), 10**6)], k=2)
+    assert AttentionInterface.__dict__["get_interface"] is before
+
+
+def test_scores_that_a_model_changes_behind_our_back_are_refused() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    def capped(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **options):
+        scores = (3 * torch.tanh(query @ key.mT / 3)).softmax(-1)
+        return (scores @ value).transpose(1, 2), scores
+
+    AttentionInterface.register("of_a_test", capped)
+    AttentionMaskInterface.register("of_a_test", eager_mask)
+    model = tiny.gpt2(attn_implementation="of_a_test")
+    with pytest.raises(UsageError, match=r"of_a_test.*set_attn_implementation"):
+        diagnose(model, [tiny.tokens(1, 6)], k=2)
+    from transformers.models.gpt2 import modeling_gpt2
+
+    model = tiny.gpt2(attn_implementation="eager")
+    original = modeling_gpt2.eager_attention_forward
+    modeling_gpt2.eager_attention_forward = capped
+    try:
+        with pytest.raises(UsageError, match=r"transformer\.h\.0\.attn .*not the softmax of what is seen: query"):
+            diagnose(model, [tiny.tokens(1, 6)], k=2)
+    finally:
+        modeling_gpt2.eager_attention_forward = original
+
+
+def gemma2(cap: float | None) -> Any:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    size = tiny.SHAPE | {"num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 8}
+    config = Gemma2Config(**size, pad_token_id=0, attn_logit_softcapping=cap, attn_implementation="eager")
+    return tiny.build(lambda: Gemma2ForCausalLM(config))
+
+
+def gpt_oss(sink: float) -> Any:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    size = tiny.SHAPE | {"num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 8}
+    config = GptOssConfig(**size, num_local_experts=2, num_experts_per_tok=1, attn_implementation="eager")
+    model = tiny.build(lambda: GptOssForCausalLM(config))
+    with torch.no_grad():
+        model.model.layers[0].self_attn.sinks.fill_(sink)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [(lambda: gemma2(0.01), "gives a key"), (lambda: gpt_oss(3.0), "sum to 1 only within")],
+)
+def test_caps_and_sinks_that_move_every_weight_a_little_are_refused_by_layer(make: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=rf"model\.layers\.0\.self_attn .*{why}"):
+        diagnose(make(), [tiny.tokens(1, 60)], k=4)
+
+
+def test_attention_that_drops_weights_in_training_is_refused_and_checked_where_it_drops_none() -> None:
+    model = gemma2(0.01).train()
+    with pytest.raises(UsageError, match=r"self_attn .*gives a key"):
+        diagnose(model, [tiny.tokens(1, 60)], k=4)
+    model.model.layers[0].self_attn.attention_dropout = 0.1
+    with pytest.raises(UsageError, match=r"model\.layers\.0\.self_attn .*call model\.eval\(\) first"):
+        diagnose(model, [tiny.tokens(1, 60)], k=4)
+    assert diagnose(gemma2(None).train(), [tiny.tokens(1, 60)], k=4).whole.queries
+
+
+def test_weights_that_a_model_itself_makes_nan_are_told_from_caps_and_sinks() -> None:
+    mask = torch.ones(2, 12, dtype=torch.int64)
+    mask[1, :4] = 0
+    model = tiny.llama(attn_implementation="eager").double()
+    with pytest.raises(UsageError, match="the model's own weights of query 4 are not finite") as refused:
+        diagnose(model, [{"input_ids": tiny.tokens(2, 12), "attention_mask": mask}], k=3)
+    assert "a cap" not in str(refused.value)
+
+
+def test_a_position_bias_is_refused_with_the_implementation_that_can_be_seen() -> None:
+    from transformers import T5Config, T5EncoderModel
+
+    size = {
+        "d_model": 16,
+        "d_kv": 4,
+        "d_ff": 16,
+        "num_layers": 1,
+        "num_heads": 4,
+        "vocab_size": tiny.SHAPE["vocab_size"],
+    }
+    model = tiny.build(lambda: T5EncoderModel(T5Config(**size, attn_implementation="eager")))
+    with pytest.raises(UsageError, match=r"a bias.*set_attn_implementation\(\"sdpa\"\)"):
+        diagnose(model, [tiny.tokens(1, 12)], k=3)
+    model.set_attn_implementation("sdpa")
+    assert diagnose(model, [tiny.tokens(1, 12)], k=3).whole.queries
+    with pytest.raises(UsageError) as refused:
+        diagnose(gemma2(0.01), [tiny.tokens(1, 60)], k=4)
+    assert "sdpa" not in str(refused.value)  # where there is no cap: another model
+
+
+PLAIN = {
+    "llama": lambda: tiny.llama(attn_implementation="eager"),
+    "gpt2": lambda: tiny.gpt2(attn_implementation="eager"),
+    "bert": lambda: tiny.bert(attn_implementation="eager"),
+    "mistral": eager_mistral,
+    "gemma2": lambda: gemma2(None),
+    "gpt_oss": lambda: gpt_oss(-30.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", PLAIN)
+def test_plain_eager_models_are_accepted_however_coarsely_they_compute(family: str, dtype: torch.dtype) -> None:
+    mask = torch.ones(2, 40, dtype=torch.int64)
+    mask[1, :7] = 0
+    found = diagnose(PLAIN[family]().to(dtype), [{"input_ids": tiny.tokens(2, 40), "attention_mask": mask}], k=4)
+    assert found.whole.queries
+
+
+def test_models_under_autocast_are_checked_as_coarsely_as_they_compute() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert diagnose(PLAIN["llama"](), [tiny.tokens(1, 40)], k=4).whole.queries
