@@ -80,7 +80,13 @@ def turned(a):
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr, factor=1.0):
     """a @ b of two operands, times a number, summed in float32."""
-    return added(tl.zeros((a[0].shape[0], b[0].shape[1]), tl.float32), a, b, PRECISION) * (a[2] * b[2] * factor)
+    return summed(a, b, PRECISION) * (a[2] * b[2] * factor)
+
+
+@triton.jit
+def summed(a, b, PRECISION: tl.constexpr):
+    """a @ b, counted in the product of their units."""
+    return added(tl.zeros((a[0].shape[0], b[0].shape[1]), tl.float32), a, b, PRECISION)
 
 
 @triton.jit

@@ -23,6 +23,7 @@ BEYOND = tl.constexpr(2**31 - 1)  # an index beyond every column
 MINUS_INF = tl.constexpr(float("-inf"))
 QUIET_NAN = tl.constexpr(0x7FC00000)
 LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -86,7 +87,12 @@ INTERPRETED = tl.constexpr(not isinstance(ordered, triton.JITFunction) and not i
 @triton.jit
 def exponential(x):
     """exp(x), where what is too small for a normal number is zero: two instructions instead of five."""
-    x = x * LOG2_E
+    return power_of_two(x * LOG2_E)
+
+
+@triton.jit
+def power_of_two(x):
+    """2**x, likewise."""
     return tl.exp2(x) if INTERPRETED else _power_of_two(x)
 
 

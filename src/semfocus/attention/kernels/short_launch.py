@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from triton import OutOfResources
 
-from semfocus.attention.kernels import short_listed, short_tiled, short_whole
+from semfocus.attention.kernels import short_choice, short_listed, short_tiled, short_whole
 from semfocus.attention.kernels.products import precision
 from semfocus.attention.kernels.shared import dropout_threshold
 from semfocus.attention.kernels.short_arguments import LEAD, arranged, dropout_type, padded, row_numbers
@@ -17,13 +17,16 @@ from semfocus.attention.kernels.short_configs import LONGEST, Launch, launch_for
 from semfocus.attention.kernels.short_ops import plan
 from semfocus.attention.mechanisms import Local, Mechanism, Selective, TopK
 
+GROUP = short_choice.GROUP.value
+
 KERNELS: dict[str, Any] = {
     "whole_forward": short_whole.whole_forward,
     "whole_backward": short_whole.whole_backward,
     "tiled_forward": short_tiled.tiled_forward,
     "tiled_by_query": short_tiled.tiled_by_query,
     "tiled_by_key": short_tiled.tiled_by_key,
-    "listed_forward": short_listed.listed_forward,
+    "listed_choice": short_choice.listed_choice,
+    "listed_mix": short_listed.listed_mix,
     "listed_by_query": short_listed.listed_by_query,
     "listed_by_key": short_listed.listed_by_key,
 }
@@ -52,8 +55,15 @@ class Call:
         given = [*_pick(x, "q k v out mask lengths bounds"), dropout]
         numbers = [sizes, *self._lengths, self.scale]
         kind = plan(*self._lengths, self.mechanism)
-        results = {"whole": [kept, lse], "tiled": [lse, saved], "listed": [kept, lse, saved]}
-        self._run(f"{kind}_forward", *given, *results[kind], *numbers, CAREFUL=careful)
+        if kind == "whole":
+            self._run("whole_forward", *given, kept, lse, *numbers, CAREFUL=careful)
+        elif kind == "tiled":
+            self._run("tiled_forward", *given, lse, saved, *numbers, CAREFUL=careful)
+        else:
+            bits = kept.new_empty(*lse.shape[:-1], -(-self._lengths[1] // GROUP), self._lengths[0], dtype=torch.int16)
+            self._run("listed_choice", *_pick(x, "q k mask lengths bounds"), bits, *numbers)
+            given = [*_pick(x, "q k v out bounds"), dropout, bits]
+            self._run("listed_mix", *given, kept, lse, saved, *numbers, CAREFUL=careful)
 
     def backward(
         self, grad: Tensor, grad_lse: Tensor | None, out: Tensor, kept: Tensor, saved: Tensor, dq: Tensor, dk: Tensor,
@@ -61,25 +71,30 @@ class Call:
     ) -> None:  # fmt: skip
         """Fill the gradients."""
         slopes = None if grad_lse is None else grad_lse.unsqueeze(-1)
+        # Who goes by queries leaves the gradient in 16 bits to who goes by keys, where products take no more of it.
+        kind = plan(*self._lengths, self.mechanism)
+        halved = kind != "whole" and self._precision == "fp16"
+        narrow = torch.empty_like(grad, dtype=torch.float16) if halved else None
         x, dropout, sizes = self._arguments(
-            {"grad": grad, "grad_lse": slopes, "out": out, "dq": dq, "dk": dk, "dv": dv}
+            {"grad": grad, "grad_lse": slopes, "narrow": narrow, "out": out, "dq": dq, "dk": dk, "dv": dv}
         )
         numbers = [sizes, *self._lengths, self.scale]
-        kind = plan(*self._lengths, self.mechanism)
+        narrowed = "grad" if narrow is None else "narrow"
         if kind == "whole":
             given = [*_pick(x, "grad grad_lse q k v mask lengths bounds"), dropout, kept]
             self._run("whole_backward", *given, *_pick(x, "dq dk dv"), *numbers)
         elif kind == "tiled":
-            totals = torch.empty_like(saved[..., 0, :])
-            given = [*_pick(x, "grad grad_lse q k v out mask lengths bounds"), dropout, saved, totals]
-            self._run("tiled_by_query", *given, x["dq"], *numbers)
-            given = [*_pick(x, "grad grad_lse q k v mask lengths bounds"), dropout, saved, totals]
+            factors = saved.new_empty(*saved.shape[:-2], 3, saved.shape[-1])
+            hashed = None if dropout is None else torch.empty_like(saved[..., 0, :], dtype=torch.int32)
+            given = [*_pick(x, "grad grad_lse q k v out mask lengths bounds"), dropout, saved, factors, hashed]
+            self._run("tiled_by_query", *given, *_pick(x, "narrow dq"), *numbers)
+            given = [*_pick(x, f"{narrowed} grad_lse q k v mask lengths bounds"), dropout, saved, factors, hashed]
             self._run("tiled_by_key", *given, *_pick(x, "dk dv"), *numbers)
         else:
             dropped, changes = torch.empty_like(saved), torch.empty_like(saved)
             given = [*_pick(x, "grad grad_lse k v bounds"), dropout, kept, saved, dropped, changes]
-            self._run("listed_by_query", *given, x["dq"], *numbers)
-            given = [*_pick(x, "grad q lengths bounds"), dropout, kept, dropped, changes]
+            self._run("listed_by_query", *given, *_pick(x, "narrow dq"), *numbers)
+            given = [*_pick(x, f"{narrowed} q bounds"), dropout, kept, dropped, changes, torch.empty_like(kept)]
             self._run("listed_by_key", *given, *_pick(x, "dk dv"), *numbers)
 
     def _run(self, name: str, *arguments: Any, **options: Any) -> None:
@@ -159,6 +174,7 @@ class Call:
             "SINKS": min(mechanism.sinks, LONGEST) if forced else 0,
             "WINDOW": min(mechanism.window, 2 * LONGEST) if forced else 0,
             "W": -(-keys // 32) if most else 0,
+            "G": padded(-(-keys // GROUP)),
             "CAUSAL": self.causal,
             "PRECISION": self._precision,
             "D": d,

@@ -1,12 +1,13 @@
 """Top-k and bottom-k attention over rows of up to a thousand positions, as lists of the keys that each query keeps.
 
-    listed_forward     per tile of queries: all keys, tile by tile; the k best so far stay in registers, sorted, and
-                       only what beats the last of them is looked at
+    listed_choice      which keys, as bits: `short_choice`
+    listed_mix         bits become lists; softmax of the listed scores, sum of the listed values
     listed_by_query    backward: the listed keys and values alone; dq, and for each listed pair its weight and dS
-    listed_by_key      backward: dense tiles of weights and dS rebuilt from the lists, then dv = P' dout, dk = dS' q
+    listed_by_key      backward: for a tile of keys, the entries that name one of them; their weights and dS in the
+                       rows of their keys, the rest of a tile zeros; then dv = P' dout, dk = dS' q
 
 The backward pass never looks at a score again: the weights are saved. Lists are stored (problems, k, queries), the
-best key first, index -1 where a query has fewer.
+lowest index first, -1 where a query has fewer.
 """
 
 # ruff: noqa: RUF005  (Triton knows no starred tuples)
@@ -15,122 +16,83 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.products import added, operand, product, turned
-from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, exponential, finite, unordered
+from semfocus.attention.kernels.products import added, counted_operand, inverse, operand
+from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, exponential, finite
+from semfocus.attention.kernels.short_choice import GROUP
 from semfocus.attention.kernels.short_places import (
-    allowed,
     counted,
     drop,
     hashes_of,
-    key_tiles,
-    length_of,
+    kept_factor,
     load_rows,
-    query_tiles,
     start_of,
     store_counted,
     store_rows,
+    thinned,
     units_at,
 )
-from semfocus.attention.kernels.short_whole import nonzero, ranked, unranked
+from semfocus.attention.kernels.short_whole import nonzero
 
-
-@triton.jit
-def inserted(best, index, key, column, MOST: tl.constexpr):
-    """The sorted lists with one more entry, behind its equals; what is not better than the last entry falls off."""
-    new_best, new_index = (tl.maximum(key, best[0]),), (tl.where(key > best[0], column, index[0]),)
-    for place in tl.static_range(1, MOST):
-        new_best = new_best + (tl.maximum(tl.minimum(key, best[place - 1]), best[place]),)
-        moved = tl.where(key > best[place - 1], index[place - 1], column)
-        new_index = new_index + (tl.where(key > best[place], moved, index[place]),)
-    return new_best, new_index
+SCANNED = tl.constexpr(1024)  # entries of lists that are looked at together
 
 
 @triton.jit(do_not_specialize=["queries", "keys"])
-def listed_forward(
-    q, k, v, out, mask, lengths, bounds, dropout, kept, lse, saved, sizes, queries, keys, scale,
-    MASK: tl.constexpr, KIND: tl.constexpr, MOST: tl.constexpr, CAUSAL: tl.constexpr, CAREFUL: tl.constexpr,
-    PRECISION: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+def listed_mix(
+    q, k, v, out, bounds, dropout, bits, kept, lse, saved, sizes, queries, keys, scale,
+    MOST: tl.constexpr, CAREFUL: tl.constexpr, G: tl.constexpr, Q: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
 ):  # fmt: skip
-    """Q queries of one problem."""
+    """Q queries of one problem; G groups of keys or more."""
     tiles = tl.cdiv(queries, Q)
     n, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * Q
     rows = first + tl.arange(0, Q)
-    i = rows[:, None]
     uq, uk, uv, _ug, _up, uo, _us = units_at(bounds, n, sizes, dropout, scale, DV)
-    q_tile = operand(load_rows(q, n, sizes, rows, queries, D, DP), uq, PRECISION)
-    limit = length_of(lengths, n, sizes, keys)
-    last = tl.minimum(first + Q, queries) - 1
-    _start, end, _second, _second_end = key_tiles(first, last, queries, keys, limit, K, "full", 0, 0, CAUSAL)
-    PAIRS: tl.constexpr = "pairs" if MASK == "pairs" else "none"
-    nothing = unranked(bounds)
-    best, index = (), ()
-    for _entry in tl.static_range(MOST):
-        best = best + (tl.zeros((Q,), nothing.dtype) + nothing,)
-        index = index + (tl.full((Q,), -1, tl.int32),)
-    for tile in range(end):
-        columns = tile * K + tl.arange(0, K)
-        j = columns[None, :]
-        k_tile = operand(load_rows(k, n, sizes, columns, keys, D, DP), uk, PRECISION)
-        scores = product(q_tile, turned(k_tile), PRECISION, scale)
-        free = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, PAIRS, "full", 0, 0, CAUSAL, True)
-        if MASK == "keys":
-            free = free & visible(mask, n, sizes, j, limit)
-        left = tl.where(free, ranked(scores, KIND, bounds), nothing)
-        peak = tl.max(left, axis=1)
-        while tl.max((peak > best[MOST - 1]).to(tl.int32), axis=0) > 0:  # a query has something better to list
-            column = tl.min(tl.where(left == peak[:, None], j, BEYOND), axis=1)
-            best, index = inserted(best, index, peak, column, MOST)
-            left = tl.where(j == column[:, None], nothing, left)
-            peak = tl.max(left, axis=1)
-
+    left = load_groups(bits, n, rows, queries, keys, G)
+    q_tile = counted(load_rows(q, n, sizes, rows, queries, D, DP), uq, bounds)
+    start = n.to(tl.int64) * MOST * queries + rows
     top = tl.full((Q,), MINUS_INF, tl.float32)
+    index, scores = (), ()
     for place in tl.static_range(MOST):
-        top = tl.maximum(top, score_of(best[place], index[place], KIND, bounds))
+        lowest, left = first_bit(left)
+        score = tl.sum(q_tile * load_listed(k, n, sizes, lowest, uk, bounds, D, DP), axis=1) * scale
+        score = tl.where(lowest >= 0, score, MINUS_INF)
+        tl.store(kept + start + place * queries, lowest, mask=rows < queries)
+        index, scores = index + (lowest,), scores + (score,)
+        top = tl.maximum(top, score)
     top = tl.where(top == MINUS_INF, 0.0, top)
     total = tl.zeros((Q,), tl.float32)
     for place in tl.static_range(MOST):
-        total += exponential(score_of(best[place], index[place], KIND, bounds) - top)
-    at = n.to(tl.int64) * queries + rows
-    tl.store(lse + at, top + tl.log(total), mask=rows < queries)
-    start = n.to(tl.int64) * MOST * queries + rows
-    for place in tl.static_range(MOST):
-        weight = exponential(score_of(best[place], index[place], KIND, bounds) - top) / nonzero(total)
-        tl.store(kept + start + place * queries, index[place], mask=rows < queries)
-        tl.store(saved + start + place * queries, weight, mask=rows < queries)
-    # Read back: in registers the lists lie as the products left them, which does not suit the gathering of rows.
-    tl.debug_barrier()
+        total += exponential(scores[place] - top)
+    tl.store(lse + n.to(tl.int64) * queries + rows, top + tl.log(total), mask=rows < queries)
     hashes = hashes_of(dropout, n, sizes, rows)
     mixed = tl.zeros((Q, DVP), tl.float32)
     for place in tl.static_range(MOST):
-        column = tl.load(kept + start + place * queries, mask=rows < queries, other=-1)
-        weight = tl.load(saved + start + place * queries, mask=rows < queries, other=0.0)
-        values = load_listed(v, n, sizes, column, uv, bounds, DV, DVP)
-        mixed += drop(weight, hashes, column, dropout)[:, None] * values
+        weight = exponential(scores[place] - top) / nonzero(total)
+        tl.store(saved + start + place * queries, weight, mask=rows < queries)
+        values = load_listed(v, n, sizes, index[place], uv, bounds, DV, DVP)
+        mixed += drop(weight, hashes, index[place], dropout)[:, None] * values
         if CAREFUL:
             mixed = tl.where(finite(values), mixed, float("nan"))
     store_counted(out, n, sizes, rows, queries, mixed, uo, bounds, DV, DVP)
 
 
 @triton.jit
-def visible(mask, n, sizes, j, limit):
-    """Which keys a mask leaves to all queries. It passes through words of 32 bits, plain numbers: where one warp does
-    all the work, a tile of flags would bring the scores into the order in which the flags were loaded."""
-    flags = tl.load(start_of(mask, n, sizes) + j * mask.column, mask=j < limit, other=0) != 0
-    first, bits = tl.min(j), tl.zeros(j.shape, tl.int32)
-    for word in tl.static_range((j.shape[0] * j.shape[1] + 31) // 32):
-        here = (j - first) // 32 == word
-        whole = tl.sum(tl.where(here & flags, 1 << ((j - first) % 32), 0))
-        bits = tl.where(here, whole, bits)
-    return ((bits >> ((j - first) % 32)) & 1) != 0
+def load_groups(bits, n, rows, queries, keys, G: tl.constexpr):
+    """(rows, G): the bits of the keys that each query keeps, 16 keys a number."""
+    groups, group = tl.cdiv(keys, GROUP), tl.arange(0, G)
+    at = bits + (n.to(tl.int64) * groups + group)[None, :] * queries + rows[:, None]
+    return tl.load(at, mask=(rows < queries)[:, None] & (group < groups)[None, :], other=0).to(tl.int32) & 0xFFFF
 
 
 @triton.jit
-def score_of(rank, index, KIND: tl.constexpr, bounds):
-    """The score of a listed key, -inf where there is none."""
-    score = unordered(rank) if bounds is None else rank
-    score = -score if KIND == "bottomk" else score
-    return tl.where(index >= 0, score, MINUS_INF)
+def first_bit(left):
+    """The lowest key of each row, -1 if none is left, and what is left without it."""
+    group = tl.arange(0, left.shape[1])[None, :]
+    lowest = tl.min(tl.where(left != 0, group, BEYOND), axis=1)
+    here = group == lowest[:, None]
+    word = tl.sum(tl.where(here, left, 0), axis=1)
+    exponent = ((word & -word).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+    return tl.where(word != 0, lowest * GROUP + exponent, -1), tl.where(here, left & (left - 1), left)
 
 
 @triton.jit
@@ -144,17 +106,20 @@ def load_listed(x, n, sizes, index, unit, bounds, WIDTH: tl.constexpr, PADDED: t
 
 @triton.jit(do_not_specialize=["queries", "keys"])
 def listed_by_query(
-    grad, grad_lse, k, v, bounds, dropout, kept, saved, dropped, ds, dq, sizes, queries, keys, scale,
+    grad, grad_lse, k, v, bounds, dropout, kept, saved, dropped, ds, narrow, dq, sizes, queries, keys, scale,
     MOST: tl.constexpr, Q: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
 ):  # fmt: skip
-    """dq of Q queries of one problem; of each listed pair the weight after dropout, and dS."""
+    """dq of Q queries of one problem; of each listed pair the weight after dropout, and dS; and for the other kernel the
+    gradient of the output in 16 bits, if it is taken so."""
     tiles = tl.cdiv(queries, Q)
     n, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * Q
     rows = first + tl.arange(0, Q)
-    _uq, uk, uv, _ug, _up, _uo, _us = units_at(bounds, n, sizes, dropout, scale, DV)
+    _uq, uk, uv, ug, _up, _uo, _us = units_at(bounds, n, sizes, dropout, scale, DV)
     hashes = hashes_of(dropout, n, sizes, rows)
     grad_tile = load_rows(grad, n, sizes, rows, queries, DV, DVP).to(tl.float32)
+    if narrow is not None:
+        store_rows(narrow, n, sizes, rows, queries, grad_tile * inverse(ug), DV, DVP)
     start = n.to(tl.int64) * MOST * queries + rows
     total = tl.zeros((Q,), tl.float32)
     if grad_lse is not None:
@@ -166,7 +131,7 @@ def listed_by_query(
         weight = tl.load(saved + start + place * queries, mask=rows < queries, other=0.0)
         tl.store(dropped + start + place * queries, drop(weight, hashes, index, dropout), mask=rows < queries)
         values = load_listed(v, n, sizes, index, uv, bounds, DV, DVP)
-        change = drop(tl.sum(grad_tile * values, axis=1), hashes, index, dropout)
+        change = thinned(tl.sum(grad_tile * values, axis=1) * kept_factor(dropout), hashes, index, dropout)
         total += weight * change
         changes = changes + (change,)
     dq_tile = tl.zeros((Q, DP), tl.float32)
@@ -181,36 +146,55 @@ def listed_by_query(
 
 @triton.jit(do_not_specialize=["queries", "keys"])
 def listed_by_key(
-    grad, q, lengths, bounds, dropout, kept, dropped, ds, dk, dv, sizes, queries, keys, scale,
-    MOST: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+    grad, q, bounds, dropout, kept, dropped, ds, order, dk, dv, sizes, queries, keys, scale,
+    MOST: tl.constexpr, PRECISION: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of K keys of one problem; keys are the rows of the rebuilt tiles."""
+    """dk and dv of K keys of one problem, from the entries of lists that name one of them, Q at a time."""
     tiles = tl.cdiv(keys, K)
     n, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * K
-    columns = first + tl.arange(0, K)
-    limit = length_of(lengths, n, sizes, keys)
-    begin, end, _second, _second_end = query_tiles(
-        first, first + K - 1, queries, keys, limit, Q, "full", 0, 0, CAUSAL
-    )  # fmt: skip
+    columns, entries = first + tl.arange(0, K), MOST * queries
+    start = n.to(tl.int64) * entries
+    before, count = find_entries(kept + start, order + start, first, K, entries)
     uq, _uk, _uv, ug, up, _uo, us = units_at(bounds, n, sizes, dropout, scale, DV)
     dk_tile = tl.zeros((K, DP), tl.float32)
     dv_tile = tl.zeros((K, DVP), tl.float32)
-    for tile in range(begin, end):
-        rows = tile * Q + tl.arange(0, Q)
-        start = n.to(tl.int64) * MOST * queries + rows
-        weights = tl.zeros((K, Q), tl.float32)
-        slopes = tl.zeros((K, Q), tl.float32)
-        for place in tl.static_range(MOST):
-            index = tl.load(kept + start + place * queries, mask=rows < queries, other=-1)
-            weight = tl.load(dropped + start + place * queries, mask=rows < queries, other=0.0)
-            slope = tl.load(ds + start + place * queries, mask=rows < queries, other=0.0)
-            here = columns[:, None] == index[None, :]
-            weights = tl.where(here, weight[None, :], weights)
-            slopes = tl.where(here, slope[None, :], slopes)
+    for tile in range(tl.cdiv(count, Q)):
+        places = tile * Q + tl.arange(0, Q)
+        inside = places < count
+        entry = tl.load(order + start + before + places, mask=inside, other=0)
+        index = tl.load(kept + start + entry, mask=inside, other=-1)
+        weight = tl.load(dropped + start + entry, mask=inside, other=0.0) * inverse(up)
+        slope = tl.load(ds + start + entry, mask=inside, other=0.0) * inverse(us)
+        here = columns[:, None] == index[None, :]
+        rows = tl.where(inside, entry % queries, queries)
         grad_tile = operand(load_rows(grad, n, sizes, rows, queries, DV, DVP), ug, PRECISION)
-        dv_tile = added(dv_tile, operand(weights, up, PRECISION), grad_tile, PRECISION)
+        weights = counted_operand(tl.where(here, weight[None, :], 0.0), up, PRECISION)
+        dv_tile = added(dv_tile, weights, grad_tile, PRECISION)
         q_tile = operand(load_rows(q, n, sizes, rows, queries, D, DP), uq, PRECISION)
-        dk_tile = added(dk_tile, operand(slopes, us, PRECISION), q_tile, PRECISION)
+        slopes = counted_operand(tl.where(here, slope[None, :], 0.0), us, PRECISION)
+        dk_tile = added(dk_tile, slopes, q_tile, PRECISION)
     store_rows(dk, n, sizes, columns, keys, dk_tile * (us * uq), D, DP)
     store_rows(dv, n, sizes, columns, keys, dv_tile * (up * ug), DV, DVP)
+
+
+@triton.jit
+def find_entries(kept, order, first, K: tl.constexpr, entries):
+    """Write down where in a problem's lists the K keys from `first` on are named, behind those of the keys before them;
+    how many these take, and how many were found."""
+    earlier = tl.zeros((SCANNED,), tl.int32)
+    for begin in range(0, entries, SCANNED):
+        places = begin + tl.arange(0, SCANNED)
+        index = tl.load(kept + places, mask=places < entries, other=-1)
+        earlier += ((index >= 0) & (index < first)).to(tl.int32)
+    before = tl.sum(earlier, axis=0)
+    count = first * 0
+    for begin in range(0, entries, SCANNED):
+        places = begin + tl.arange(0, SCANNED)
+        index = tl.load(kept + places, mask=places < entries, other=-1)
+        found = (index >= first) & (index < first + K)
+        number = found.to(tl.int32)
+        tl.store(order + before + count + tl.cumsum(number, axis=0) - 1, places, mask=found)
+        count += tl.sum(number, axis=0)
+    tl.debug_barrier()  # what one thread has written another is to read
+    return before, count

@@ -42,7 +42,7 @@ def short_attention(
     """Output, what was kept, log-sum-exp (*lead, Lq) and what else to remember; q has all the leading dimensions.
 
     whole     kept (*lead, words, Lq) int32: a bit for each key
-    listed    kept (*lead, k, Lq) int32: indices, best first, -1 for none; saved: their weights before dropout
+    listed    kept (*lead, k, Lq) int32: indices, lowest first, -1 for none; saved: their weights before dropout
     tiled     saved (*lead, 2, Lq): the largest score, and one over the sum of exp(score - largest)
     Empty where there is nothing to remember. Gradients are those of output and log-sum-exp.
     """

@@ -59,9 +59,7 @@ def units_at(bounds, n, sizes, dropout, scale, DV: tl.constexpr):
     nobody knows how large they are."""
     uq, uk, uv, ug, up, uo, us = 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0
     if bounds is not None:
-        weight = 1.0
-        if dropout is not None:
-            weight = dropout.factor
+        weight = kept_factor(dropout)
         at = start_of(bounds, n, sizes)
         value, grad = tl.load(at + 2 * bounds.column), tl.load(at + 3 * bounds.column)
         uq, uk = unit_of(tl.load(at)), unit_of(tl.load(at + bounds.column))
@@ -144,6 +142,21 @@ def allowed(
     return keep
 
 
+@triton.constexpr_function
+def is_plain(mask: str, kind: str, causal: bool) -> bool:
+    """Whether every query sees every key that is not padding: of most tiles no pair need be asked."""
+    return mask == "none" and kind == "full" and not causal
+
+
+@triton.jit
+def open_tiles(count, limit, MASK: tl.constexpr, KIND: tl.constexpr, CAUSAL: tl.constexpr, KEYS: tl.constexpr):
+    """How many of `count` tiles of keys, the first ones, hold pairs that are all allowed."""
+    inside = count * 0
+    if is_plain(MASK, KIND, CAUSAL):
+        inside = tl.minimum(count, limit // KEYS)
+    return inside
+
+
 @triton.jit
 def key_tiles(
     first, last, queries, keys, limit,
@@ -220,9 +233,22 @@ def hashes_of(dropout, n, sizes, i):
 
 @triton.jit
 def drop(weights, hashes, j, dropout, factor=1.0):
-    """Weights, or gradients of them, times a number, with some dropped and the rest scaled up."""
-    if dropout is None:
-        weights = weights * factor
-    else:
-        weights = tl.where(survives(hashes, j, dropout.threshold), weights * (dropout.factor * factor), 0.0)
-    return weights
+    """Weights times a number, with some dropped and the rest scaled up."""
+    return weights * thinned(kept_factor(dropout) * factor, hashes, j, dropout)
+
+
+@triton.jit
+def thinned(x, hashes, j, dropout):
+    """Something of each pair, zero where its weight is dropped."""
+    if dropout is not None:
+        x = tl.where(survives(hashes, j, dropout.threshold), x, 0.0)
+    return x
+
+
+@triton.jit
+def kept_factor(dropout):
+    """What dropout multiplies the rest by."""
+    factor = 1.0
+    if dropout is not None:
+        factor = dropout.factor
+    return factor

@@ -19,11 +19,13 @@ from semfocus.attention.kernels.short_places import (
     drop,
     hashes_of,
     in_window,
+    kept_factor,
     length_of,
     load_rows,
     start_of,
     store_counted,
     store_rows,
+    thinned,
     units_at,
 )
 
@@ -36,7 +38,7 @@ def chosen(scores, may, i, j, queries, keys, bounds, KIND: tl.constexpr, MOST: t
     if SINKS > 0 or WINDOW > 0:
         free = may & (j >= SINKS) & ~in_window(i + (keys - queries), j, keys, WINDOW, 0, CAUSAL)
     nothing = unranked(bounds)
-    rank = tl.where(free, ranked(scores, KIND, bounds), nothing)
+    rank = tl.where(free, ranked(scores, KIND, bounds, True), nothing)
     border = tl.max(rank, axis=1)
     for _ in range(MOST - 1):
         border = tl.max(tl.where(rank < border[:, None], rank, nothing), axis=1)
@@ -54,11 +56,15 @@ def chosen(scores, may, i, j, queries, keys, bounds, KIND: tl.constexpr, MOST: t
 
 
 @triton.jit
-def ranked(scores, KIND: tl.constexpr, bounds):
+def ranked(scores, KIND: tl.constexpr, bounds, SEES_NAN: tl.constexpr):
     """Numbers in the order of preference. Those whose bounds are known stand for themselves, and NaN, which then comes
-    from weights that are none, comes first: it is to be seen."""
+    from weights that are none, comes first, unless it is to stay: somebody is to see it."""
     rank = -scores if KIND == "bottomk" else scores
-    return ordered(rank) if bounds is None else tl.where(rank == rank, rank, -MINUS_INF)
+    if bounds is None:
+        rank = ordered(rank)
+    elif SEES_NAN:
+        rank = tl.where(rank == rank, rank, -MINUS_INF)
+    return rank
 
 
 @triton.jit
@@ -177,7 +183,8 @@ def whole_backward(
     dropped = counted_operand(drop(weights, hashes, j, dropout, inverse(up)), up, PRECISION)
     store_rows(dv, n, sizes, columns, keys, product(turned(dropped), grad_tile, PRECISION), DV, DVP)
     v_tile = operand(load_rows(v, n, sizes, columns, keys, DV, DVP), uv, PRECISION)
-    dp = drop(product(grad_tile, turned(v_tile), PRECISION), hashes, j, dropout)
+    dp = product(grad_tile, turned(v_tile), PRECISION, kept_factor(dropout))
+    dp = thinned(dp, hashes, j, dropout)
     dp = tl.where(keep, dp, 0.0)
     total = tl.sum(weights * dp, axis=1)
     if grad_lse is not None:
