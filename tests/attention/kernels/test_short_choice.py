@@ -60,4 +60,9 @@ def test_one_key_that_every_query_keeps_gets_the_gradients_of_all() -> None:
     k = torch.randint(-3, 0, (KEYS, WIDTH), generator=generator).float()
     k[[5, 200]] = 2.0
     v, grad = torch.randn(KEYS, WIDTH, generator=generator), torch.randn(130, WIDTH, generator=generator)
-    check([tensor.to(DEVICE) for tensor in (q, k, v, grad)], mechanism="topk:3", dropout_p=0.2, seed=torch.tensor(1, device=DEVICE))
+    check(
+        [tensor.to(DEVICE) for tensor in (q, k, v, grad)],
+        mechanism="topk:3",
+        dropout_p=0.2,
+        seed=torch.tensor(1, device=DEVICE),
+    )

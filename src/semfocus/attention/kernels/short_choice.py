@@ -6,8 +6,8 @@
     search    where too many do, because four of the k best stand in one column or because there are equals: border by
               border, from the best score down, k passes at most; of the equals at the last one the lowest indices
 
-A score costs five comparisons and two products wherever the best keys lie, unless a guess fails: where scores are random
-and k is 5, for 2 queries in 100 000. Bits are stored (problems, groups of 16 keys, queries).
+A score costs five comparisons and two products wherever the best keys lie, unless a guess fails: where scores are
+random and k is 5, for 2 queries in 100 000. Bits are stored (problems, words of 32 keys, queries).
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from semfocus.attention.kernels.short_places import (
 )
 from semfocus.attention.kernels.short_whole import ranked, unranked
 
-GROUP = tl.constexpr(16)  # keys whose bits are one number
-ONE = tl.constexpr(1 << 16)  # beside the bits, their number
+WORD = tl.constexpr(32)  # keys whose bits are one number
 SMALLEST = tl.constexpr(-3.4028234663852886e38)  # finite float32
 
 
@@ -84,15 +83,15 @@ def listed_choice(
             tile, q_tile, k, uk, mask, bounds, rows, n, sizes, queries, keys, limit, scale,
             MASK, KIND, CAUSAL, True, False, PRECISION, K, D, DP,
         )  # fmt: skip
-        count += store_groups(bits, n, tile, rows, queries, keys, rank >= border[:, None])
+        count += store_bits(bits, n, tile, rows, queries, keys, rank >= border[:, None])
     for tile in range(inside, end):
         rank = ranks_in(
             tile, q_tile, k, uk, mask, bounds, rows, n, sizes, queries, keys, limit, scale,
             MASK, KIND, CAUSAL, False, False, PRECISION, K, D, DP,
         )  # fmt: skip
-        count += store_groups(bits, n, tile, rows, queries, keys, rank >= border[:, None])
+        count += store_bits(bits, n, tile, rows, queries, keys, rank >= border[:, None])
     for tile in range(end, tl.cdiv(keys, K)):
-        store_groups(bits, n, tile, rows, queries, keys, tl.zeros((Q, K), tl.int1))
+        store_bits(bits, n, tile, rows, queries, keys, tl.zeros((Q, K), tl.int1))
 
     if (tl.max(tl.where(rows < queries, count, 0), axis=0) > MOST) | unknown:
         border, room = searched_border(
@@ -107,7 +106,7 @@ def listed_choice(
             equal = rank == border[:, None]
             place = tl.cumsum(equal.to(tl.int32), axis=1)
             keep = (rank > border[:, None]) | (equal & (place <= room[:, None]))
-            store_groups(bits, n, tile, rows, queries, keys, keep)
+            store_bits(bits, n, tile, rows, queries, keys, keep)
             room -= tl.sum(equal.to(tl.int32), axis=1)
 
 
@@ -139,7 +138,9 @@ def ranks_in(
     scores = product(q_tile, turned(k_tile), PRECISION, scale)
     PAIRS: tl.constexpr = "pairs" if MASK == "pairs" else "none"
     rank = ranked(scores, KIND, bounds, SEES_NAN)
-    free = allowed(scores, i, j, n, sizes, queries, keys, limit, mask, PAIRS, "full", 0, 0, CAUSAL, is_strict(KIND, bounds))
+    free = allowed(
+        scores, i, j, n, sizes, queries, keys, limit, mask, PAIRS, "full", 0, 0, CAUSAL, is_strict(KIND, bounds)
+    )
     if MASK == "keys":
         free = free & visible(mask, n, sizes, j, limit)
     return rank if OPEN else tl.where(free, rank, unranked(bounds))
@@ -168,18 +169,21 @@ def lowest(bounds):
 
 
 @triton.jit
-def store_groups(bits, n, tile, rows, queries, keys, keep):
-    """The bits of a tile, and how many of each row are set: the upper half of a sum of which the lower half is bits."""
+def store_bits(bits, n, tile, rows, queries, keys, keep):
+    """The bits of a tile, and how many of each row are set. Sixteen bits are the lower half of a sum whose upper half
+    is their number."""
     K: tl.constexpr = keep.shape[1]
-    groups, at = tl.cdiv(keys, GROUP), tl.arange(0, K)[None, :]
-    marks = tl.where(keep, (1 << (at % GROUP)) + ONE, 0)
+    tl.static_assert(K % WORD == 0)
+    words, at = tl.cdiv(keys, WORD), tl.arange(0, K)[None, :]
+    marks = tl.where(keep, (1 << (at % 16)) + (1 << 16), 0)
     count = tl.zeros((keep.shape[0],), tl.int32)
-    for part in tl.static_range(K // GROUP):
-        both = tl.sum(tl.where(at // GROUP == part, marks, 0), axis=1)
-        group = tile * (K // GROUP) + part
-        here = bits + (n.to(tl.int64) * groups + group) * queries + rows
-        tl.store(here, both.to(tl.int16), mask=(rows < queries) & (group < groups))
-        count += both >> GROUP
+    for part in tl.static_range(K // WORD):
+        low = tl.sum(tl.where(at // 16 == 2 * part, marks, 0), axis=1)
+        high = tl.sum(tl.where(at // 16 == 2 * part + 1, marks, 0), axis=1)
+        word = tile * (K // WORD) + part
+        here = bits + (n.to(tl.int64) * words + word) * queries + rows
+        tl.store(here, (low & 0xFFFF) | (high << 16), mask=(rows < queries) & (word < words))
+        count += (low >> 16) + (high >> 16)
     return count
 
 

@@ -44,7 +44,7 @@ LAUNCHES: dict[str, dict[int, Launch]] = {
     "tiled_by_key/tf32x3": {64: Launch(32, 128, 8, 2), 128: Launch(32, 64, 8, 1)},
     "tiled_by_key/fp16x3": {64: Launch(64, 64, 4, 1)},
     "listed_choice": {64: Launch(64, 64, 4, 2), 128: Launch(64, 64, 4, 2)},
-    "listed_mix": {64: Launch(8, 0, 2, 1), 128: Launch(16, 0, 4, 1)},
+    "listed_mix": {64: Launch(8, 0, 1, 1), 128: Launch(8, 0, 1, 1)},
     "listed_by_query": {64: Launch(8, 0, 2, 1), 128: Launch(16, 0, 4, 1)},
     "listed_by_key": {64: Launch(32, 32, 4, 2), 128: Launch(32, 32, 4, 2)},
     "listed_by_key/tf32x3": {64: Launch(64, 32, 4, 2), 128: Launch(32, 32, 4, 2)},

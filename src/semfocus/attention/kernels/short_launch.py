@@ -17,7 +17,7 @@ from semfocus.attention.kernels.short_configs import LONGEST, Launch, launch_for
 from semfocus.attention.kernels.short_ops import plan
 from semfocus.attention.mechanisms import Local, Mechanism, Selective, TopK
 
-GROUP = short_choice.GROUP.value
+WORD = short_choice.WORD.value
 
 KERNELS: dict[str, Any] = {
     "whole_forward": short_whole.whole_forward,
@@ -60,7 +60,7 @@ class Call:
         elif kind == "tiled":
             self._run("tiled_forward", *given, lse, saved, *numbers, CAREFUL=careful)
         else:
-            bits = kept.new_empty(*lse.shape[:-1], -(-self._lengths[1] // GROUP), self._lengths[0], dtype=torch.int16)
+            bits = kept.new_empty(*lse.shape[:-1], -(-self._lengths[1] // WORD), self._lengths[0])
             self._run("listed_choice", *_pick(x, "q k mask lengths bounds"), bits, *numbers)
             given = [*_pick(x, "q k v out bounds"), dropout, bits]
             self._run("listed_mix", *given, kept, lse, saved, *numbers, CAREFUL=careful)
@@ -173,8 +173,8 @@ class Call:
             "MOST": most,
             "SINKS": min(mechanism.sinks, LONGEST) if forced else 0,
             "WINDOW": min(mechanism.window, 2 * LONGEST) if forced else 0,
-            "W": -(-keys // 32) if most else 0,
-            "G": padded(-(-keys // GROUP)),
+            "W": -(-keys // WORD) if most else 0,
+            "WORDS": padded(-(-keys // WORD)),
             "CAUSAL": self.causal,
             "PRECISION": self._precision,
             "D": d,

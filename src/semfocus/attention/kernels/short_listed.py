@@ -18,9 +18,8 @@ import triton.language as tl
 
 from semfocus.attention.kernels.products import added, counted_operand, inverse, operand
 from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, exponential, finite
-from semfocus.attention.kernels.short_choice import GROUP
+from semfocus.attention.kernels.short_choice import WORD
 from semfocus.attention.kernels.short_places import (
-    counted,
     drop,
     hashes_of,
     kept_factor,
@@ -29,6 +28,7 @@ from semfocus.attention.kernels.short_places import (
     store_counted,
     store_rows,
     thinned,
+    unit_in,
     units_at,
 )
 from semfocus.attention.kernels.short_whole import nonzero
@@ -39,22 +39,23 @@ SCANNED = tl.constexpr(1024)  # entries of lists that are looked at together
 @triton.jit(do_not_specialize=["queries", "keys"])
 def listed_mix(
     q, k, v, out, bounds, dropout, bits, kept, lse, saved, sizes, queries, keys, scale,
-    MOST: tl.constexpr, CAREFUL: tl.constexpr, G: tl.constexpr, Q: tl.constexpr,
+    MOST: tl.constexpr, CAREFUL: tl.constexpr, WORDS: tl.constexpr, Q: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
 ):  # fmt: skip
-    """Q queries of one problem; G groups of keys or more."""
+    """Q queries of one problem, whose keys have WORDS words or fewer."""
     tiles = tl.cdiv(queries, Q)
     n, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * Q
     rows = first + tl.arange(0, Q)
     uq, uk, uv, _ug, _up, uo, _us = units_at(bounds, n, sizes, dropout, scale, DV)
-    left = load_groups(bits, n, rows, queries, keys, G)
-    q_tile = counted(load_rows(q, n, sizes, rows, queries, D, DP), uq, bounds)
+    left = load_bits(bits, n, rows, queries, keys, WORDS)
+    q_tile = load_rows(q, n, sizes, rows, queries, D, DP).to(tl.float32)
+    factor = unit_in(q, uq) * unit_in(k, uk) * scale
     start = n.to(tl.int64) * MOST * queries + rows
     top = tl.full((Q,), MINUS_INF, tl.float32)
     index, scores = (), ()
     for place in tl.static_range(MOST):
         lowest, left = first_bit(left)
-        score = tl.sum(q_tile * load_listed(k, n, sizes, lowest, uk, bounds, D, DP), axis=1) * scale
+        score = tl.sum(q_tile * load_listed(k, n, sizes, lowest, D, DP), axis=1) * factor
         score = tl.where(lowest >= 0, score, MINUS_INF)
         tl.store(kept + start + place * queries, lowest, mask=rows < queries)
         index, scores = index + (lowest,), scores + (score,)
@@ -69,39 +70,39 @@ def listed_mix(
     for place in tl.static_range(MOST):
         weight = exponential(scores[place] - top) / nonzero(total)
         tl.store(saved + start + place * queries, weight, mask=rows < queries)
-        values = load_listed(v, n, sizes, index[place], uv, bounds, DV, DVP)
+        values = load_listed(v, n, sizes, index[place], DV, DVP)
         mixed += drop(weight, hashes, index[place], dropout)[:, None] * values
         if CAREFUL:
             mixed = tl.where(finite(values), mixed, float("nan"))
-    store_counted(out, n, sizes, rows, queries, mixed, uo, bounds, DV, DVP)
+    store_counted(out, n, sizes, rows, queries, mixed * unit_in(v, uv), uo, bounds, DV, DVP)
 
 
 @triton.jit
-def load_groups(bits, n, rows, queries, keys, G: tl.constexpr):
-    """(rows, G): the bits of the keys that each query keeps, 16 keys a number."""
-    groups, group = tl.cdiv(keys, GROUP), tl.arange(0, G)
-    at = bits + (n.to(tl.int64) * groups + group)[None, :] * queries + rows[:, None]
-    return tl.load(at, mask=(rows < queries)[:, None] & (group < groups)[None, :], other=0).to(tl.int32) & 0xFFFF
+def load_bits(bits, n, rows, queries, keys, WORDS: tl.constexpr):
+    """(rows, WORDS): the bits of the keys that each query keeps, 32 keys a number."""
+    words, word = tl.cdiv(keys, WORD), tl.arange(0, WORDS)
+    at = bits + (n.to(tl.int64) * words + word)[None, :] * queries + rows[:, None]
+    return tl.load(at, mask=(rows < queries)[:, None] & (word < words)[None, :], other=0)
 
 
 @triton.jit
 def first_bit(left):
     """The lowest key of each row, -1 if none is left, and what is left without it."""
-    group = tl.arange(0, left.shape[1])[None, :]
-    lowest = tl.min(tl.where(left != 0, group, BEYOND), axis=1)
-    here = group == lowest[:, None]
+    place = tl.arange(0, left.shape[1])[None, :]
+    lowest = tl.min(tl.where(left != 0, place, BEYOND), axis=1)
+    here = place == lowest[:, None]
     word = tl.sum(tl.where(here, left, 0), axis=1)
-    exponent = ((word & -word).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
-    return tl.where(word != 0, lowest * GROUP + exponent, -1), tl.where(here, left & (left - 1), left)
+    exponent = (((word & -word).to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 0xFF) - 127
+    return tl.where(word != 0, lowest * WORD + exponent, -1), tl.where(here, left & (left - 1), left)
 
 
 @triton.jit
-def load_listed(x, n, sizes, index, unit, bounds, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """(rows, PADDED) float32: the rows of the matrix that a list names, zeros where it names none."""
+def load_listed(x, n, sizes, index, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """(rows, PADDED) float32: the rows of the matrix that a list names, zeros where it names none; in its units."""
     columns = tl.arange(0, PADDED)
     inside = (index >= 0)[:, None] & (columns < WIDTH)[None, :]
     at = start_of(x, n, sizes) + index[:, None] * x.row + columns[None, :] * x.column
-    return counted(tl.load(at, mask=inside, other=0.0), unit, bounds)
+    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["queries", "keys"])
@@ -110,13 +111,13 @@ def listed_by_query(
     MOST: tl.constexpr, Q: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
 ):  # fmt: skip
-    """dq of Q queries of one problem; of each listed pair the weight after dropout, and dS; and for the other kernel the
-    gradient of the output in 16 bits, if it is taken so."""
+    """dq of Q queries of one problem; of each listed pair the weight after dropout, and dS; and for the other kernel
+    the gradient of the output in 16 bits, if it is taken so."""
     tiles = tl.cdiv(queries, Q)
     n, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * Q
     rows = first + tl.arange(0, Q)
     _uq, uk, uv, ug, _up, _uo, _us = units_at(bounds, n, sizes, dropout, scale, DV)
-    hashes = hashes_of(dropout, n, sizes, rows)
+    hashes, factor = hashes_of(dropout, n, sizes, rows), unit_in(v, uv) * kept_factor(dropout)
     grad_tile = load_rows(grad, n, sizes, rows, queries, DV, DVP).to(tl.float32)
     if narrow is not None:
         store_rows(narrow, n, sizes, rows, queries, grad_tile * inverse(ug), DV, DVP)
@@ -130,8 +131,8 @@ def listed_by_query(
         index = tl.load(kept + start + place * queries, mask=rows < queries, other=-1)
         weight = tl.load(saved + start + place * queries, mask=rows < queries, other=0.0)
         tl.store(dropped + start + place * queries, drop(weight, hashes, index, dropout), mask=rows < queries)
-        values = load_listed(v, n, sizes, index, uv, bounds, DV, DVP)
-        change = thinned(tl.sum(grad_tile * values, axis=1) * kept_factor(dropout), hashes, index, dropout)
+        values = load_listed(v, n, sizes, index, DV, DVP)
+        change = thinned(tl.sum(grad_tile * values, axis=1) * factor, hashes, index, dropout)
         total += weight * change
         changes = changes + (change,)
     dq_tile = tl.zeros((Q, DP), tl.float32)
@@ -140,8 +141,8 @@ def listed_by_query(
         weight = tl.load(saved + start + place * queries, mask=rows < queries, other=0.0)
         slope = tl.where(index >= 0, weight * (changes[place] - total) * scale, 0.0)
         tl.store(ds + start + place * queries, slope, mask=rows < queries)
-        dq_tile += slope[:, None] * load_listed(k, n, sizes, index, uk, bounds, D, DP)
-    store_rows(dq, n, sizes, rows, queries, dq_tile, D, DP)
+        dq_tile += slope[:, None] * load_listed(k, n, sizes, index, D, DP)
+    store_rows(dq, n, sizes, rows, queries, dq_tile * unit_in(k, uk), D, DP)
 
 
 @triton.jit(do_not_specialize=["queries", "keys"])
@@ -183,7 +184,7 @@ def find_entries(kept, order, first, K: tl.constexpr, entries):
     """Write down where in a problem's lists the K keys from `first` on are named, behind those of the keys before them;
     how many these take, and how many were found."""
     earlier = tl.zeros((SCANNED,), tl.int32)
-    for begin in range(0, entries, SCANNED):
+    for begin in tl.range(0, entries, SCANNED, loop_unroll_factor=4):
         places = begin + tl.arange(0, SCANNED)
         index = tl.load(kept + places, mask=places < entries, other=-1)
         earlier += ((index >= 0) & (index < first)).to(tl.int32)

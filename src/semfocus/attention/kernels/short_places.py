@@ -69,6 +69,12 @@ def units_at(bounds, n, sizes, dropout, scale, DV: tl.constexpr):
 
 
 @triton.jit
+def unit_in(x, unit):
+    """What entries of a tensor are counted in: 16 bits of what is bounded are so many units."""
+    return unit if x.data.dtype.element_ty == tl.float16 else 1.0
+
+
+@triton.jit
 def store_counted(x, n, sizes, rows, count, values, unit, bounds, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Values whose bounds are known, in 16 bits: so many units."""
     if bounds is not None and x.data.dtype.element_ty == tl.float16:

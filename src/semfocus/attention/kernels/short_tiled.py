@@ -157,8 +157,8 @@ def tiled_by_query(
     PRECISION: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
 ):  # fmt: skip
-    """dq of Q queries of one problem. For the other kernel: what multiplies their weights, dP and 1 in dS, the hashes of
-    their rows, and the gradient of the output in 16 bits, if it is taken so."""
+    """dq of Q queries of one problem. For the other kernel: what multiplies their weights, dP and 1 in dS, the hashes
+    of their rows, and the gradient of the output in 16 bits, if it is taken so."""
     tiles = tl.cdiv(queries, Q)
     n, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * Q
     rows = first + tl.arange(0, Q)
@@ -242,7 +242,8 @@ def load_own(grad_lse, n, sizes, rows, queries):
 
 @triton.jit(do_not_specialize=["queries", "keys"])
 def tiled_by_key(
-    grad, grad_lse, q, k, v, mask, lengths, bounds, dropout, saved, factors, hashed, dk, dv, sizes, queries, keys, scale,
+    grad, grad_lse, q, k, v, mask, lengths, bounds, dropout, saved, factors, hashed, dk, dv,
+    sizes, queries, keys, scale,
     MASK: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
