@@ -238,4 +238,4 @@ def _run(name: str, like: Tensor, *arguments: Any, count: int, tf32: bool = Fals
             known[filled] = padded(known[width])
     given = {key: value for key, value in known.items() if key in kernel.arg_names}
     with torch.cuda.device_of(like):
-        kernel[(like.shape[0] * pieces,)](*arguments, **given, num_warps=launch.warps, num_stages=launch.stages)
+        kernel[(like.shape[0] * pieces,)](*arguments, **given, **launch.options)

@@ -16,11 +16,18 @@ WORTHWHILE = 192  # positions for which loading a member's weights, and storing 
 
 @dataclass(frozen=True)
 class Launch:
-    """Positions of a tile, warps and pipeline stages of a program."""
+    """Positions of a tile, warps and pipeline stages of a program, and how many registers a thread may take at most."""
 
     tile: int
     warps: int
     stages: int
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """As Triton is told."""
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
 LAUNCHES = {
