@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.products import added, inverse, operand, product, searched, turned, unit_of
+from semfocus.attention.kernels.products import added, inverse, operand, product, searched_three, turned, unit_of
 from semfocus.fused.narrowing import (
     BOUNDS,
     DOWN,
@@ -142,21 +142,18 @@ def enter_backward(
         rows = tile * T + tl.arange(0, T)
         y, factor = normed(load_tile(x + base * D, rows, count, D, DP), is_inside(rows, count, D, DP), epsilon, D, DP)
         input = layer_normed(y, D, PRECISION)
-        g = load_tile(dq + base * H, rows, count, H, HP)
-        dbq += tl.sum(g, axis=0)
-        g = searched(g, PRECISION)
-        dy = product(g, turned(wq), PRECISION)
-        dwq += product(turned(input), g, PRECISION)
-        g = load_tile(dk + base * H, rows, count, H, HP)
-        dbk += tl.sum(g, axis=0)
-        g = searched(g, PRECISION)
-        dy += product(g, turned(wk), PRECISION)
-        dwk += product(turned(input), g, PRECISION)
-        g = load_tile(dv + base * H, rows, count, H, HP)
-        dbv += tl.sum(g, axis=0)
-        g = searched(g, PRECISION)
-        dy += product(g, turned(wv), PRECISION)
-        dwv += product(turned(input), g, PRECISION)
+        gq = load_tile(dq + base * H, rows, count, H, HP)
+        gk = load_tile(dk + base * H, rows, count, H, HP)
+        gv = load_tile(dv + base * H, rows, count, H, HP)
+        dbq += tl.sum(gq, axis=0)
+        dbk += tl.sum(gk, axis=0)
+        dbv += tl.sum(gv, axis=0)
+        gq, gk, gv = searched_three(gq, gk, gv, PRECISION)
+        dy = product(gq, turned(wq), PRECISION) + product(gk, turned(wk), PRECISION)
+        dy += product(gv, turned(wv), PRECISION)
+        dwq += product(turned(input), gq, PRECISION)
+        dwk += product(turned(input), gk, PRECISION)
+        dwv += product(turned(input), gv, PRECISION)
         change = load_tile(residual + base * D, rows, count, D, DP) + norm_gradient(dy, y, factor, D)
         store_tile(dx + base * D, rows, count, change, D, DP)
     out = partial + (member.to(tl.int64) * pieces + piece) * gradient_size(D, H, M)
