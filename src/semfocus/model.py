@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -200,6 +200,21 @@ def positions(length: int, width: int, device: torch.device, filler_end: int = 0
         return torch.func.debug_unwrap(waves[:, :width].float().to(device))
 
 
+class Padding(NamedTuple):
+    """What attention is told of it: where rows end, so that kernels pass it over, or which keys are none."""
+
+    lengths: Tensor | None = None
+    mask: Tensor | None = None
+
+    @staticmethod
+    def of(filled: Tensor | None, spec: Spec) -> Padding:
+        if filled is None:
+            return Padding()
+        if spec.extra_tokens:  # which stand behind it
+            return Padding(mask=filled[:, :, None, None, :])
+        return Padding(lengths=filled.sum(dim=-1))
+
+
 def forward(
     parameters: dict[str, Tensor],
     tokens: Tensor,
@@ -214,12 +229,12 @@ def forward(
     waves = positions(spec.length, spec.model.d_model, tokens.device, behind, spec.filler)
     x = parts.embed(parameters["embedding"], tokens, waves, spec, None if seeds is None else seeds[0])
     own_seeds = _evaluation_seeds(spec, tokens) if seeds is None else seeds[1:].unflatten(0, (spec.model.blocks, -1))
-    mask = None if filled is None else filled[:, :, None, None, :]
+    padding = Padding.of(filled, spec)
     for i in range(spec.model.blocks):
         weights = [parameters[f"blocks.{i}.{name}"] for name in BLOCK_PARAMETERS]
         epsilon = 0.0 if spec.model.first_norm_exact and i == 0 else NORM_EPSILON
         block_seeds = None if own_seeds is None else own_seeds[i]
-        x = parts.block(x, weights, mask, block_seeds, spec, epsilon, seeds is not None)
+        x = parts.block(x, weights, padding, block_seeds, spec, epsilon, seeds is not None)
     return parts.read_out(x, filled, parameters["readout.weight"], parameters["readout.bias"], spec)
 
 
@@ -227,7 +242,7 @@ BLOCK_PARAMETERS = [f"{name}.{kind}" for name in ("qkv", "o", "mlp_in", "mlp_out
 
 
 def block(
-    x: Tensor, weights: list[Tensor], mask: Tensor | None, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool
+    x: Tensor, weights: list[Tensor], padding: Padding, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool
 ) -> Tensor:
     """One block: attention, then an MLP, each with a residual; LayerNorm before (pre) or after (post) each.
 
@@ -245,7 +260,7 @@ def block(
     pre = spec.model.norm == "pre"
     y = norm(x, epsilon) if pre else x
     q, k, v = (_heads(part, spec) for part in _linear(y, aw, ab).chunk(3, dim=-1))
-    mixed = attend(q, k, v, spec.mechanism, mask=mask, **attention_settings(seeds, spec, train))
+    mixed = attend(q, k, v, spec.mechanism, **padding._asdict(), **attention_settings(seeds, spec, train))
     x = drop(_linear(mixed.transpose(2, 3).flatten(3), ow, ob), 1).add_(x)
     x = x if pre else norm(x, epsilon)
     hidden = drop(_linear(norm(x, NORM_EPSILON) if pre else x, iw, ib), 2)
@@ -254,7 +269,7 @@ def block(
 
 
 def attention_settings(seeds: Tensor | None, spec: Spec, train: bool) -> dict[str, Any]:
-    """What attention is asked for beside q, k, v and the mask."""
+    """What attention is asked for beside q, k, v and padding."""
     p = spec.model.dropout if train or spec.model.dropout_in_evaluation else 0.0
     return {
         "normaliser": NORMALISERS[spec.attention.normaliser],
@@ -344,10 +359,10 @@ class Parts:
             return chosen(table, tokens, waves, spec, seed)
 
         def by_device_block(
-            x: Tensor, weights: list[Tensor], mask: Tensor | None, seeds: Tensor | None, *rest: Any
+            x: Tensor, weights: list[Tensor], padding: Padding, seeds: Tensor | None, *rest: Any
         ) -> Tensor:
             chosen = block if seeds is not None and x.device.type == "cpu" else fast_block
-            return chosen(x, weights, mask, seeds, *rest)
+            return chosen(x, weights, padding, seeds, *rest)
 
         return Parts(by_device_embed, by_device_block, torch.compile(read_out, dynamic=False))
 

@@ -16,7 +16,7 @@ from semfocus import model
 from semfocus.attention.operator import BACKENDS
 from semfocus.attention.problem import pose
 from semfocus.fused.launch import launch_for, pieces_of
-from semfocus.model import NORM_EPSILON, Parts, Spec
+from semfocus.model import NORM_EPSILON, Padding, Parts, Spec
 
 if TYPE_CHECKING:
     from semfocus.attention.kernels.short_launch import Call
@@ -66,11 +66,11 @@ def embed(table: Tensor, tokens: Tensor, waves: Tensor, spec: Spec, seed: Tensor
 
 
 def block(
-    x: Tensor, weights: list[Tensor], mask: Tensor | None, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool
+    x: Tensor, weights: list[Tensor], padding: Padding, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool
 ) -> Tensor:
-    """`model.block`."""
+    """`model.block`; padding attends to nothing."""
     with torch.autocast(x.device.type, enabled=False):  # which would make numbers of what counts units
-        return _Block.apply(x.contiguous(), mask, seeds, spec, epsilon, train, torch.is_grad_enabled(), *weights)
+        return _Block.apply(x.contiguous(), padding, seeds, spec, epsilon, train, torch.is_grad_enabled(), *weights)
 
 
 class _Embed(torch.autograd.Function):
@@ -101,7 +101,7 @@ class _Embed(torch.autograd.Function):
 class _Block(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, mask: Tensor | None, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool,
+        ctx: Any, x: Tensor, padding: Padding, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool,
         recorded: bool, *weights: Tensor,
     ) -> Tensor:  # fmt: skip
         from semfocus.attention.kernels.short_ops import empty_results, plan
@@ -116,7 +116,7 @@ class _Block(torch.autograd.Function):
         inputs = [x.new_empty(*x.shape[:-1], sizes["H"], dtype=dtype) for _ in range(3)]
         _run("enter_forward", x, x, *narrow, ab, *inputs, stride, count=count, tf32=tf32, epsilon=epsilon, **sizes)
         q, k, v = (_split(part, heads) for part in inputs)
-        call = _attention(q, k, v, mask, seeds, spec, train, tf32, narrow[-1])
+        call = _attention(q, k, v, padding, seeds, spec, train, tf32, narrow[-1])
         # But tiled kernels take the sum of P dP from their output, where rounding would not cancel.
         tiled = plan(x.shape[2], x.shape[2], call.mechanism) == "tiled"
         results = empty_results(q, k, v, call.mechanism, torch.float32 if tiled else None)
@@ -136,12 +136,12 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from semfocus.fused.narrowing import GRAD
+        from semfocus.fused.narrowing import FOUND
 
         x, middle, mixed, *narrow, bi, seeds = ctx.saved_tensors
         narrow.append(ctx.attention.bounds)
         stride, epsilon, given, shapes = ctx.numbers
-        ctx.attention.bounds[..., GRAD.value].zero_()  # the largest that several programs find
+        ctx.attention.bounds[..., FOUND].zero_()  # the largest that several programs find
         columns = [shape[1:].numel() for shape in shapes]
         dmiddle, dmixed = torch.empty_like(x), x.new_empty(mixed.shape)
         partial = _partial(x, given["count"], sum(columns))
@@ -171,16 +171,16 @@ def _narrowed(weights: tuple[Tensor, ...], stride: int, sizes: dict[str, int]) -
 
 
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seeds: Tensor | None, spec: Spec, train: bool, tf32: bool,
+    q: Tensor, k: Tensor, v: Tensor, padding: Padding, seeds: Tensor | None, spec: Spec, train: bool, tf32: bool,
     bounds: Tensor,
 ) -> Call:  # fmt: skip
     """The call of the kernels that `model.block` would end up with, told how large its inputs can be."""
     from semfocus.attention.kernels.short_launch import Call
 
-    problem = pose(q, k, v, spec.mechanism, mask=mask, **model.attention_settings(seeds, spec, train))
+    problem = pose(q, k, v, spec.mechanism, **padding._asdict(), **model.attention_settings(seeds, spec, train))
     return Call(
         problem.q, problem.k, problem.v, problem.mask, problem.lengths, problem.dropout_seed, problem.mechanism,
-        problem.causal, problem.scale, problem.dropout_p, tf32, bounds,
+        problem.causal, problem.scale, problem.dropout_p, tf32, bounds, ragged=problem.lengths is not None,
     )  # fmt: skip
 
 

@@ -20,24 +20,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.products import added, inverse, operand, product, searched_three, turned, unit_of
+from semfocus.attention.kernels.products import added, inverse, operand, product, turned, unit_of
+from semfocus.attention.kernels.short_places import OF_DK, OF_DQ, OF_DV, OF_GRAD, OF_K, OF_Q, OF_V
 from semfocus.fused.narrowing import (
     BOUNDS,
     DOWN,
     FACTS,
-    GRAD,
     HIDDEN,
     IN,
     OUT,
     ROW_DOWN,
     ROW_OUT,
     UP,
-    K,
-    Q,
-    V,
     load_narrow,
 )
 from semfocus.fused.tiles import (
+    GROUP,
     dropout,
     is_inside,
     load_bias,
@@ -48,6 +46,7 @@ from semfocus.fused.tiles import (
     store_bias,
     store_tile,
     store_weight,
+    with_rows,
 )
 
 
@@ -112,7 +111,7 @@ def enter_forward(
     bias, base = bias + member.to(tl.int64) * member_stride, member.to(tl.int64) * count
     high, low, facts, bounds = of_member(member, high, low, facts, bounds, D, H, M)
     wq, wk, wv = load_before(high, low, facts, D, DP, H, HP, PRECISION)
-    bq, bk, bv = tl.load(bounds + Q), tl.load(bounds + K), tl.load(bounds + V)
+    bq, bk, bv = tl.load(bounds + OF_Q), tl.load(bounds + OF_K), tl.load(bounds + OF_V)
     for tile in range(first, last):
         rows = tile * T + tl.arange(0, T)
         y, _factor = normed(load_tile(x + base * D, rows, count, D, DP), is_inside(rows, count, D, DP), epsilon, D, DP)
@@ -130,14 +129,18 @@ def enter_backward(
 ):  # fmt: skip
     """`residual` is the gradient that reaches x past attention; `partial` gets a row of weights and biases a piece.
 
-    dq, dk and dv are searched: what bounds them is 2^30 times too large where rows are long and few have a gradient.
+    What bounds dq, dk and dv was found while they were computed: what follows for them from other bounds is 2^30 times
+    too large where rows are long and few have a gradient.
     """
     member, piece, first, last = place_of(count, pieces, T)
     base = member.to(tl.int64) * count
-    high, low, facts, _bounds = of_member(member, high, low, facts, bounds, D, H, M)
+    high, low, facts, bounds = of_member(member, high, low, facts, bounds, D, H, M)
     wq, wk, wv = load_before(high, low, facts, D, DP, H, HP, PRECISION)
     dwq, dwk, dwv = tl.zeros((DP, HP), tl.float32), tl.zeros((DP, HP), tl.float32), tl.zeros((DP, HP), tl.float32)
-    dbq, dbk, dbv = tl.zeros((HP,), tl.float32), tl.zeros((HP,), tl.float32), tl.zeros((HP,), tl.float32)
+    dbq = tl.zeros((GROUP, HP), tl.float32)
+    dbk, dbv = dbq, dbq
+    uq, uk = unit_of(tl.load(bounds + OF_DQ)), unit_of(tl.load(bounds + OF_DK))
+    uv = unit_of(tl.load(bounds + OF_DV))
     for tile in range(first, last):
         rows = tile * T + tl.arange(0, T)
         y, factor = normed(load_tile(x + base * D, rows, count, D, DP), is_inside(rows, count, D, DP), epsilon, D, DP)
@@ -145,24 +148,23 @@ def enter_backward(
         gq = load_tile(dq + base * H, rows, count, H, HP)
         gk = load_tile(dk + base * H, rows, count, H, HP)
         gv = load_tile(dv + base * H, rows, count, H, HP)
-        dbq += tl.sum(gq, axis=0)
-        dbk += tl.sum(gk, axis=0)
-        dbv += tl.sum(gv, axis=0)
-        gq, gk, gv = searched_three(gq, gk, gv, PRECISION)
+        dbq, dbk, dbv = with_rows(dbq, gq), with_rows(dbk, gk), with_rows(dbv, gv)
+        gq, gk, gv = operand(gq, uq, PRECISION), operand(gk, uk, PRECISION), operand(gv, uv, PRECISION)
         dy = product(gq, turned(wq), PRECISION) + product(gk, turned(wk), PRECISION)
         dy += product(gv, turned(wv), PRECISION)
-        dwq += product(turned(input), gq, PRECISION)
-        dwk += product(turned(input), gk, PRECISION)
-        dwv += product(turned(input), gv, PRECISION)
+        dwq = added(dwq, turned(input), gq, PRECISION)
+        dwk = added(dwk, turned(input), gk, PRECISION)
+        dwv = added(dwv, turned(input), gv, PRECISION)
         change = load_tile(residual + base * D, rows, count, D, DP) + norm_gradient(dy, y, factor, D)
         store_tile(dx + base * D, rows, count, change, D, DP)
     out = partial + (member.to(tl.int64) * pieces + piece) * gradient_size(D, H, M)
-    store_weight(out, 3 * H, dwq, D, DP, H, HP)
-    store_weight(out + H, 3 * H, dwk, D, DP, H, HP)
-    store_weight(out + 2 * H, 3 * H, dwv, D, DP, H, HP)
-    store_bias(out + D * 3 * H, dbq, H, HP)
-    store_bias(out + D * 3 * H + H, dbk, H, HP)
-    store_bias(out + D * 3 * H + 2 * H, dbv, H, HP)
+    unit = unit_of(D**0.5)
+    store_weight(out, 3 * H, dwq * (unit * uq), D, DP, H, HP)
+    store_weight(out + H, 3 * H, dwk * (unit * uk), D, DP, H, HP)
+    store_weight(out + 2 * H, 3 * H, dwv * (unit * uv), D, DP, H, HP)
+    store_bias(out + D * 3 * H, tl.sum(dbq, axis=0), H, HP)
+    store_bias(out + D * 3 * H + H, tl.sum(dbk, axis=0), H, HP)
+    store_bias(out + D * 3 * H + 2 * H, tl.sum(dbv, axis=0), H, HP)
 
 
 @triton.jit(do_not_specialize=["count", "pieces"])
@@ -177,7 +179,7 @@ def leave_forward(
     own, base = member.to(tl.int64) * member_stride, member.to(tl.int64) * count
     high, low, facts, bounds = of_member(member, high, low, facts, bounds, D, H, M)
     after, up, down = load_after(high, low, facts, D, DP, H, HP, M, MP, PRECISION)
-    um, uh = unit_of(tl.load(bounds + V) * weight), unit_of(tl.load(bounds + HIDDEN) * factor)
+    um, uh = unit_of(tl.load(bounds + OF_V) * weight), unit_of(tl.load(bounds + HIDDEN) * factor)
     for tile in range(first, last):
         rows = tile * T + tl.arange(0, T)
         a = operand(load_tile(mixed + base * H, rows, count, H, HP), um, PRECISION)
@@ -207,12 +209,13 @@ def leave_backward(
     own, base = member.to(tl.int64) * member_stride, member.to(tl.int64) * count
     high, low, facts, bounds = of_member(member, high, low, facts, bounds, D, H, M)
     after, up, down = load_after(high, low, facts, D, DP, H, HP, M, MP, PRECISION)
-    um, uh = unit_of(tl.load(bounds + V) * weight), unit_of(tl.load(bounds + HIDDEN) * factor)
+    um, uh = unit_of(tl.load(bounds + OF_V) * weight), unit_of(tl.load(bounds + HIDDEN) * factor)
     largest = largest_of(grad + base * D, first, last, count, D, DP, T) * factor
     uz, udh = unit_of(largest), unit_of(largest * tl.load(facts + ROW_DOWN) * D**0.5 * factor)
     top = 0.0
     dwo, dwi, dwt = tl.zeros((HP, DP), tl.float32), tl.zeros((DP, MP), tl.float32), tl.zeros((MP, DP), tl.float32)
-    dbo, dbi, dbt = tl.zeros((DP,), tl.float32), tl.zeros((MP,), tl.float32), tl.zeros((DP,), tl.float32)
+    dbo, dbi = tl.zeros((GROUP, DP), tl.float32), tl.zeros((GROUP, MP), tl.float32)
+    dbt = dbo
     for tile in range(first, last):
         rows = tile * T + tl.arange(0, T)
         u = load_tile(middle + base * D, rows, count, D, DP)
@@ -222,33 +225,34 @@ def leave_backward(
         h = tl.maximum(dropout(h, seeds, 2 * seed_stride + member, rows, threshold, factor, DROPS), 0.0)
         g = load_tile(grad + base * D, rows, count, D, DP)
         dz = dropout(g, seeds, 3 * seed_stride + member, rows, threshold, factor, DROPS)
-        dbt += tl.sum(dz, axis=0)
+        dbt = with_rows(dbt, dz)
         dz = operand(dz, uz, PRECISION)
         dwt = added(dwt, turned(operand(h, uh, PRECISION)), dz, PRECISION)
         # What was dropped is zero, and so is not above it: one comparison stands for both gradients.
         dh = tl.where(h > 0.0, product(dz, turned(down), PRECISION, factor), 0.0)
-        dbi += tl.sum(dh, axis=0)
+        dbi = with_rows(dbi, dh)
         dh = operand(dh, udh, PRECISION)
         dwi = added(dwi, turned(input), dh, PRECISION)
         du = g + norm_gradient(product(dh, turned(up), PRECISION), y, scale, D)
         store_tile(dmiddle + base * D, rows, count, du, D, DP)
         da = dropout(du, seeds, seed_stride + member, rows, threshold, factor, DROPS)
         da = tl.where(is_inside(rows, count, D, DP), da, 0.0)
-        dbo += tl.sum(da, axis=0)
+        dbo = with_rows(dbo, da)
         steepest = tl.max(tl.abs(da))
         top = tl.maximum(top, steepest)
         da = operand(da, unit_of(steepest), PRECISION)
         a = operand(load_tile(mixed + base * H, rows, count, H, HP), um, PRECISION)
         dwo += product(turned(a), da, PRECISION)
         store_tile(dmixed + base * H, rows, count, product(da, turned(after), PRECISION), H, HP)
-    tl.atomic_max(bounds + GRAD, top * tl.load(facts + ROW_OUT) * D**0.5)  # the same in whatever order
+    largest = top * tl.load(facts + ROW_OUT) * D**0.5
+    tl.atomic_max(bounds + OF_GRAD, largest, sem="relaxed")  # the same in whatever order
     out = partial + (member.to(tl.int64) * pieces + piece) * gradient_size(D, H, M) + (D + 1) * 3 * H
     store_weight(out, D, dwo, H, HP, D, DP)
-    store_bias(out + H * D, dbo, D, DP)
+    store_bias(out + H * D, tl.sum(dbo, axis=0), D, DP)
     store_weight(out + H * D + D, M, dwi * (unit_of(D**0.5) * udh), D, DP, M, MP)
-    store_bias(out + H * D + D + D * M, dbi, M, MP)
+    store_bias(out + H * D + D + D * M, tl.sum(dbi, axis=0), M, MP)
     store_weight(out + H * D + D + D * M + M, D, dwt * (uh * uz), M, MP, D, DP)
-    store_bias(out + H * D + D + D * M + M + M * D, dbt, D, DP)
+    store_bias(out + H * D + D + D * M + M + M * D, tl.sum(dbt, axis=0), D, DP)
 
 
 @triton.jit

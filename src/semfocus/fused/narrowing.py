@@ -2,8 +2,8 @@
 
     high, low    (E, S) float16: the weights in units: q k v, Wo, Wi, Wt, each without gaps
     facts        (E, 6) float32: the largest entry of each, and the largest norm of a row of Wo and of Wt
-    bounds       (E, 5): what no entry exceeds of q, k, v; of the gradient of attention's output, which is found later;
-                 of the hidden layer
+    bounds       (E, 8): what no entry exceeds of q, k, v; of the gradients of attention's output, of q, k and v, which
+                 are found later; of the hidden layer
 
 A row y of a LayerNorm has |y| <= sqrt(D), so that |y W + b| <= sqrt(D) |column of W| + |b|: the units that operands
 need follow from the weights, and no tile has to be searched for its largest entry.
@@ -15,12 +15,14 @@ import triton
 import triton.language as tl
 
 from semfocus.attention.kernels.products import operand, unit_of
+from semfocus.attention.kernels.short_places import OF_DV, OF_GRAD, OF_K, OF_Q, OF_V
 from semfocus.fused.tiles import load_bias, load_weight, store_weight
 
 MATRICES = tl.constexpr(4)
-FACTS, BOUNDS = tl.constexpr(6), tl.constexpr(5)
+FACTS, BOUNDS = tl.constexpr(6), tl.constexpr(8)
 IN, OUT, UP, DOWN, ROW_OUT, ROW_DOWN = (tl.constexpr(place) for place in range(6))  # facts
-Q, K, V, GRAD, HIDDEN = (tl.constexpr(place) for place in range(5))  # bounds
+HIDDEN = tl.constexpr(7)  # the bound behind those of attention
+FOUND = slice(OF_GRAD.value, OF_DV.value + 1)  # bounds of gradients
 
 
 @triton.jit
@@ -59,9 +61,9 @@ def narrow_projections(
     store_narrow(high, low, q, largest, 3 * H, D, DP, H, HP)
     store_narrow(high + H, low + H, k, largest, 3 * H, D, DP, H, HP)
     store_narrow(high + 2 * H, low + 2 * H, v, largest, 3 * H, D, DP, H, HP)
-    tl.store(bounds + Q, output_bound(q, load_bias(b, H, HP), D))
-    tl.store(bounds + K, output_bound(k, load_bias(b + H, H, HP), D))
-    tl.store(bounds + V, output_bound(v, load_bias(b + 2 * H, H, HP), D))
+    tl.store(bounds + OF_Q, output_bound(q, load_bias(b, H, HP), D))
+    tl.store(bounds + OF_K, output_bound(k, load_bias(b + H, H, HP), D))
+    tl.store(bounds + OF_V, output_bound(v, load_bias(b + 2 * H, H, HP), D))
 
 
 @triton.jit

@@ -5,7 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.shared import row_hash, survives
+from semfocus.attention.kernels.shared import INTERPRETED, row_hash, survives
+
+GROUP = tl.constexpr(8)
 
 
 @triton.jit
@@ -57,6 +59,13 @@ def store_bias(b, values, COLUMNS: tl.constexpr, CP: tl.constexpr):
 
 
 @triton.jit
+def with_rows(total, x):
+    """Column sums so far (GROUP, width), and those of a tile: of rows that one thread holds, so that threads need not
+    wait for each other until `tl.sum(total, axis=0)` behind the last tile."""
+    return total + tl.sum(tl.reshape(x, (x.shape[0] // GROUP, GROUP, x.shape[1])), axis=0)
+
+
+@triton.jit
 def normed(x, inside, epsilon, D: tl.constexpr, DP: tl.constexpr):
     """LayerNorm of each row, zero where a row or column is not `inside`; and what each row was multiplied by."""
     centred = tl.where(inside, x - (tl.sum(x, axis=1) / D)[:, None], 0.0)
@@ -67,8 +76,16 @@ def normed(x, inside, epsilon, D: tl.constexpr, DP: tl.constexpr):
 @triton.jit
 def norm_gradient(dy, y, factor, D: tl.constexpr):
     """The gradient of LayerNorm's input."""
-    mean, along = tl.sum(dy, axis=1) / D, tl.sum(dy * y, axis=1) / D
-    return (dy - mean[:, None] - y * along[:, None]) * factor[:, None]
+    if INTERPRETED:  # which has no such reductions
+        total, along = tl.sum(dy, axis=1), tl.sum(dy * y, axis=1)
+    else:  # both at once, since threads wait for each other in it
+        total, along = tl.reduce((dy, dy * y), 1, _both_added)
+    return (dy - (total / D)[:, None] - y * (along / D)[:, None]) * factor[:, None]
+
+
+@triton.jit
+def _both_added(a, b, x, y):
+    return a + x, b + y
 
 
 @triton.jit

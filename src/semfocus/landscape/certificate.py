@@ -98,9 +98,7 @@ def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x
     def embed(table: Tensor, tokens: Tensor, waves: Tensor, *rest: Any) -> Tensor:
         return Parts().embed(table, tokens, waves, *rest) if x is None else x.detach().double()
 
-    def block(
-        x: Tensor, weights: list[Tensor], mask: Tensor | None, seeds: Any, spec: Spec, epsilon: float, train: bool
-    ):
+    def block(x: Tensor, weights: list[Tensor], seen: Any, seeds: Any, spec: Spec, epsilon: float, train: bool):
         norms, keep, out = _traced_block(x, weights, mask, spec, epsilon, masks_may_change)
         blocks.append(norms)
         masks.append(keep)
@@ -114,6 +112,7 @@ def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x
 
     tokens = rows.tokens.long().cpu()
     filled = None if rows.filled is None else rows.filled.cpu()
+    mask = None if filled is None else filled[:, :, None, None, :]
     with torch.no_grad():
         forward(parameters, tokens, filled, spec, None, Parts(embed, block, read_out))
     seen = torch.ones_like(tokens, dtype=torch.bool) if filled is None else filled

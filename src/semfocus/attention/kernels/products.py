@@ -72,25 +72,6 @@ def searched(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def searched_three(x, y, z, PRECISION: tl.constexpr):
-    """Three tiles, likewise: one search for all, since threads wait for each other in it."""
-    if INTERPRETED:  # which has no such reductions
-        top_x, top_y, top_z = tl.max(tl.abs(x)), tl.max(tl.abs(y)), tl.max(tl.abs(z))
-    else:
-        top_x, top_y, top_z = tl.reduce((tl.abs(x), tl.abs(y), tl.abs(z)), None, _larger)
-    return (
-        operand(x, unit_of(top_x), PRECISION),
-        operand(y, unit_of(top_y), PRECISION),
-        operand(z, unit_of(top_z), PRECISION),
-    )
-
-
-@triton.jit
-def _larger(a, b, c, x, y, z):
-    return tl.maximum(a, x), tl.maximum(b, y), tl.maximum(c, z)
-
-
-@triton.jit
 def turned(a):
     """The transposed operand."""
     return tl.trans(a[0]), tl.trans(a[1]), a[2]

@@ -19,6 +19,7 @@ from semfocus.attention.kernels.products import operand, product, turned
 from semfocus.attention.kernels.shared import NO_KEY
 from semfocus.attention.kernels.short_places import (
     allowed,
+    cut_queries,
     key_tiles,
     length_of,
     load_rows,
@@ -35,8 +36,8 @@ SMALLEST = tl.constexpr(-3.4028234663852886e38)  # finite float32
 @triton.jit(do_not_specialize=["queries", "keys"])
 def listed_choice(
     q, k, mask, lengths, bounds, bits, sizes, queries, keys, scale,
-    MASK: tl.constexpr, KIND: tl.constexpr, MOST: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
-    Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    MASK: tl.constexpr, KIND: tl.constexpr, MOST: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr,
+    PRECISION: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """Q queries of one problem."""
     tiles = tl.cdiv(queries, Q)
@@ -45,6 +46,7 @@ def listed_choice(
     limit = length_of(lengths, n, sizes, keys)
     last = tl.minimum(first + Q, queries) - 1
     _start, end, _second, _second_end = key_tiles(first, last, queries, keys, limit, K, "full", 0, 0, CAUSAL)
+    end = cut_queries(end, first, limit, RAGGED)
     uq, uk, _uv, _ug, _up, _uo, _us = units_at(bounds, n, sizes, None, scale, D)
     q_tile = operand(load_rows(q, n, sizes, rows, queries, D, DP), uq, PRECISION)
     nothing = unranked(bounds)

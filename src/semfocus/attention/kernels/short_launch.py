@@ -48,6 +48,7 @@ class Call:
     dropout_p: float
     tf32: bool
     bounds: Tensor | None = None  # (.., 1, 4 or more): what no entry of q, k, v and the output's gradient exceeds
+    ragged: bool = False  # from the length on queries are padding too: their output is zero, and its gradient is
 
     def forward(self, out: Tensor, kept: Tensor, lse: Tensor, saved: Tensor, careful: bool) -> None:
         """Fill the results."""
@@ -94,7 +95,7 @@ class Call:
             dropped, changes = torch.empty_like(saved), torch.empty_like(saved)
             given = [*_pick(x, "grad grad_lse k v bounds"), dropout, kept, saved, dropped, changes]
             self._run("listed_by_query", *given, *_pick(x, "narrow dq"), *numbers)
-            given = [*_pick(x, f"{narrowed} q bounds"), dropout, kept, dropped, changes, torch.empty_like(kept)]
+            given = [*_pick(x, f"{narrowed} q lengths bounds"), dropout, kept, dropped, changes, torch.empty_like(kept)]
             self._run("listed_by_key", *given, *_pick(x, "dk dv"), *numbers)
 
     def _run(self, name: str, *arguments: Any, **options: Any) -> None:
@@ -176,6 +177,7 @@ class Call:
             "W": -(-keys // WORD) if most else 0,
             "WORDS": padded(-(-keys // WORD)),
             "CAUSAL": self.causal,
+            "RAGGED": self.ragged,
             "PRECISION": self._precision,
             "D": d,
             "DP": padded(d),

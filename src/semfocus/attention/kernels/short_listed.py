@@ -20,10 +20,15 @@ from semfocus.attention.kernels.products import added, counted_operand, inverse,
 from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, exponential, finite
 from semfocus.attention.kernels.short_choice import WORD
 from semfocus.attention.kernels.short_places import (
+    OF_DK,
+    OF_DQ,
+    OF_DV,
     drop,
     hashes_of,
     kept_factor,
+    length_of,
     load_rows,
+    note_bound,
     start_of,
     store_counted,
     store_rows,
@@ -142,12 +147,14 @@ def listed_by_query(
         slope = tl.where(index >= 0, weight * (changes[place] - total) * scale, 0.0)
         tl.store(ds + start + place * queries, slope, mask=rows < queries)
         dq_tile += slope[:, None] * load_listed(k, n, sizes, index, D, DP)
-    store_rows(dq, n, sizes, rows, queries, dq_tile * unit_in(k, uk), D, DP)
+    dq_tile *= unit_in(k, uk)
+    store_rows(dq, n, sizes, rows, queries, dq_tile, D, DP)
+    note_bound(bounds, OF_DQ, n, sizes, dq_tile)
 
 
 @triton.jit(do_not_specialize=["queries", "keys"])
 def listed_by_key(
-    grad, q, bounds, dropout, kept, dropped, ds, order, dk, dv, sizes, queries, keys, scale,
+    grad, q, lengths, bounds, dropout, kept, dropped, ds, order, dk, dv, sizes, queries, keys, scale,
     MOST: tl.constexpr, PRECISION: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
 ):  # fmt: skip
@@ -156,7 +163,8 @@ def listed_by_key(
     n, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * K
     columns, entries = first + tl.arange(0, K), MOST * queries
     start = n.to(tl.int64) * entries
-    before, count = find_entries(kept + start, order + start, first, K, entries)
+    named = tl.where(first < length_of(lengths, n, sizes, keys), entries, 0)  # no list names padding
+    before, count = find_entries(kept + start, order + start, first, K, named)
     uq, _uk, _uv, ug, up, _uo, us = units_at(bounds, n, sizes, dropout, scale, DV)
     dk_tile = tl.zeros((K, DP), tl.float32)
     dv_tile = tl.zeros((K, DVP), tl.float32)
@@ -175,8 +183,11 @@ def listed_by_key(
         q_tile = operand(load_rows(q, n, sizes, rows, queries, D, DP), uq, PRECISION)
         slopes = counted_operand(tl.where(here, slope[None, :], 0.0), us, PRECISION)
         dk_tile = added(dk_tile, slopes, q_tile, PRECISION)
-    store_rows(dk, n, sizes, columns, keys, dk_tile * (us * uq), D, DP)
-    store_rows(dv, n, sizes, columns, keys, dv_tile * (up * ug), DV, DVP)
+    dk_tile, dv_tile = dk_tile * (us * uq), dv_tile * (up * ug)
+    store_rows(dk, n, sizes, columns, keys, dk_tile, D, DP)
+    store_rows(dv, n, sizes, columns, keys, dv_tile, DV, DVP)
+    note_bound(bounds, OF_DK, n, sizes, dk_tile)
+    note_bound(bounds, OF_DV, n, sizes, dv_tile)
 
 
 @triton.jit

@@ -15,6 +15,8 @@ from semfocus.attention.kernels.products import inverse, unit_of
 from semfocus.attention.kernels.shared import MINUS_INF, row_hash, survives
 
 LEAD = tl.constexpr(short_arguments.LEAD)
+# What bounds are of: inputs, gradient of the output, and those of the inputs, which are found on the way.
+OF_Q, OF_K, OF_V, OF_GRAD, OF_DQ, OF_DK, OF_DV = (tl.constexpr(place) for place in range(7))
 
 
 @triton.jit
@@ -61,11 +63,19 @@ def units_at(bounds, n, sizes, dropout, scale, DV: tl.constexpr):
     if bounds is not None:
         weight = kept_factor(dropout)
         at = start_of(bounds, n, sizes)
-        value, grad = tl.load(at + 2 * bounds.column), tl.load(at + 3 * bounds.column)
-        uq, uk = unit_of(tl.load(at)), unit_of(tl.load(at + bounds.column))
+        value, grad = tl.load(at + OF_V * bounds.column), tl.load(at + OF_GRAD * bounds.column)
+        uq, uk = unit_of(tl.load(at + OF_Q * bounds.column)), unit_of(tl.load(at + OF_K * bounds.column))
         uv, ug, up, uo = unit_of(value), unit_of(grad), unit_of(weight), unit_of(value * weight)
         us = unit_of(2 * DV * grad * value * weight * tl.abs(scale))  # |dP| <= DV grad value weight, and so its mean
     return uq, uk, uv, ug, up, uo, us
+
+
+@triton.jit
+def note_bound(bounds, PLACE: tl.constexpr, n, sizes, values):
+    """Tell who comes next how large entries are: the largest that any program tells, in whatever order."""
+    if bounds is not None:
+        at = start_of(bounds, n, sizes) + PLACE * bounds.column
+        tl.atomic_max(at, tl.max(tl.abs(values)), sem="relaxed")
 
 
 @triton.jit
@@ -98,6 +108,13 @@ def length_of(lengths, n, sizes, keys):
     if lengths is not None:
         limit = tl.minimum(tl.load(start_of(lengths, n, sizes)), keys).to(tl.int32)
     return limit
+
+
+@triton.jit
+def cut_queries(count, first, limit, RAGGED: tl.constexpr):
+    """How many tiles of keys the queries from `first` on look at. RAGGED: from the length on queries are padding too,
+    whose output is zero, and whose gradient is."""
+    return tl.where(first < limit, count, 0) if RAGGED else count
 
 
 @triton.jit
@@ -192,9 +209,12 @@ def key_tiles(
 def query_tiles(
     first, last, queries, keys, limit,
     QUERIES: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr,
+    RAGGED: tl.constexpr,
 ):  # fmt: skip
     """Tiles of queries that may see the keys first .. last, as two ranges likewise."""
     shift = keys - queries
+    if RAGGED:
+        queries = tl.minimum(queries, limit)
     low, high = first * 0, first * 0 + queries
     if KIND == "banded":
         low, high = first - WIDTH - shift, last + WIDTH + 1 - shift

@@ -19,8 +19,12 @@ import triton.language as tl
 from semfocus.attention.kernels.products import added, counted_operand, inverse, operand, product, summed, turned
 from semfocus.attention.kernels.shared import LN_2, LOG2_E, MINUS_INF, power_of_two
 from semfocus.attention.kernels.short_places import (
+    OF_DK,
+    OF_DQ,
+    OF_DV,
     allowed,
     counted,
+    cut_queries,
     drop,
     hashes_of,
     is_plain,
@@ -28,6 +32,7 @@ from semfocus.attention.kernels.short_places import (
     key_tiles,
     length_of,
     load_rows,
+    note_bound,
     open_tiles,
     query_tiles,
     start_of,
@@ -45,7 +50,7 @@ from semfocus.attention.kernels.short_whole import mixture, nonzero
 def tiled_forward(
     q, k, v, out, mask, lengths, bounds, dropout, lse, saved, sizes, queries, keys, scale,
     MASK: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr,
-    CAREFUL: tl.constexpr, PRECISION: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+    RAGGED: tl.constexpr, CAREFUL: tl.constexpr, PRECISION: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
 ):  # fmt: skip
     """Q queries of one problem."""
@@ -62,7 +67,7 @@ def tiled_forward(
     top = tl.full((Q,), MINUS_INF, tl.float32)
     total = tl.zeros((Q,), tl.float32)
     mixed = tl.zeros((Q, DVP), tl.float32)
-    count = tiles_in(start, end, second, second_end)
+    count = cut_queries(tiles_in(start, end, second, second_end), first, limit, RAGGED)
     inside = open_tiles(count, limit, MASK, KIND, CAUSAL, K)
     for t in range(inside):
         top, total, mixed = went_on(
@@ -76,8 +81,10 @@ def tiled_forward(
             keys, limit, hashes, dropout, scale, MASK, KIND, WIDTH, GLOBALS, CAUSAL, CAREFUL, False, PRECISION, K,
             D, DP, DV, DVP,
         )  # fmt: skip
-    top = tl.where(top == MINUS_INF, 0.0, top)
-    tl.store(lse + n.to(tl.int64) * queries + rows, top * LN_2 + tl.log(total), mask=rows < queries)
+    base = tl.where(top == MINUS_INF, 0.0, top)
+    tl.store(lse + n.to(tl.int64) * queries + rows, base * LN_2 + tl.log(total), mask=rows < queries)
+    # Who saw no key gives no weight to any, whatever its score.
+    top = tl.where(top == MINUS_INF, float("inf"), top)
     store_numbers(saved, n, rows, queries, (top, 1 / nonzero(total)))
     mixed = mixed * (up * uv / nonzero(total))[:, None]
     store_counted(out, n, sizes, rows, queries, mixed, uo, bounds, DV, DVP)
@@ -154,7 +161,7 @@ def tiled_by_query(
     grad, grad_lse, q, k, v, out, mask, lengths, bounds, dropout, saved, factors, hashed, narrow, dq,
     sizes, queries, keys, scale,
     MASK: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+    RAGGED: tl.constexpr, PRECISION: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
 ):  # fmt: skip
     """dq of Q queries of one problem. For the other kernel: what multiplies their weights, dP and 1 in dS, the hashes
@@ -175,7 +182,7 @@ def tiled_by_query(
         tl.store(hashed + n.to(tl.int64) * queries + rows, hashes, mask=rows < queries)
     last = tl.minimum(first + Q, queries) - 1
     start, end, second, second_end = key_tiles(first, last, queries, keys, limit, K, KIND, WIDTH, GLOBALS, CAUSAL)
-    count = tiles_in(start, end, second, second_end)
+    count = cut_queries(tiles_in(start, end, second, second_end), first, limit, RAGGED)
     unit = ug * uv * kept_factor(dropout)  # of dP
     if KIND == "full":
         out_rows = counted(load_rows(out, n, sizes, rows, queries, DV, DVP), uo, bounds)
@@ -218,7 +225,9 @@ def tiled_by_query(
             change = tl.where(weights == single[:, None], alone[:, None], change)
         ds = slopes(weights, change, keep, bounds)
         dq_tile = added(dq_tile, counted_operand(ds, us, PRECISION), k_tile, PRECISION)
-    store_rows(dq, n, sizes, rows, queries, dq_tile * (us * uk), D, DP)
+    dq_tile *= us * uk
+    store_rows(dq, n, sizes, rows, queries, dq_tile, D, DP)
+    note_bound(bounds, OF_DQ, n, sizes, dq_tile)
 
 
 @triton.jit
@@ -245,7 +254,7 @@ def tiled_by_key(
     grad, grad_lse, q, k, v, mask, lengths, bounds, dropout, saved, factors, hashed, dk, dv,
     sizes, queries, keys, scale,
     MASK: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+    RAGGED: tl.constexpr, PRECISION: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of K keys of one problem; keys are the rows of its tiles."""
@@ -258,7 +267,9 @@ def tiled_by_key(
     v_tile = operand(load_rows(v, n, sizes, columns, keys, DV, DVP), uv, PRECISION)
     limit = length_of(lengths, n, sizes, keys)
     last = tl.minimum(first + K, keys) - 1
-    start, end, second, second_end = query_tiles(first, last, queries, keys, limit, Q, KIND, WIDTH, GLOBALS, CAUSAL)
+    start, end, second, second_end = query_tiles(
+        first, last, queries, keys, limit, Q, KIND, WIDTH, GLOBALS, CAUSAL, RAGGED
+    )
     dk_tile = tl.zeros((K, DP), tl.float32)
     dv_tile = tl.zeros((K, DVP), tl.float32)
     for t in range(tiles_in(start, end, second, second_end)):
@@ -271,7 +282,7 @@ def tiled_by_key(
         top, norm = load_numbers(saved, n, rows, queries, 2)
         weight, along, back = load_numbers(factors, n, rows, queries, 3)
         keep = None
-        if lengths is not None or not is_plain(MASK, KIND, CAUSAL):  # else rows beyond the last key are not stored
+        if not is_plain(MASK, KIND, CAUSAL):  # else only keys that are padding are not kept, of which nothing is stored
             keep = allowed(
                 scores, i, j, n, sizes, queries, keys, limit, mask, MASK, KIND, WIDTH, GLOBALS, CAUSAL, False
             )  # fmt: skip
@@ -288,5 +299,10 @@ def tiled_by_key(
         ds = counted_operand(slopes(weights, change, keep, bounds), us, PRECISION)
         dv_tile = added(dv_tile, counted_operand(dropped, up, PRECISION), grad_tile, PRECISION)
         dk_tile = added(dk_tile, ds, q_tile, PRECISION)
-    store_rows(dk, n, sizes, columns, keys, dk_tile * (us * uq), D, DP)
-    store_rows(dv, n, sizes, columns, keys, dv_tile * (up * ug), DV, DVP)
+    inside = (columns < limit)[:, None]
+    dk_tile = tl.where(inside, dk_tile * (us * uq), 0.0)
+    dv_tile = tl.where(inside, dv_tile * (up * ug), 0.0)
+    store_rows(dk, n, sizes, columns, keys, dk_tile, D, DP)
+    store_rows(dv, n, sizes, columns, keys, dv_tile, DV, DVP)
+    note_bound(bounds, OF_DK, n, sizes, dk_tile)
+    note_bound(bounds, OF_DV, n, sizes, dv_tile)

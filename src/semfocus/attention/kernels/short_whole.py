@@ -15,6 +15,9 @@ import triton.language as tl
 from semfocus.attention.kernels.products import added, counted_operand, inverse, operand, product, turned
 from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, NO_KEY, exponential, finite, ordered
 from semfocus.attention.kernels.short_places import (
+    OF_DK,
+    OF_DQ,
+    OF_DV,
     allowed,
     drop,
     hashes_of,
@@ -22,6 +25,7 @@ from semfocus.attention.kernels.short_places import (
     kept_factor,
     length_of,
     load_rows,
+    note_bound,
     start_of,
     store_counted,
     store_rows,
@@ -181,7 +185,8 @@ def whole_backward(
     hashes = hashes_of(dropout, n, sizes, i)
     grad_tile = operand(load_rows(grad, n, sizes, rows, queries, DV, DVP), ug, PRECISION)
     dropped = counted_operand(drop(weights, hashes, j, dropout, inverse(up)), up, PRECISION)
-    store_rows(dv, n, sizes, columns, keys, product(turned(dropped), grad_tile, PRECISION), DV, DVP)
+    dv_tile = product(turned(dropped), grad_tile, PRECISION)
+    store_rows(dv, n, sizes, columns, keys, dv_tile, DV, DVP)
     v_tile = operand(load_rows(v, n, sizes, columns, keys, DV, DVP), uv, PRECISION)
     dp = product(grad_tile, turned(v_tile), PRECISION, kept_factor(dropout))
     dp = thinned(dp, hashes, j, dropout)
@@ -192,5 +197,9 @@ def whole_backward(
         total -= tl.load(at, mask=rows < queries, other=0.0)
     ds = tl.where(keep, weights * (dp - total[:, None]) * (scale * inverse(us)), 0.0)
     ds = counted_operand(ds, us, PRECISION)
-    store_rows(dq, n, sizes, rows, queries, product(ds, k_tile, PRECISION), D, DP)
-    store_rows(dk, n, sizes, columns, keys, product(turned(ds), q_tile, PRECISION), D, DP)
+    dq_tile, dk_tile = product(ds, k_tile, PRECISION), product(turned(ds), q_tile, PRECISION)
+    store_rows(dq, n, sizes, rows, queries, dq_tile, D, DP)
+    store_rows(dk, n, sizes, columns, keys, dk_tile, D, DP)
+    note_bound(bounds, OF_DQ, n, sizes, dq_tile)
+    note_bound(bounds, OF_DK, n, sizes, dk_tile)
+    note_bound(bounds, OF_DV, n, sizes, dv_tile)
