@@ -264,4 +264,28 @@ def test_a_large_vocabulary_is_looked_up_by_the_plain_model() -> None:
 
 def test_a_gpu_with_little_shared_memory_is_left_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semfocus.fused.block._shared_memory", lambda device: 90_000)
-    assert "98840 bytes of shared memory, and cuda has 90000" in (refuses(spec_of(), torch.device("cuda")) or "")
+    assert "98304 bytes of shared memory, and cuda has 90000" in (refuses(spec_of(), torch.device("cuda")) or "")
+
+
+def test_a_gpu_with_less_shared_memory_runs_without_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import OutOfResources
+
+    from semfocus.fused import kernels
+
+    class Small:
+        """A kernel on a GPU where tiles of several stages do not fit."""
+
+        def __init__(self, kernel: Any) -> None:
+            self.kernel, self.arg_names = kernel, kernel.arg_names
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            def start(*arguments: Any, **options: Any) -> None:
+                if options["num_stages"] > 1:
+                    raise OutOfResources(2, 1, "shared memory")
+                self.kernel[grid](*arguments, **options)
+
+            return start
+
+    for name in ("leave_forward", "leave_backward", "enter_backward"):
+        monkeypatch.setattr(kernels, name, Small(getattr(kernels, name)))
+    check(spec_of(blocks=1), rows=1)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from semfocus.attention.kernels.short_launch import Call
 
 WIDEST = 64  # of model, heads together and hidden layer: a program keeps three gradients of that size in registers
-SHARED_MEMORY = 98_840  # bytes of the largest program, `leave_forward` in float32
+SHARED_MEMORY = 98_304  # bytes of the largest program without a pipeline, `enter_backward` in float32
 MOST_IDS = 64  # of a vocabulary whose gradient is taken as a product
 
 
@@ -225,6 +225,8 @@ def _run(name: str, like: Tensor, *arguments: Any, count: int, tf32: bool = Fals
 
     (A table's gradient is a sum, taken as a product: it is not for TF32 to round.)
     """
+    from triton import OutOfResources
+
     from semfocus.attention.kernels.products import precision
     from semfocus.attention.kernels.short_arguments import padded
     from semfocus.fused import embedding, kernels, narrowing
@@ -237,5 +239,9 @@ def _run(name: str, like: Tensor, *arguments: Any, count: int, tf32: bool = Fals
         if width in known:
             known[filled] = padded(known[width])
     given = {key: value for key, value in known.items() if key in kernel.arg_names}
+    start = kernel[(like.shape[0] * pieces,)]
     with torch.cuda.device_of(like):
-        kernel[(like.shape[0] * pieces,)](*arguments, **given, **launch.options)
+        try:
+            start(*arguments, **given, **launch.options)
+        except OutOfResources:
+            start(*arguments, **given, **launch.without_pipeline().options)

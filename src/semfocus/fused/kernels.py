@@ -214,8 +214,7 @@ def leave_backward(
     uz, udh = unit_of(largest), unit_of(largest * tl.load(facts + ROW_DOWN) * D**0.5 * factor)
     top = 0.0
     dwo, dwi, dwt = tl.zeros((HP, DP), tl.float32), tl.zeros((DP, MP), tl.float32), tl.zeros((MP, DP), tl.float32)
-    dbo, dbi = tl.zeros((GROUP, DP), tl.float32), tl.zeros((GROUP, MP), tl.float32)
-    dbt = dbo
+    dbo, dbi, dbt = tl.zeros((DP,), tl.float32), tl.zeros((MP,), tl.float32), tl.zeros((DP,), tl.float32)
     for tile in range(first, last):
         rows = tile * T + tl.arange(0, T)
         u = load_tile(middle + base * D, rows, count, D, DP)
@@ -225,19 +224,19 @@ def leave_backward(
         h = tl.maximum(dropout(h, seeds, 2 * seed_stride + member, rows, threshold, factor, DROPS), 0.0)
         g = load_tile(grad + base * D, rows, count, D, DP)
         dz = dropout(g, seeds, 3 * seed_stride + member, rows, threshold, factor, DROPS)
-        dbt = with_rows(dbt, dz)
+        dbt += tl.sum(dz, axis=0)
         dz = operand(dz, uz, PRECISION)
         dwt = added(dwt, turned(operand(h, uh, PRECISION)), dz, PRECISION)
         # What was dropped is zero, and so is not above it: one comparison stands for both gradients.
         dh = tl.where(h > 0.0, product(dz, turned(down), PRECISION, factor), 0.0)
-        dbi = with_rows(dbi, dh)
+        dbi += tl.sum(dh, axis=0)
         dh = operand(dh, udh, PRECISION)
         dwi = added(dwi, turned(input), dh, PRECISION)
         du = g + norm_gradient(product(dh, turned(up), PRECISION), y, scale, D)
         store_tile(dmiddle + base * D, rows, count, du, D, DP)
         da = dropout(du, seeds, seed_stride + member, rows, threshold, factor, DROPS)
         da = tl.where(is_inside(rows, count, D, DP), da, 0.0)
-        dbo = with_rows(dbo, da)
+        dbo += tl.sum(da, axis=0)
         steepest = tl.max(tl.abs(da))
         top = tl.maximum(top, steepest)
         da = operand(da, unit_of(steepest), PRECISION)
@@ -248,11 +247,11 @@ def leave_backward(
     tl.atomic_max(bounds + OF_GRAD, largest, sem="relaxed")  # the same in whatever order
     out = partial + (member.to(tl.int64) * pieces + piece) * gradient_size(D, H, M) + (D + 1) * 3 * H
     store_weight(out, D, dwo, H, HP, D, DP)
-    store_bias(out + H * D, tl.sum(dbo, axis=0), D, DP)
+    store_bias(out + H * D, dbo, D, DP)
     store_weight(out + H * D + D, M, dwi * (unit_of(D**0.5) * udh), D, DP, M, MP)
-    store_bias(out + H * D + D + D * M, tl.sum(dbi, axis=0), M, MP)
+    store_bias(out + H * D + D + D * M, dbi, M, MP)
     store_weight(out + H * D + D + D * M + M, D, dwt * (uh * uz), M, MP, D, DP)
-    store_bias(out + H * D + D + D * M + M + M * D, tl.sum(dbt, axis=0), D, DP)
+    store_bias(out + H * D + D + D * M + M + M * D, dbt, D, DP)
 
 
 @triton.jit

@@ -6,7 +6,9 @@ that were timed on an H200 at the paper's shapes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from semfocus.attention.kernels.short_configs import options_of
 
 ENOUGH = 264  # programs that fill a large GPU: two for each of 132 multiprocessors
 MANY = 3  # pieces a member: with fewer, a GPU that is done with most programs would wait for long ones
@@ -16,7 +18,7 @@ WORTHWHILE = 192  # positions for which loading a member's weights, and storing 
 
 @dataclass(frozen=True)
 class Launch:
-    """Positions of a tile, warps and pipeline stages of a program, and how many registers a thread may take at most."""
+    """Positions of a tile, and what works on it."""
 
     tile: int
     warps: int
@@ -25,9 +27,11 @@ class Launch:
 
     @property
     def options(self) -> dict[str, int]:
-        """As Triton is told."""
-        limit = {} if self.registers is None else {"maxnreg": self.registers}
-        return {"num_warps": self.warps, "num_stages": self.stages, **limit}
+        return options_of(self.warps, self.stages, self.registers)
+
+    def without_pipeline(self) -> Launch:
+        """For GPUs with less shared memory than the one it was chosen on."""
+        return replace(self, stages=1)
 
 
 LAUNCHES = {
@@ -35,12 +39,13 @@ LAUNCHES = {
     "embed_forward": Launch(32, 4, 1),
     "embed_backward": Launch(64, 4, 2),
     "enter_forward": Launch(64, 4, 1),
-    "enter_backward": Launch(32, 4, 2),
+    "enter_forward/fp16": Launch(64, 4, 1, 104),
+    "enter_backward": Launch(16, 4, 3),
     "enter_backward/fp16x3": Launch(32, 4, 1),
-    "leave_forward": Launch(64, 4, 1),
+    "leave_forward": Launch(64, 4, 3),
     "leave_forward/fp16x3": Launch(64, 4, 2),
     "leave_backward": Launch(32, 4, 3),
-    "leave_backward/fp16x3": Launch(32, 4, 1),
+    "leave_backward/fp16x3": Launch(32, 4, 2),
 }
 
 

@@ -1,13 +1,14 @@
 """Which keys of a long row each query keeps: the k best by (score, lower index), a bit for each.
 
-    guess     of all keys that stand in one column of the tiles the three best, running; the k-th best of these is the
+    guess     of all keys that stand in one column of the tiles the four best, running; the k-th best of these is the
               border, or below it
     mark      scores again; a bit for each key that reaches the border, and how many do
-    search    where too many do, because four of the k best stand in one column or because there are equals: border by
+    search    where too many do, because five of the k best stand in one column or because there are equals: border by
               border, from the best score down, k passes at most; of the equals at the last one the lowest indices
 
-A score costs five comparisons and two products wherever the best keys lie, unless a guess fails: where scores are
-random and k is 5, for 2 queries in 100 000. Bits are stored (problems, words of 32 keys, queries).
+A score costs eight comparisons and two products wherever the best keys lie, unless a guess fails: where scores are
+random, k is 5 and tiles have 32 columns, for one query in a million. Bits are stored (problems, words of 32 keys,
+queries).
 """
 
 from __future__ import annotations
@@ -56,26 +57,27 @@ def listed_choice(
         inside = open_tiles(end, limit, MASK, "full", CAUSAL, K)
 
     best = tl.zeros((Q, K), nothing.dtype) + nothing
-    second, third = best, best
+    second, third, fourth = best, best, best
     for tile in range(inside):
         rank = ranks_in(
             tile, q_tile, k, uk, mask, bounds, rows, n, sizes, queries, keys, limit, scale,
             MASK, KIND, CAUSAL, True, False, PRECISION, K, D, DP,
         )  # fmt: skip
-        best, second, third = merged(best, second, third, rank)
+        best, second, third, fourth = merged(best, second, third, fourth, rank)
     for tile in range(inside, end):
         rank = ranks_in(
             tile, q_tile, k, uk, mask, bounds, rows, n, sizes, queries, keys, limit, scale,
             MASK, KIND, CAUSAL, False, False, PRECISION, K, D, DP,
         )  # fmt: skip
-        best, second, third = merged(best, second, third, rank)
+        best, second, third, fourth = merged(best, second, third, fourth, rank)
     unknown = tl.max(tl.max((best != best).to(tl.int32), axis=1), axis=0) > 0
     border = tl.max(best, axis=1)
     for _ in range(MOST - 1):
         passed = best == border[:, None]
         best = tl.where(passed, second, best)
         second = tl.where(passed, third, second)
-        third = tl.where(passed, nothing, third)
+        third = tl.where(passed, fourth, third)
+        fourth = tl.where(passed, nothing, fourth)
         border = tl.max(best, axis=1)
     border = tl.maximum(border, lowest(bounds))
 
@@ -119,12 +121,12 @@ def is_strict(kind: str, bounds: object) -> bool:
 
 
 @triton.jit
-def merged(best, second, third, rank):
-    """The three best of each place, after one more."""
+def merged(best, second, third, fourth, rank):
+    """The four best of each place, after one more."""
     low = tl.minimum(best, rank)
     best = tl.maximum(best, rank, propagate_nan=tl.PropagateNan.ALL)  # a NaN is to be found again
     lower = tl.minimum(second, low)
-    return best, tl.maximum(second, low), tl.maximum(third, lower)
+    return best, tl.maximum(second, low), tl.maximum(third, lower), tl.maximum(fourth, tl.minimum(third, lower))
 
 
 @triton.jit

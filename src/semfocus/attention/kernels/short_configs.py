@@ -19,37 +19,55 @@ SMALLEST = 16  # tile that tensor cores take
 MOST_LISTED = 16  # keys that the lists of long rows hold: a program keeps them in registers
 
 
+def options_of(warps: int, stages: int, registers: int | None) -> dict[str, int]:
+    """What Triton is told about a program: warps, pipeline stages, and the most registers a thread may take."""
+    limit = {} if registers is None else {"maxnreg": registers}
+    return {"num_warps": warps, "num_stages": stages, **limit}
+
+
 @dataclass(frozen=True)
 class Launch:
-    """Queries and keys of a tile, and how many warps and pipeline stages work on it."""
+    """Queries and keys of a tile, and what works on it."""
 
     queries: int
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        return options_of(self.warps, self.stages, self.registers)
 
 
 LAUNCHES: dict[str, dict[int, Launch]] = {
     "whole_forward": {64: Launch(WHOLE, WHOLE, 4, 1), 128: Launch(WHOLE, WHOLE, 4, 1)},
+    "whole_forward/fp16": {64: Launch(WHOLE, WHOLE, 4, 1, 128)},
+    "whole_forward/fp16x3": {64: Launch(WHOLE, WHOLE, 4, 1, 128)},
     "whole_backward": {64: Launch(WHOLE, WHOLE, 4, 1), 128: Launch(WHOLE, WHOLE, 8, 1)},
+    "whole_backward/fp16": {64: Launch(WHOLE, WHOLE, 4, 1, 128)},
     "tiled_forward": {64: Launch(64, 32, 2, 2), 128: Launch(64, 32, 4, 2)},
     "tiled_forward/tf32x3": {64: Launch(128, 32, 4, 2), 128: Launch(64, 32, 4, 2)},
-    "tiled_forward/fp16": {64: Launch(64, 64, 4, 3)},
-    "tiled_forward/fp16x3": {64: Launch(64, 32, 4, 3)},
+    "tiled_forward/fp16": {64: Launch(64, 64, 4, 2)},
+    "tiled_forward/fp16x3": {64: Launch(64, 64, 4, 2, 168)},
     "tiled_by_query": {64: Launch(64, 32, 4, 2), 128: Launch(64, 32, 4, 2)},
     "tiled_by_query/tf32x3": {64: Launch(128, 64, 8, 2), 128: Launch(64, 32, 8, 1)},
     "tiled_by_query/fp16": {64: Launch(64, 32, 4, 3)},
     "tiled_by_query/fp16x3": {64: Launch(64, 64, 4, 1)},
     "tiled_by_key": {64: Launch(32, 128, 4, 1), 128: Launch(32, 64, 4, 1)},
     "tiled_by_key/tf32x3": {64: Launch(32, 128, 8, 2), 128: Launch(32, 64, 8, 1)},
+    "tiled_by_key/fp16": {64: Launch(32, 128, 4, 3)},
     "tiled_by_key/fp16x3": {64: Launch(64, 64, 4, 1)},
     "listed_choice": {64: Launch(64, 64, 4, 2), 128: Launch(64, 64, 4, 2)},
+    "listed_choice/fp16": {64: Launch(64, 32, 4, 3, 128)},
+    "listed_choice/fp16x3": {64: Launch(64, 32, 4, 3, 128)},
     "listed_mix": {64: Launch(8, 0, 1, 1), 128: Launch(8, 0, 1, 1)},
     "listed_by_query": {64: Launch(8, 0, 2, 1), 128: Launch(16, 0, 4, 1)},
+    "listed_by_query/fp16": {64: Launch(8, 0, 2, 1, 64)},
     "listed_by_key": {64: Launch(32, 32, 4, 2), 128: Launch(32, 32, 4, 2)},
     "listed_by_key/tf32x3": {64: Launch(64, 32, 4, 2), 128: Launch(32, 32, 4, 2)},
-    "listed_by_key/fp16": {64: Launch(32, 64, 4, 3)},
-    "listed_by_key/fp16x3": {64: Launch(32, 64, 4, 3)},
+    "listed_by_key/fp16": {64: Launch(64, 32, 4, 2, 128)},
+    "listed_by_key/fp16x3": {64: Launch(32, 32, 4, 2)},
 }
 
 
@@ -62,7 +80,7 @@ def launch_for(kernel: str, width: int, precision: str) -> Launch:
 def shrinking(launch: Launch) -> Iterator[Launch]:
     """The launch, and then ever smaller ones, for GPUs with less shared memory than the one it was chosen on."""
     yield launch
-    launch = replace(launch, stages=1, warps=min(launch.warps, 4))
+    launch = replace(launch, stages=1, warps=min(launch.warps, 4), registers=None)
     yield launch
     while max(launch.queries, launch.keys) > SMALLEST:
         half = {"queries": launch.queries // 2} if launch.queries >= launch.keys else {"keys": launch.keys // 2}

@@ -13,7 +13,7 @@ from semfocus.attention.kernels import short_choice, short_listed, short_tiled, 
 from semfocus.attention.kernels.products import precision
 from semfocus.attention.kernels.shared import dropout_threshold
 from semfocus.attention.kernels.short_arguments import LEAD, arranged, dropout_type, padded, row_numbers
-from semfocus.attention.kernels.short_configs import LONGEST, Launch, launch_for, shrinking
+from semfocus.attention.kernels.short_configs import LONGEST, SMALLEST, Launch, launch_for, shrinking
 from semfocus.attention.kernels.short_ops import plan
 from semfocus.attention.mechanisms import Local, Mechanism, Selective, TopK
 
@@ -95,8 +95,13 @@ class Call:
             dropped, changes = torch.empty_like(saved), torch.empty_like(saved)
             given = [*_pick(x, "grad grad_lse k v bounds"), dropout, kept, saved, dropped, changes]
             self._run("listed_by_query", *given, *_pick(x, "narrow dq"), *numbers)
-            given = [*_pick(x, f"{narrowed} q lengths bounds"), dropout, kept, dropped, changes, torch.empty_like(kept)]
-            self._run("listed_by_key", *given, *_pick(x, "dk dv"), *numbers)
+            given = [*_pick(x, f"{narrowed} q lengths bounds"), dropout, kept, dropped, changes]
+            self._run("listed_by_key", *given, self._room_for_rows(kept), *_pick(x, "dk dv"), *numbers)
+
+    def _room_for_rows(self, kept: Tensor) -> Tensor:
+        """(problems, tiles of keys, queries): of tiles as small as they may be."""
+        queries, keys = self._lengths
+        return kept.new_empty(kept.shape[:-2].numel(), -(-keys // SMALLEST), queries, dtype=torch.int16)
 
     def _run(self, name: str, *arguments: Any, **options: Any) -> None:
         """Launch a kernel with the constants that it asks for: a program for each problem, or tile of its rows."""
@@ -120,7 +125,7 @@ class Call:
         constants = {key: value for key, value in (self._constants | tile).items() if key in kernel.arg_names}
         with torch.cuda.device_of(self.q):
             kernel[(programs,)](
-                *arguments, **constants, **options, num_warps=launch.warps, num_stages=launch.stages,
+                *arguments, **constants, **options, **launch.options,
                 # score - largest must be zero for the largest, not what rounding the product took from it
                 enable_fp_fusion=False,
             )  # fmt: skip
@@ -176,6 +181,7 @@ class Call:
             "WINDOW": min(mechanism.window, 2 * LONGEST) if forced else 0,
             "W": -(-keys // WORD) if most else 0,
             "WORDS": padded(-(-keys // WORD)),
+            "ROWS": padded(self._lengths[0]),
             "CAUSAL": self.causal,
             "RAGGED": self.ragged,
             "PRECISION": self._precision,

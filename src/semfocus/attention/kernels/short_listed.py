@@ -3,8 +3,8 @@
     listed_choice      which keys, as bits: `short_choice`
     listed_mix         bits become lists; softmax of the listed scores, sum of the listed values
     listed_by_query    backward: the listed keys and values alone; dq, and for each listed pair its weight and dS
-    listed_by_key      backward: for a tile of keys, the entries that name one of them; their weights and dS in the
-                       rows of their keys, the rest of a tile zeros; then dv = P' dout, dk = dS' q
+    listed_by_key      backward: for a tile of keys, the queries that list one of them; the weights and dS of these
+                       pairs, the rest of a tile zeros; then dv = P' dout, dk = dS' q
 
 The backward pass never looks at a score again: the weights are saved. Lists are stored (problems, k, queries), the
 lowest index first, -1 where a query has fewer.
@@ -22,23 +22,21 @@ from semfocus.attention.kernels.short_choice import WORD
 from semfocus.attention.kernels.short_places import (
     OF_DK,
     OF_DQ,
-    OF_DV,
     drop,
     hashes_of,
     kept_factor,
     length_of,
     load_rows,
-    note_bound,
+    note_bounds,
     start_of,
     store_counted,
     store_rows,
     thinned,
+    tops_of,
     unit_in,
     units_at,
 )
 from semfocus.attention.kernels.short_whole import nonzero
-
-SCANNED = tl.constexpr(1024)  # entries of lists that are looked at together
 
 
 @triton.jit(do_not_specialize=["queries", "keys"])
@@ -116,12 +114,12 @@ def listed_by_query(
     MOST: tl.constexpr, Q: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
 ):  # fmt: skip
-    """dq of Q queries of one problem; of each listed pair the weight after dropout, and dS; and for the other kernel
-    the gradient of the output in 16 bits, if it is taken so."""
+    """dq of Q queries of one problem; of each listed pair the weight after dropout, and dS, in their units; and for the
+    other kernel the gradient of the output in 16 bits, if it is taken so."""
     tiles = tl.cdiv(queries, Q)
     n, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * Q
     rows = first + tl.arange(0, Q)
-    _uq, uk, uv, ug, _up, _uo, _us = units_at(bounds, n, sizes, dropout, scale, DV)
+    _uq, uk, uv, ug, up, _uo, us = units_at(bounds, n, sizes, dropout, scale, DV)
     hashes, factor = hashes_of(dropout, n, sizes, rows), unit_in(v, uv) * kept_factor(dropout)
     grad_tile = load_rows(grad, n, sizes, rows, queries, DV, DVP).to(tl.float32)
     if narrow is not None:
@@ -135,7 +133,9 @@ def listed_by_query(
     for place in tl.static_range(MOST):
         index = tl.load(kept + start + place * queries, mask=rows < queries, other=-1)
         weight = tl.load(saved + start + place * queries, mask=rows < queries, other=0.0)
-        tl.store(dropped + start + place * queries, drop(weight, hashes, index, dropout), mask=rows < queries)
+        tl.store(
+            dropped + start + place * queries, drop(weight, hashes, index, dropout, inverse(up)), mask=rows < queries
+        )
         values = load_listed(v, n, sizes, index, DV, DVP)
         change = thinned(tl.sum(grad_tile * values, axis=1) * factor, hashes, index, dropout)
         total += weight * change
@@ -145,68 +145,58 @@ def listed_by_query(
         index = tl.load(kept + start + place * queries, mask=rows < queries, other=-1)
         weight = tl.load(saved + start + place * queries, mask=rows < queries, other=0.0)
         slope = tl.where(index >= 0, weight * (changes[place] - total) * scale, 0.0)
-        tl.store(ds + start + place * queries, slope, mask=rows < queries)
+        tl.store(ds + start + place * queries, slope * inverse(us), mask=rows < queries)
         dq_tile += slope[:, None] * load_listed(k, n, sizes, index, D, DP)
     dq_tile *= unit_in(k, uk)
     store_rows(dq, n, sizes, rows, queries, dq_tile, D, DP)
-    note_bound(bounds, OF_DQ, n, sizes, dq_tile)
+    note_bounds(bounds, OF_DQ, n, sizes, (tops_of(dq_tile),))
 
 
 @triton.jit(do_not_specialize=["queries", "keys"])
 def listed_by_key(
     grad, q, lengths, bounds, dropout, kept, dropped, ds, order, dk, dv, sizes, queries, keys, scale,
-    MOST: tl.constexpr, PRECISION: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+    MOST: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of K keys of one problem, from the entries of lists that name one of them, Q at a time."""
+    """dk and dv of K keys of one problem, from the queries whose lists name one of them, Q at a time; ROWS or fewer."""
     tiles = tl.cdiv(keys, K)
     n, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * K
-    columns, entries = first + tl.arange(0, K), MOST * queries
-    start = n.to(tl.int64) * entries
-    named = tl.where(first < length_of(lengths, n, sizes, keys), entries, 0)  # no list names padding
-    before, count = find_entries(kept + start, order + start, first, K, named)
+    columns, start = first + tl.arange(0, K), n.to(tl.int64) * MOST * queries
+    order += tl.program_id(0).to(tl.int64) * queries
+    present = tl.where(first < length_of(lengths, n, sizes, keys), queries, 0)  # no list names padding
+    count = find_rows(kept + start, order, first, K, present, queries, MOST, ROWS)
     uq, _uk, _uv, ug, up, _uo, us = units_at(bounds, n, sizes, dropout, scale, DV)
     dk_tile = tl.zeros((K, DP), tl.float32)
     dv_tile = tl.zeros((K, DVP), tl.float32)
     for tile in range(tl.cdiv(count, Q)):
         places = tile * Q + tl.arange(0, Q)
         inside = places < count
-        entry = tl.load(order + start + before + places, mask=inside, other=0)
-        index = tl.load(kept + start + entry, mask=inside, other=-1)
-        weight = tl.load(dropped + start + entry, mask=inside, other=0.0) * inverse(up)
-        slope = tl.load(ds + start + entry, mask=inside, other=0.0) * inverse(us)
-        here = columns[:, None] == index[None, :]
-        rows = tl.where(inside, entry % queries, queries)
+        rows = tl.where(inside, tl.load(order + places, mask=inside, other=0).to(tl.int32), queries)
+        weights, slopes = tl.zeros((K, Q), tl.float32), tl.zeros((K, Q), tl.float32)
+        for place in tl.static_range(MOST):
+            at = start + place * queries + rows
+            here = columns[:, None] == tl.load(kept + at, mask=inside, other=-1)[None, :]
+            weights = tl.where(here, tl.load(dropped + at, mask=inside, other=0.0)[None, :], weights)
+            slopes = tl.where(here, tl.load(ds + at, mask=inside, other=0.0)[None, :], slopes)
         grad_tile = operand(load_rows(grad, n, sizes, rows, queries, DV, DVP), ug, PRECISION)
-        weights = counted_operand(tl.where(here, weight[None, :], 0.0), up, PRECISION)
-        dv_tile = added(dv_tile, weights, grad_tile, PRECISION)
+        dv_tile = added(dv_tile, counted_operand(weights, up, PRECISION), grad_tile, PRECISION)
         q_tile = operand(load_rows(q, n, sizes, rows, queries, D, DP), uq, PRECISION)
-        slopes = counted_operand(tl.where(here, slope[None, :], 0.0), us, PRECISION)
-        dk_tile = added(dk_tile, slopes, q_tile, PRECISION)
+        dk_tile = added(dk_tile, counted_operand(slopes, us, PRECISION), q_tile, PRECISION)
     dk_tile, dv_tile = dk_tile * (us * uq), dv_tile * (up * ug)
     store_rows(dk, n, sizes, columns, keys, dk_tile, D, DP)
     store_rows(dv, n, sizes, columns, keys, dv_tile, DV, DVP)
-    note_bound(bounds, OF_DK, n, sizes, dk_tile)
-    note_bound(bounds, OF_DV, n, sizes, dv_tile)
+    note_bounds(bounds, OF_DK, n, sizes, (tops_of(dk_tile), tops_of(dv_tile)))
 
 
 @triton.jit
-def find_entries(kept, order, first, K: tl.constexpr, entries):
-    """Write down where in a problem's lists the K keys from `first` on are named, behind those of the keys before them;
-    how many these take, and how many were found."""
-    earlier = tl.zeros((SCANNED,), tl.int32)
-    for begin in tl.range(0, entries, SCANNED, loop_unroll_factor=4):
-        places = begin + tl.arange(0, SCANNED)
-        index = tl.load(kept + places, mask=places < entries, other=-1)
-        earlier += ((index >= 0) & (index < first)).to(tl.int32)
-    before = tl.sum(earlier, axis=0)
-    count = first * 0
-    for begin in range(0, entries, SCANNED):
-        places = begin + tl.arange(0, SCANNED)
-        index = tl.load(kept + places, mask=places < entries, other=-1)
-        found = (index >= first) & (index < first + K)
-        number = found.to(tl.int32)
-        tl.store(order + before + count + tl.cumsum(number, axis=0) - 1, places, mask=found)
-        count += tl.sum(number, axis=0)
+def find_rows(kept, order, first, K: tl.constexpr, present, queries, MOST: tl.constexpr, ROWS: tl.constexpr):
+    """Write down which of a problem's first `present` queries list one of the K keys from `first` on; how many do."""
+    rows = tl.arange(0, ROWS)
+    named = tl.zeros((ROWS,), tl.int1)
+    for place in tl.static_range(MOST):
+        index = tl.load(kept + place * queries + rows, mask=rows < present, other=-1)
+        named = named | ((index >= first) & (index < first + K))
+    number = named.to(tl.int32)
+    tl.store(order + tl.cumsum(number, axis=0) - 1, rows.to(tl.int16), mask=named)
     tl.debug_barrier()  # what one thread has written another is to read
-    return before, count
+    return tl.sum(number, axis=0)

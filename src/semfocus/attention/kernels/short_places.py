@@ -71,11 +71,20 @@ def units_at(bounds, n, sizes, dropout, scale, DV: tl.constexpr):
 
 
 @triton.jit
-def note_bound(bounds, PLACE: tl.constexpr, n, sizes, values):
-    """Tell who comes next how large entries are: the largest that any program tells, in whatever order."""
+def tops_of(values):
+    """The largest size in each row: what `note_bounds` takes."""
+    return tl.max(tl.abs(values), axis=1)
+
+
+@triton.jit
+def note_bounds(bounds, FIRST: tl.constexpr, n, sizes, tops):
+    """Tell who comes next how large the entries of some gradients are, one after the other from place FIRST on: the
+    largest that any program tells, in whatever order. (Their order is that of their bits as whole numbers.)"""
     if bounds is not None:
-        at = start_of(bounds, n, sizes) + PLACE * bounds.column
-        tl.atomic_max(at, tl.max(tl.abs(values)), sem="relaxed")
+        at = (start_of(bounds, n, sizes) + FIRST * bounds.column).to(tl.pointer_type(tl.int32), bitcast=True)
+        for place in tl.static_range(len(tops)):
+            top = tl.max(tops[place].to(tl.int32, bitcast=True))
+            tl.atomic_max(at + place * bounds.column, top, sem="relaxed")
 
 
 @triton.jit

@@ -21,7 +21,6 @@ from semfocus.attention.kernels.shared import LN_2, LOG2_E, MINUS_INF, power_of_
 from semfocus.attention.kernels.short_places import (
     OF_DK,
     OF_DQ,
-    OF_DV,
     allowed,
     counted,
     cut_queries,
@@ -32,7 +31,7 @@ from semfocus.attention.kernels.short_places import (
     key_tiles,
     length_of,
     load_rows,
-    note_bound,
+    note_bounds,
     open_tiles,
     query_tiles,
     start_of,
@@ -41,6 +40,7 @@ from semfocus.attention.kernels.short_places import (
     thinned,
     tile_at,
     tiles_in,
+    tops_of,
     units_at,
 )
 from semfocus.attention.kernels.short_whole import mixture, nonzero
@@ -227,7 +227,7 @@ def tiled_by_query(
         dq_tile = added(dq_tile, counted_operand(ds, us, PRECISION), k_tile, PRECISION)
     dq_tile *= us * uk
     store_rows(dq, n, sizes, rows, queries, dq_tile, D, DP)
-    note_bound(bounds, OF_DQ, n, sizes, dq_tile)
+    note_bounds(bounds, OF_DQ, n, sizes, (tops_of(dq_tile),))
 
 
 @triton.jit
@@ -304,5 +304,4 @@ def tiled_by_key(
     dv_tile = tl.where(inside, dv_tile * (up * ug), 0.0)
     store_rows(dk, n, sizes, columns, keys, dk_tile, D, DP)
     store_rows(dv, n, sizes, columns, keys, dv_tile, DV, DVP)
-    note_bound(bounds, OF_DK, n, sizes, dk_tile)
-    note_bound(bounds, OF_DV, n, sizes, dv_tile)
+    note_bounds(bounds, OF_DK, n, sizes, (tops_of(dk_tile), tops_of(dv_tile)))

@@ -15,9 +15,7 @@ import triton.language as tl
 from semfocus.attention.kernels.products import added, counted_operand, inverse, operand, product, turned
 from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, NO_KEY, exponential, finite, ordered
 from semfocus.attention.kernels.short_places import (
-    OF_DK,
     OF_DQ,
-    OF_DV,
     allowed,
     drop,
     hashes_of,
@@ -25,11 +23,12 @@ from semfocus.attention.kernels.short_places import (
     kept_factor,
     length_of,
     load_rows,
-    note_bound,
+    note_bounds,
     start_of,
     store_counted,
     store_rows,
     thinned,
+    tops_of,
     units_at,
 )
 
@@ -187,6 +186,7 @@ def whole_backward(
     dropped = counted_operand(drop(weights, hashes, j, dropout, inverse(up)), up, PRECISION)
     dv_tile = product(turned(dropped), grad_tile, PRECISION)
     store_rows(dv, n, sizes, columns, keys, dv_tile, DV, DVP)
+    tops = tops_of(dv_tile)
     v_tile = operand(load_rows(v, n, sizes, columns, keys, DV, DVP), uv, PRECISION)
     dp = product(grad_tile, turned(v_tile), PRECISION, kept_factor(dropout))
     dp = thinned(dp, hashes, j, dropout)
@@ -200,6 +200,4 @@ def whole_backward(
     dq_tile, dk_tile = product(ds, k_tile, PRECISION), product(turned(ds), q_tile, PRECISION)
     store_rows(dq, n, sizes, rows, queries, dq_tile, D, DP)
     store_rows(dk, n, sizes, columns, keys, dk_tile, D, DP)
-    note_bound(bounds, OF_DQ, n, sizes, dq_tile)
-    note_bound(bounds, OF_DK, n, sizes, dk_tile)
-    note_bound(bounds, OF_DV, n, sizes, dv_tile)
+    note_bounds(bounds, OF_DQ, n, sizes, (tops_of(dq_tile), tops_of(dk_tile), tops))
