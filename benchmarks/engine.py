@@ -1,7 +1,7 @@
 """How fast does a cohort train? Time per member-step, epoch and memory, beside a plain one-model PyTorch loop.
 
     python benchmarks/engine.py                          # CPU: 6 members, eager, compiled, in a process a core
-    python benchmarks/engine.py --device cuda            # GPU: 1, 10, 60, 150 members, ListOps shape with 4
+    python benchmarks/engine.py --device cuda            # GPU: 1, 10, 60, 150 members, ListOps shape with 4, 16, 32
     python benchmarks/engine.py --device cuda --precision tf32
 
 One line a case: the median over repeated stretches of steps, evaluation apart (`2 procs`: two processes with a thread
@@ -184,7 +184,7 @@ def main() -> None:
         for shape in options.shapes:
             if shape == "listops" and not gpu:
                 continue
-            sizes = (options.members or ([1, 10, 60, 150] if gpu else [6])) if shape == "nnch" else [4]
+            sizes = (options.members or ([1, 10, 60, 150] if gpu else [6])) if shape == "nnch" else [4, 16, 32]
             for mechanism in ("full", "topk:5"):
 
                 def again(before: float, case: tuple[str, str] = (shape, mechanism)) -> float:
