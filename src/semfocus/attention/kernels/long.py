@@ -39,10 +39,9 @@ class Tiles:
     maxima_warps: int = 8
     maxima_stages: int = 4
     group_rows: int = 32  # queries of a program of best_groups, one a thread
-    select_numbers: int = 2048  # numbers that one program of select_and_mix holds at once
+    select_numbers: int = 1024  # numbers that one program of select_and_mix holds at once
     select_warps: int = 1
-    gradient_numbers: int = 4096  # of keys, held by one program of query_gradients
-    gradient_warps: int = 4
+    gradient_numbers: int = 1024  # of keys, held by one warp of query_gradients
     list_rows: int = 8  # U: queries of a list, summed at a time
     list_warps: int = 1
 
@@ -146,11 +145,13 @@ def launch_backward(grad, grad_lse, q, k, v, hashes, indices, lse, scale, dropou
     total = k.shape[0] * k.shape[1] * keys
     dp, dvp, np2 = _power(width), _power(value_width), _power(listed)
     widths = {"LIST": listed, "D": width, "DP": dp, "DV": value_width, "DVP": dvp}
-    r = max(1, min(tiles.gradient_numbers // (np2 * max(dp, dvp)), 16))
+    numbers = np2 * max(dp, dvp)  # of one query
+    r = max(1, min(tiles.gradient_numbers // numbers, 16))
+    warps = max(1, min(_power(numbers // tiles.gradient_numbers), 8))
     query_gradients[(triton.cdiv(rows, r),)](
         grad, grad_lse, q, k, v, hashes, indices, lse, dq, weights, factors, owners, rows, queries, keys, total, heads,
         scale, dropout_threshold(dropout_p), 1 / (1 - dropout_p), NP=np2, R=r, GRAD_LSE=grad_lse is not None,
-        DROPOUT=hashes is not None, **widths, num_warps=tiles.gradient_warps,
+        DROPOUT=hashes is not None, **widths, num_warps=warps,
     )  # fmt: skip
     sorted_keys, order = owners.flatten().sort(stable=True)
     offsets = torch.searchsorted(
