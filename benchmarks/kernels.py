@@ -70,6 +70,7 @@ def _compiled_flex():
     import torch
     from torch.nn.attention.flex_attention import flex_attention
 
+    torch._dynamo.config.recompile_limit = 64  # a shape each; beyond the limit torch would stop compiling
     return torch.compile(flex_attention, dynamic=False)
 
 
