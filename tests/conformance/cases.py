@@ -9,20 +9,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import product
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from semfocus.attention import mechanism_names, parse_mechanism
+from semfocus.attention.info import AttentionInfo
+from semfocus.attention.kernels.backend import long_refuses
 from semfocus.attention.mechanisms import Mechanism, mechanism_class
 from semfocus.attention.normalisers import Softmax
-from semfocus.attention.operator import BACKENDS, attend
+from semfocus.attention.operator import BACKENDS, Backend, attend
 from semfocus.attention.problem import Problem
 from semfocus.errors import UsageError
 from tests.conftest import DEVICE
 
 RESULTS = ("out", "dq", "dk", "dv")
+
+
+def long_rows(problem: Problem, want_info: bool) -> tuple[Tensor, AttentionInfo | None]:
+    """The kernels for long rows, with tiles so small that the rows of this suite are long."""
+    from semfocus.attention.kernels import long
+
+    tiles = long.Tiles(queries=16, lanes=16, group=4, maxima_warps=4)
+    with mock.patch.object(long, "tiles_for", return_value=tiles):
+        return long.long(problem, want_info)
+
+
+BACKENDS["long"] = Backend(long_rows, long_refuses)  # which `triton` takes for rows that the others do not serve
 
 
 def examples() -> list[Mechanism]:
@@ -72,7 +87,7 @@ class Case:
     @property
     def interpreted(self) -> bool:
         """Whether a kernel is run step by step on the CPU."""
-        return self.backend == "triton" and DEVICE.type == "cpu"
+        return self.backend in ("triton", "long") and DEVICE.type == "cpu"
 
     def tensors(self, queries: int, keys: int, **options):
         return tensors(queries, keys, **{"width": self.width, "dtype": self.dtype} | options)
@@ -113,7 +128,7 @@ class Case:
         """Roundings of float32 to allow on top, relative to the largest result."""
         if self.dtype == torch.float64 or not inputs[0].numel() or not inputs[1].numel():
             return 8.0
-        # A fused kernel takes exp(score - log-sum-exp), whose rounding grows with the scores.
+        # Three TF32 products leave 22 bits, others take exp(score - log-sum-exp): rounding that grows with the scores.
         scores = inputs[0].double() @ inputs[1].double().transpose(-1, -2)
         return 8.0 * max(1.0, scores.abs().max().item() * (scale or self.width**-0.5))
 
@@ -146,8 +161,8 @@ def case_for(mechanism: Mechanism, backend: str) -> Case | None:
 
 def marks(case: Case) -> tuple:
     """Triton's interpreter is slow: of what it runs, `make test` sees a sample; a GPU and `make test-all` see all."""
-    sampled = ("full", "topk:3", "banded:3")
-    return (pytest.mark.slow,) if case.interpreted and str(case.mechanism) not in sampled else ()
+    sampled = case.backend == "triton" and str(case.mechanism) in ("full", "topk:3", "banded:3")
+    return (pytest.mark.slow,) if case.interpreted and not sampled else ()
 
 
 MECHANISMS = examples()

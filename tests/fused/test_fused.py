@@ -23,6 +23,7 @@ from semfocus.model import PLAIN, Parts, Spec, forward, initial
 from tests.conformance.cases import DEVICE
 
 ROUNDING = 2e-6
+SLOW = ("block_local:4", "bottomk:3", "topk:1")
 
 
 def spec_of(mechanism: str = "topk:3", width: int = 9, **shape: object) -> Spec:
@@ -139,9 +140,36 @@ def test_with_tf32_no_size_of_weights_and_gradients_is_beyond_range(sizes: dict)
     check(spec_of("full", blocks=1), rounding=0.1, rows=1, **sizes)
 
 
-@pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3+1g"])
+@pytest.mark.parametrize(
+    "mechanism",
+    ["full", "topk:3", "banded:3+1g", "banded:3", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)],
+)
 def test_rows_longer_than_a_tile(mechanism: str) -> None:
     check(spec_of(mechanism, width=70, blocks=1), rows=1, padded=True)
+
+
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("mechanism", ["topk:3", pytest.param("full", marks=pytest.mark.slow)])
+def test_with_tf32_rows_longer_than_a_tile_have_padding_too(mechanism: str) -> None:
+    assert check(spec_of(mechanism, width=80, blocks=1), rounding=4e-3, rows=1, padded=True) > 1e-5
+
+
+def test_padding_that_a_smaller_tile_passed_over_gives_no_weights_to_a_larger_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from semfocus.attention.kernels.short_configs import LAUNCHES, Launch
+
+    monkeypatch.setitem(LAUNCHES, "tiled_forward/fp16x3", {64: Launch(16, 16, 4, 1)})
+    monkeypatch.setitem(LAUNCHES, "tiled_by_query/fp16x3", {64: Launch(16, 16, 4, 1)})
+    check(spec_of("full", width=70, blocks=1), rows=1, padded=True, larger={"qkv.weight": 30.0}, rounding=1e-5)
+
+
+@pytest.mark.parametrize(("mechanism", "width"), [("topk:3", 9), ("full", 9), ("full", 70), ("banded:3", 70)])
+def test_no_gradient_is_no_gradient_at_low_temperatures_too(mechanism: str, width: int) -> None:
+    spec = spec_of(mechanism, width, blocks=1)
+    spec = Spec(spec.model, AttentionConfig(mechanism=mechanism, inverse_temperature=16.0), 4, 3, width)
+    for gradient in trained(spec, parts_of(spec), torch.float32, rows=1, slope=0.0)[1:]:
+        assert (gradient == 0).all()
 
 
 def test_a_member_that_is_not_finite_spoils_no_other() -> None:
@@ -252,9 +280,12 @@ def test_a_model_that_the_kernels_do_not_serve_is_refused_with_the_reason(change
     assert fused_parts(spec, DEVICE, model.read_out) is None
 
 
-def test_attention_that_the_kernels_do_not_serve_is_refused_with_the_reason() -> None:
-    spec = spec_of("topk:100", width=200)
-    assert "lists at most 16 keys a query, not 100" in (refuses(spec, DEVICE) or "")
+@pytest.mark.parametrize(
+    ("mechanism", "reason"),
+    [("topk:20", "lists at most 16 keys a query, not 20"), ("topk:3+2s", "sinks"), ("topk:3+2w", "window")],
+)
+def test_attention_that_the_kernels_do_not_serve_is_refused_with_the_reason(mechanism: str, reason: str) -> None:
+    assert reason in (refuses(spec_of(mechanism, width=200), DEVICE) or "")
 
 
 def test_a_large_vocabulary_is_looked_up_by_the_plain_model() -> None:

@@ -207,6 +207,8 @@ def choose_backend(problem: Problem, want_info: bool = False) -> str:
     names, lacking = ["sdpa"], None
     if problem.q.is_cuda and _suits_kernels(problem):
         names.append("triton")
+    elif problem.q.is_cuda:
+        lacking = f"rows of {problem.num_keys} keys are not for it where a query keeps many of them"
     if _keeps_few(problem):
         names += ["chunked", "local"]
     chosen = "dense"
@@ -216,7 +218,7 @@ def choose_backend(problem: Problem, want_info: bool = False) -> str:
             chosen = name
             break
         lacking = reason if name == "triton" else lacking
-    if lacking and not torch.compiler.is_compiling():
+    if lacking and chosen != "sdpa" and not torch.compiler.is_compiling():
         _say_once(str(problem.mechanism), chosen, lacking)
     return chosen
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import shutil
@@ -13,8 +14,10 @@ from typing import Any, Literal
 import torch
 
 from semfocus.errors import UsageError, whole_number
-from semfocus.fused import fused_parts
+from semfocus.fused import fused_parts, refuses
 from semfocus.model import PLAIN, Parts, Spec
+
+log = logging.getLogger(__name__)
 
 # Compiling takes some fifteen seconds on a CPU; below this much arithmetic (FLOP) it does not pay.
 WORTH_COMPILING = 2e13
@@ -100,7 +103,10 @@ class Runtime:
             return PLAIN
         compiled = Parts.compiled()
         if device.type == "cuda":
-            return fused_parts(spec, device, compiled.read_out) or compiled
+            fused = fused_parts(spec, device, compiled.read_out)
+            if fused is None:
+                log.info("blocks by torch's compiler, not by fused kernels: %s", refuses(spec, device))
+            return fused or compiled
         return compiled
 
 

@@ -152,3 +152,72 @@ def test_what_the_kernels_cannot_serve_is_refused_with_the_reason(mechanism, opt
     x = drawn(1, 1, 200, 16)
     with pytest.raises(Exception, match=reason):
         operator.attend(x, x, x, mechanism, backend="long", **options)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_a_kept_value_that_is_not_finite_shows_as_nan(poison: float) -> None:
+    q, k, v = (drawn(1, 1, 30, 16, seed=seed) for seed in range(3))
+    _, info = operator.attend(q, k, v, TopK(3), backend="reference", return_info=True)
+    v[..., 7, 2] = poison
+    out = operator.attend(q, k, v, TopK(3), backend="long")
+    keeps = (info.indices == 7).any(-1)
+    assert torch.equal(out[..., 2].isnan(), keeps)
+    assert not out[..., 3].isnan().any()
+
+
+def test_the_gradients_of_large_scores_are_as_exact_as_those_of_small_ones() -> None:
+    q, k = (drawn(1, 1, 40, 16, seed=seed) * 100 for seed in range(2))
+    k[..., 1::2, :] = k[..., ::2, :]  # two keys share the weight
+    qkv = (q, k, drawn(1, 1, 40, 16, integers=False, seed=2))
+    wanted, found = results("reference", qkv, TopK(5))[2], results("long", qkv, TopK(5))[2]
+    for a, b in zip(wanted, found, strict=True):
+        assert (a - b).abs().max() <= FLOAT32_ERROR * a.abs().max()
+
+
+def test_a_nan_score_is_above_infinite_ones() -> None:
+    q, k = torch.ones(1, 1, 2, 16), torch.zeros(1, 1, 70, 16)
+    k[..., [0, 9, 17, 33], 0] = float("inf")
+    k[..., 60, 0] = float("nan")
+    for backend in ("reference", "long"):
+        _, info = operator.attend(*(t.to(DEVICE) for t in (q, k, k)), TopK(2), backend=backend, return_info=True)
+        assert info.indices.flatten(0, -2).tolist() == [[0, 60]] * 2
+
+
+@pytest.mark.parametrize("length", [2**32 + 3, -(2**32) + 3, -64])
+def test_lengths_beyond_the_row_and_below_zero_are_cut(length: int) -> None:
+    qkv = [drawn(1, 1, 30, 16, seed=seed) for seed in range(3)]
+    agree(qkv, TopK(3), lengths=torch.tensor([length], device=DEVICE))
+
+
+def test_a_gpu_with_less_shared_memory_gets_smaller_tiles_and_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import OutOfResources
+
+    from semfocus.attention.kernels import long
+
+    taken, whole = [], long.group_maxima
+
+    class Small:
+        """A kernel on a GPU where tiles of more than 16 queries do not fit."""
+
+        def __getitem__(self, grid):
+            def start(*arguments, **options):
+                if options["BM"] > 16:
+                    raise OutOfResources(options["BM"], 16, "shared memory")
+                taken.append((options["BM"], options["num_stages"]))
+                return whole[grid](*arguments, **options)
+
+            return start
+
+    monkeypatch.setattr(long, "tiles_for", lambda keys, wide: long.Tiles(queries=64, lanes=16, group=4))
+    monkeypatch.setattr(long, "group_maxima", Small())
+    agree([drawn(1, 1, 30, 16, seed=seed) for seed in range(3)], TopK(3))
+    assert set(taken) == {(16, 1)}
+    monkeypatch.setattr(Small, "__getitem__", lambda self, grid: _lack)
+    with pytest.raises(OutOfResources, match="shared memory"):
+        agree([drawn(1, 1, 30, 16, seed=seed) for seed in range(3)], TopK(3))
+
+
+def _lack(*arguments, **options) -> None:
+    from triton import OutOfResources
+
+    raise OutOfResources(2, 1, "shared memory")

@@ -7,7 +7,7 @@ import torch
 
 from semfocus.attention.kernels.short_ops import short_attention
 from semfocus.attention.operator import attend
-from tests.attention.kernels.short_cases import by_kernel, close, inputs, registered, run
+from tests.attention.kernels.short_cases import by_kernel, check, close, inputs, registered, run
 from tests.conftest import DEVICE
 
 EVERY_KERNEL = pytest.mark.parametrize(
@@ -160,3 +160,26 @@ def test_an_infinite_score_is_the_last_that_bottom_k_keeps_but_is_kept(keys) -> 
     wanted, oracle = attend(q, k, v, "bottomk:2", backend="reference", return_info=True)
     assert info.indices[0].tolist() == oracle.indices[0].tolist() == [0, 1]
     assert torch.equal(out.isnan(), wanted.isnan())
+
+
+@pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3"])
+@pytest.mark.parametrize("length", [-1, -64, -(2**32) + 3])
+def test_lengths_below_zero_leave_no_keys(mechanism, length) -> None:
+    given = inputs(9, 66, lead=(1, 1))
+    for place in (1, 2):  # what stands in front of the keys must not be read
+        room = given[place].new_full((200, given[place].shape[-1]), float("nan"))
+        room[-66:] = given[place][0, 0]
+        given[place] = room[None, None, -66:]
+    for result in run(given, mechanism=mechanism, lengths=torch.tensor([length], device=DEVICE)):
+        assert (result == 0).all()
+
+
+@pytest.mark.parametrize("scale", [10.0, 100.0])
+def test_full_attention_that_one_key_has_all_of_is_as_exact_as_plain_code(scale) -> None:
+    check(inputs(70, 70), mechanism="full", scale=scale)
+    q, k = torch.eye(16).repeat(5, 1)[None, :70] * 100, torch.zeros(1, 70, 16)
+    k[:, :16] = torch.eye(16)
+    given = [q.to(DEVICE), k.to(DEVICE), *(tensor[:1] for tensor in inputs(70, 70)[2:])]
+    _, dq, dk, _ = run(given, mechanism="full", scale=1.0)
+    assert dq.abs().max() < 1e-30  # where exp is not cut off at normal numbers
+    assert dk.abs().max() < 1e-30

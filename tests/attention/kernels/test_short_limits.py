@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from semfocus.attention.kernels import short_arguments, short_configs
+from semfocus.attention.kernels import backend, short_arguments, short_configs
 from semfocus.attention.kernels.short import short_refuses
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.attention.normalisers import Sigmoid, Softmax
@@ -44,6 +44,26 @@ def problem(
 )
 def test_a_refusal_names_what_is_not_served(given, reason) -> None:
     assert reason in (short_refuses(given) or "")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (problem(keys=2000, width=256), "at most 128 wide, not 256"),
+        (problem(keys=2000, dtype=torch.float64), "float64"),
+        (problem(keys=2000, scale=-1.0), "scale = -1.0 is not positive"),
+        (problem("topk:100", keys=2000), "at most 64 keys by score"),
+        (problem(keys=131_073, width=1), "at most 131072 long"),
+        (problem("banded:5", keys=2000), "at most 1024 long, not 2000"),
+    ],
+)
+def test_where_neither_kind_of_kernel_serves_the_reason_is_that_of_the_one_meant_for_it(given, reason) -> None:
+    assert reason in (backend.triton_refuses(given) or "")
+
+
+def test_a_triton_that_is_too_old_is_refused_by_its_version(monkeypatch) -> None:
+    monkeypatch.setattr("triton.__version__", "3.1.0+git")
+    assert "need Triton 3.6 or newer, not 3.1.0+git" in (short_refuses(problem()) or "")
 
 
 def test_what_fits_is_not_refused() -> None:
@@ -164,3 +184,9 @@ def _lack() -> None:
     from triton import OutOfResources
 
     raise OutOfResources(2, 1, "shared memory")
+
+
+def test_smaller_tiles_are_never_smaller_than_a_kernel_takes() -> None:
+    for launch, fewest in ((short_configs.Launch(64, 32, 4, 3), 32), (short_configs.Launch(32, 128, 8, 2), 16)):
+        *_, last = short_configs.shrinking(launch, fewest)
+        assert (last.queries, last.keys) == (16, fewest)

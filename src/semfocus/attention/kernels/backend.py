@@ -32,8 +32,10 @@ def _suits_long(problem: Problem) -> bool:
 
 def triton_refuses(problem: Problem, want_info: bool = False) -> str | None:
     """Why no kernel can serve a problem; None if one can."""
-    reason = short_refuses(problem, want_info)
-    return None if reason is None or long_refuses(problem, want_info) is None else reason
+    reason, wider = short_refuses(problem, want_info), long_refuses(problem, want_info)
+    if reason is None or wider is None:
+        return None
+    return wider if type(problem.mechanism) is TopK else reason  # of top-k those for long rows serve more
 
 
 def long_refuses(problem: Problem, want_info: bool = False) -> str | None:

@@ -1,7 +1,7 @@
 """Exact top-k attention over long rows, by Triton kernels: memory O(L k), and backward work O(L k).
 
-Forward: see `long_forward`. Saved for the backward pass are the indices (int32) and the log-sum-exp. Backward: see
-`long_backward`. Registered with torch.library, so that compile and CUDA graphs see one opaque operation.
+Forward: see `long_forward`. Saved for the backward pass are the indices (int32). Backward: see `long_backward`.
+Registered with torch.library, so that compile and CUDA graphs see one opaque operation.
 
 Shapes: q (B, H, G, Lq, D): G query heads share one key head; k (B, H, Lk, D); v (B, H, Lk, Dv).
 """
@@ -9,11 +9,13 @@ Shapes: q (B, H, G, Lq, D): G query heads share one key head; k (B, H, Lk, D); v
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 from torch import Tensor
+from triton import OutOfResources
 
 from semfocus import counters
 from semfocus.attention.chunked import listed_info, ordered
@@ -22,6 +24,7 @@ from semfocus.attention.kernels.long_backward import hub_parts, key_gradients, q
 from semfocus.attention.kernels.long_forward import best_groups, group_maxima, select_and_mix
 from semfocus.attention.kernels.products import precision
 from semfocus.attention.kernels.shared import dropout_threshold
+from semfocus.attention.kernels.short_configs import SMALLEST
 from semfocus.attention.mechanisms import TopK
 from semfocus.attention.problem import Problem
 
@@ -54,6 +57,15 @@ def tiles_for(keys: int, wide: bool) -> Tiles:
     return Tiles(group=group)
 
 
+def shrinking(tiles: Tiles) -> Iterator[Tiles]:
+    """The tiles, and then ever smaller ones, for GPUs with less shared memory than the one they were found on."""
+    yield tiles
+    yield replace(tiles, maxima_stages=1)
+    while tiles.queries > SMALLEST:
+        tiles = replace(tiles, queries=tiles.queries // 2, maxima_warps=min(tiles.maxima_warps, 4), maxima_stages=1)
+        yield tiles
+
+
 def _power(number: int) -> int:
     return triton.next_power_of_2(max(number, 1))
 
@@ -68,11 +80,22 @@ def long_topk(
 
 
 def launch_forward(q, k, v, mask, lengths, hashes, most, sinks, window, causal, scale, dropout_p, tiles=None):
-    """The three forward kernels, chunk after chunk of queries."""
+    """The three forward kernels, chunk after chunk of queries; on a smaller GPU with smaller tiles."""
+    given = (q, k, v, mask, lengths, hashes, most, sinks, window, causal, scale, dropout_p)
+    tiles = tiles or tiles_for(k.shape[-2], q.dtype == torch.float32)
+    with torch.cuda.device_of(q):
+        for attempt in shrinking(tiles):
+            try:
+                return _forward(*given, attempt)
+            except OutOfResources as error:
+                lacking = error
+    raise lacking
+
+
+def _forward(q, k, v, mask, lengths, hashes, most, sinks, window, causal, scale, dropout_p, tiles):
     *lead, queries, width = q.shape
     problems, keys, value_width = math.prod(lead), k.shape[-2], v.shape[-1]
     out, indices, lse = _empty_results(q, k, v, most, sinks, window)
-    tiles = tiles or tiles_for(keys, q.dtype == torch.float32)
     groups = triton.cdiv(keys, tiles.group)
     chunk = max(tiles.queries, SCRATCH_BYTES // (4 * problems * groups) // tiles.queries * tiles.queries)
     chunk = min(chunk, queries)
@@ -127,18 +150,23 @@ def _empty_results(q: Tensor, k: Tensor, v: Tensor, most: int, sinks: int, windo
 @torch.library.custom_op("semfocus::long_topk_backward", mutates_args=())
 def long_topk_backward(
     grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, hashes: Tensor | None, indices: Tensor,
-    lse: Tensor, scale: float, dropout_p: float,
+    scale: float, dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v over the kept pairs."""
-    return launch_backward(grad, grad_lse, q, k, v, hashes, indices, lse, scale, dropout_p)
+    return launch_backward(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p)
 
 
-def launch_backward(grad, grad_lse, q, k, v, hashes, indices, lse, scale, dropout_p, tiles=None):
+def launch_backward(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p, tiles=None):
     """By query, then by key after one stable sort of the pairs."""
+    with torch.cuda.device_of(q):
+        tiles = tiles or tiles_for(k.shape[-2], q.dtype == torch.float32)
+        return _backward(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p, tiles)
+
+
+def _backward(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p, tiles):
     queries, width = q.shape[-2:]
     keys, value_width, listed = k.shape[-2], v.shape[-1], indices.shape[-1]
     rows, heads = q.shape[:-1].numel(), q.shape[2]
-    tiles = tiles or tiles_for(keys, q.dtype == torch.float32)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     weights = torch.empty(indices.shape, dtype=torch.float32, device=q.device)
     factors, owners = torch.empty_like(weights), torch.empty_like(indices)
@@ -149,7 +177,7 @@ def launch_backward(grad, grad_lse, q, k, v, hashes, indices, lse, scale, dropou
     r = max(1, min(tiles.gradient_numbers // numbers, 16))
     warps = max(1, min(_power(numbers // tiles.gradient_numbers), 8))
     query_gradients[(triton.cdiv(rows, r),)](
-        grad, grad_lse, q, k, v, hashes, indices, lse, dq, weights, factors, owners, rows, queries, keys, total, heads,
+        grad, grad_lse, q, k, v, hashes, indices, dq, weights, factors, owners, rows, queries, keys, total, heads,
         scale, dropout_threshold(dropout_p), 1 / (1 - dropout_p), NP=np2, R=r, GRAD_LSE=grad_lse is not None,
         DROPOUT=hashes is not None, **widths, num_warps=warps,
     )  # fmt: skip
@@ -169,22 +197,21 @@ def launch_backward(grad, grad_lse, q, k, v, hashes, indices, lse, scale, dropou
 
 
 @long_topk_backward.register_fake
-def _(grad, grad_lse, q, k, v, hashes, indices, lse, scale, dropout_p):
+def _(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p):
     return tuple(torch.empty_like(tensor) for tensor in (q, k, v))
 
 
 def _remember(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
     q, k, v, _, _, hashes, _, _, _, _, ctx.scale, ctx.dropout_p = inputs
-    _, indices, lse = output
-    ctx.save_for_backward(q, k, v, hashes, indices, lse)
+    ctx.save_for_backward(q, k, v, hashes, output[1])
 
 
 def _differentiate(ctx, grad, _grad_indices, grad_lse):
-    q, k, v, hashes, indices, lse = ctx.saved_tensors
+    q, k, v, hashes, indices = ctx.saved_tensors
     grad = q.new_zeros(*q.shape[:-1], v.shape[-1]) if grad is None else grad.contiguous()
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
-    grads = long_topk_backward(grad, grad_lse, q, k, v, hashes, indices, lse, ctx.scale, ctx.dropout_p)
+    grads = long_topk_backward(grad, grad_lse, q, k, v, hashes, indices, ctx.scale, ctx.dropout_p)
     return *grads, *([None] * 9)
 
 
@@ -201,7 +228,7 @@ def long(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionIn
     mask = None if problem.mask is None else _as(problem.mask, (*lead, *problem.mask.shape[-2:]), shape)
     lengths = None
     if problem.lengths is not None:
-        lengths = problem.lengths.expand(*lead, 1, 1).to(torch.int32).contiguous()
+        lengths = problem.lengths.clamp(0, problem.num_keys).expand(*lead, 1, 1).to(torch.int32).contiguous()
     hashes = None
     if problem.dropout_seed is not None:
         rows = problem.places().row_ids(lead, problem.dropout_seed)

@@ -1,6 +1,6 @@
 """Top-k attention over long rows, backward: kept pairs only, no atomics, the same bits every time.
 
-    query_gradients    per query: weights again from the saved log-sum-exp, dq, and for every kept pair its two factors
+    query_gradients    per query: its weights again, dq, and for every kept pair its two factors
     hub_parts          keys that very many queries keep: their lists in pieces of CHUNK, one partial sum a piece
     key_gradients      per key: dk and dv over the queries that keep it, in the order of the queries
 
@@ -15,12 +15,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.shared import survives
+from semfocus.attention.kernels.shared import MINUS_INF, survives
 
 
 @triton.jit
 def query_gradients(
-    grad, grad_lse, q, k, v, hashes, indices, lse, dq, weights_out, factors_out, owners_out,
+    grad, grad_lse, q, k, v, hashes, indices, dq, weights_out, factors_out, owners_out,
     rows, queries, keys, total_keys, heads_per_key, scale, threshold, dropout,
     LIST: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
     R: tl.constexpr, GRAD_LSE: tl.constexpr, DROPOUT: tl.constexpr,
@@ -47,7 +47,12 @@ def query_gradients(
         other=0.0,
     ).to(tl.float32)  # fmt: skip
     scores = tl.sum(q_rows[:, None, :] * k_rows, axis=2) * scale
-    weights = tl.where(present, tl.exp(scores - tl.load(lse + row)[:, None]), 0.0)
+    # As the forward pass took them: from the log-sum-exp they would lose as many bits as large scores take of it.
+    scores = tl.where(present, scores, MINUS_INF)
+    top = tl.max(scores, axis=1)
+    weights = tl.where(present, tl.exp(scores - tl.where(top > MINUS_INF, top, 0.0)[:, None]), 0.0)
+    total = tl.sum(weights, axis=1)
+    weights = weights / tl.where(total == 0.0, 1.0, total)[:, None]
     out_channel = tl.arange(0, DVP)
     grads = tl.load(
         grad + row[:, None] * DV + out_channel[None, :], mask=(out_channel < DV)[None, :], other=0.0

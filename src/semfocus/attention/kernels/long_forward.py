@@ -20,9 +20,18 @@ import triton
 import triton.language as tl
 
 from semfocus.attention.kernels.products import operand, product, turned
-from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, NO_KEY, ordered, survives, unordered
+from semfocus.attention.kernels.shared import (
+    BEYOND,
+    MINUS_INF,
+    NO_KEY,
+    finite,
+    ordered,
+    survives,
+    unordered,
+)
 
 AHEAD = tl.constexpr(8)  # loads in flight
+LARGEST = tl.constexpr(3.4028234663852886e38)  # finite float32
 
 
 @triton.jit
@@ -67,7 +76,8 @@ def group_maxima(
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, LENGTHS: tl.constexpr, FORCED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """maxima (M, n, C): the largest score (unscaled; +inf for NaN) of each group among the keys open to selection.
+    """maxima (M, n, C): the largest score (unscaled) of each group among the keys open to selection; +inf stands for
+    NaN, which is above all numbers, and the largest finite number for +inf.
 
     leads (M, n / 8, C): the largest of each octet of groups. Rows lie side by side, as `best_groups` reads them.
     """
@@ -154,7 +164,7 @@ def _maxima_of_stretches(
         best = tl.maximum(best, scores, propagate_nan=tl.PropagateNan.ALL)
         if step % G == G - 1:
             number = stretch * BN + lane
-            found = tl.where(best != best, float("inf"), best)
+            found = tl.where(best != best, float("inf"), tl.minimum(best, LARGEST))
             tl.store(
                 maxima[:, None] + number[None, :] * chunk, found, mask=inside[:, None] & (number < groups)[None, :]
             )
@@ -313,7 +323,7 @@ def select_and_mix(
     tl.store(lse + flat, top + tl.log(total), mask=inside)
     tl.store(indices + flat[:, None] * LIST + place[None, :], listed, mask=inside[:, None] & (place < LIST)[None, :])
     if DROPOUT:
-        weights = tl.where(survives(tl.load(hashes + flat)[:, None], listed, threshold), weights * dropout, 0.0)
+        weights = tl.where(survives(tl.load(hashes + flat)[:, None], listed, threshold), weights, 0.0)
     for begin in tl.static_range(0, DV, DVC):
         channel = begin + tl.arange(0, DVC)
         values = tl.load(
@@ -321,6 +331,7 @@ def select_and_mix(
             mask=present[:, :, None] & (channel < DV)[None, None, :], other=0.0,
         ).to(tl.float32)  # fmt: skip
         mixed = tl.sum(weights[:, :, None] * values, axis=1)
+        mixed = tl.where(finite(mixed), mixed * dropout, float("nan"))  # weights are at most 1: a value was not finite
         tl.store(
             out + flat[:, None] * DV + channel[None, :], mixed.to(out.dtype.element_ty),
             mask=inside[:, None] & (channel < DV)[None, :],

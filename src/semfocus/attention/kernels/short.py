@@ -3,7 +3,7 @@
     out, info = short(problem, want_info)       where short_refuses(problem, want_info) is None
 
 Full, banded and block-local attention; top-k and bottom-k with up to 16 keys (64 in rows of up to 64). Products are
-those of float32 unless TF32 is allowed; the choice is exact on the scores that the softmax uses.
+those of float32 unless TF32 is allowed; the choice is exact on the scores that these give.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from semfocus.attention.selection import transformed
 
 SERVED = (Full, Banded, BlockLocal, TopK, BottomK)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+OLDEST_TRITON = (3, 6)
 
 
 def short(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
@@ -104,11 +105,16 @@ def refuses_call(problem: Problem) -> str | None:
 
 @torch.compiler.assume_constant_result
 def refuses_device(device: torch.device) -> str | None:
-    """Why no kernel runs there: Triton is missing, or the device is too old or none that it knows."""
+    """Why no kernel runs there: Triton is missing or too old, or the device is, or is none that it knows."""
     try:
-        from semfocus.attention.kernels.shared import INTERPRETED
+        import triton
     except ImportError as missing:
         return f"Triton is not to be had ({missing}); install the extra semfocus[gpu]"
+    if tuple(map(int, triton.__version__.split(".")[:2])) < OLDEST_TRITON:
+        oldest = ".".join(map(str, OLDEST_TRITON))
+        return f"its kernels need Triton {oldest} or newer, not {triton.__version__}; install the extra semfocus[gpu]"
+    from semfocus.attention.kernels.shared import INTERPRETED
+
     if INTERPRETED.value:
         return None if device.type in ("cpu", "cuda") else f"Triton's interpreter does not reach {device.type}"
     if device.type != "cuda":

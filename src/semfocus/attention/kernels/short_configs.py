@@ -52,7 +52,7 @@ LAUNCHES: dict[str, dict[int, Launch]] = {
     "tiled_forward/fp16x3": {64: Launch(64, 64, 4, 2, 168)},
     "tiled_by_query": {64: Launch(64, 32, 4, 2), 128: Launch(64, 32, 4, 2)},
     "tiled_by_query/tf32x3": {64: Launch(128, 64, 8, 2), 128: Launch(64, 32, 8, 1)},
-    "tiled_by_query/fp16": {64: Launch(64, 32, 4, 3)},
+    "tiled_by_query/fp16": {64: Launch(64, 32, 4, 3, 128)},
     "tiled_by_query/fp16x3": {64: Launch(64, 64, 4, 1)},
     "tiled_by_key": {64: Launch(32, 128, 4, 1), 128: Launch(32, 64, 4, 1)},
     "tiled_by_key/tf32x3": {64: Launch(32, 128, 8, 2), 128: Launch(32, 64, 8, 1)},
@@ -77,12 +77,13 @@ def launch_for(kernel: str, width: int, precision: str) -> Launch:
     return table[min(bound for bound in table if bound >= width)]
 
 
-def shrinking(launch: Launch) -> Iterator[Launch]:
+def shrinking(launch: Launch, fewest_keys: int = SMALLEST) -> Iterator[Launch]:
     """The launch, and then ever smaller ones, for GPUs with less shared memory than the one it was chosen on."""
     yield launch
     launch = replace(launch, stages=1, warps=min(launch.warps, 4), registers=None)
     yield launch
-    while max(launch.queries, launch.keys) > SMALLEST:
-        half = {"queries": launch.queries // 2} if launch.queries >= launch.keys else {"keys": launch.keys // 2}
+    while launch.queries > SMALLEST or launch.keys > fewest_keys:
+        fewer_keys = launch.keys > fewest_keys and (launch.keys > launch.queries or launch.queries <= SMALLEST)
+        half = {"keys": launch.keys // 2} if fewer_keys else {"queries": launch.queries // 2}
         launch = replace(launch, **half)
         yield launch

@@ -85,7 +85,7 @@ class Call:
             given = [*_pick(x, "grad grad_lse q k v mask lengths bounds"), dropout, kept]
             self._run("whole_backward", *given, *_pick(x, "dq dk dv"), *numbers)
         elif kind == "tiled":
-            factors = saved.new_empty(*saved.shape[:-2], 3, saved.shape[-1])
+            factors = saved.new_empty(*saved.shape[:-2], 4, saved.shape[-1])
             hashed = None if dropout is None else torch.empty_like(saved[..., 0, :], dtype=torch.int32)
             given = [*_pick(x, "grad grad_lse q k v out mask lengths bounds"), dropout, saved, factors, hashed]
             self._run("tiled_by_query", *given, *_pick(x, "narrow dq"), *numbers)
@@ -106,7 +106,7 @@ class Call:
     def _run(self, name: str, *arguments: Any, **options: Any) -> None:
         """Launch a kernel with the constants that it asks for: a program for each problem, or tile of its rows."""
         launch = launch_for(name, max(self.q.shape[-1], self.v.shape[-1]), self._precision)
-        for attempt in shrinking(launch):
+        for attempt in shrinking(launch, WORD if name == "listed_choice" else SMALLEST):
             try:
                 self._start(name, attempt, *arguments, **options)
                 return

@@ -66,7 +66,8 @@ def units_at(bounds, n, sizes, dropout, scale, DV: tl.constexpr):
         value, grad = tl.load(at + OF_V * bounds.column), tl.load(at + OF_GRAD * bounds.column)
         uq, uk = unit_of(tl.load(at + OF_Q * bounds.column)), unit_of(tl.load(at + OF_K * bounds.column))
         uv, ug, up, uo = unit_of(value), unit_of(grad), unit_of(weight), unit_of(value * weight)
-        us = unit_of(2 * DV * grad * value * weight * tl.abs(scale))  # |dP| <= DV grad value weight, and so its mean
+        # |dP| <= DV grad value weight, and so its mean; where that is zero, scale over the unit is to be finite still.
+        us = unit_of(tl.maximum(2 * DV * grad * value * weight, 2.0**-110) * tl.abs(scale))
     return uq, uk, uv, ug, up, uo, us
 
 
@@ -115,7 +116,7 @@ def length_of(lengths, n, sizes, keys):
     """How many keys of problem n are not padding."""
     limit = keys
     if lengths is not None:
-        limit = tl.minimum(tl.load(start_of(lengths, n, sizes)), keys).to(tl.int32)
+        limit = tl.maximum(tl.minimum(tl.load(start_of(lengths, n, sizes)), keys), 0).to(tl.int32)
     return limit
 
 

@@ -202,12 +202,12 @@ def tiled_by_query(
     own = load_own(grad_lse, n, sizes, rows, queries)
     slope = norm * (scale * inverse(us))
     along, back = slope * unit, slope * (total - own)
-    if is_plain(MASK, KIND, CAUSAL):  # of one key, and of all queries then, nothing is left
-        along, back = tl.where(limit == 1, 0.0, along), tl.where(limit == 1, -slope * own, back)
-    store_numbers(factors, n, rows, queries, (norm * (kept_factor(dropout) * inverse(up)), along, back))
+    # Where one key has all the weight, dP and its mean cancel, and are not computed.
     single, alone = tl.where(norm == 1.0, 1.0, 2.0), slope * own
+    store_numbers(factors, n, rows, queries, (norm * (kept_factor(dropout) * inverse(up)), along, back, single))
     dq_tile = tl.zeros((Q, DP), tl.float32)
     inside = open_tiles(count, limit, MASK, KIND, CAUSAL, K)
+    inside = tl.where(tl.min(single, axis=0) == 1.0, 0, inside)
     for t in range(inside):
         k_tile, keep, weights, dp = pairs(
             q_tile, grad_tile, k, v, uk, uv, mask, rows, tile_at(t, start, end, second) * K, n, sizes, queries, keys,
@@ -221,8 +221,7 @@ def tiled_by_query(
             limit, top, hashes, dropout, scale, MASK, KIND, WIDTH, GLOBALS, CAUSAL, False, PRECISION, K, D, DP, DV, DVP,
         )  # fmt: skip
         change = tl.fma(dp, along[:, None], -back[:, None])
-        if not is_plain(MASK, KIND, CAUSAL):
-            change = tl.where(weights == single[:, None], alone[:, None], change)
+        change = tl.where(weights == single[:, None], alone[:, None], change)
         ds = slopes(weights, change, keep, bounds)
         dq_tile = added(dq_tile, counted_operand(ds, us, PRECISION), k_tile, PRECISION)
     dq_tile *= us * uk
@@ -233,7 +232,7 @@ def tiled_by_query(
 @triton.jit
 def slopes(weights, change, keep, bounds):
     """dS = P (dP - sum P dP + dlse) scale, of which P is weights that are not divided by their sum, and `change` all
-    the rest. What is bounded is finite, and zero without weight."""
+    the rest (dlse alone where P is 1: the first two cancel). What is bounded is finite, and zero without weight."""
     ds = weights * change
     if bounds is None and keep is not None:
         ds = tl.where(keep, ds, 0.0)
@@ -280,7 +279,7 @@ def tiled_by_key(
         scores = product(k_tile, turned(q_tile), PRECISION, scale * LOG2_E)
         dp = summed(v_tile, turned(grad_tile), PRECISION)
         top, norm = load_numbers(saved, n, rows, queries, 2)
-        weight, along, back = load_numbers(factors, n, rows, queries, 3)
+        weight, along, back, single = load_numbers(factors, n, rows, queries, 4)
         keep = None
         if not is_plain(MASK, KIND, CAUSAL):  # else only keys that are padding are not kept, of which nothing is stored
             keep = allowed(
@@ -293,9 +292,10 @@ def tiled_by_key(
             hashes = tl.load(hashed + n.to(tl.int64) * queries + i, mask=i < queries, other=0)
         dropped = weights * thinned(weight[None, :], hashes, j, dropout)
         change = tl.fma(thinned(dp, hashes, j, dropout), along[None, :], -back[None, :])
-        if not is_plain(MASK, KIND, CAUSAL):
+        alone = tl.zeros((Q,), tl.float32)
+        if grad_lse is not None:
             alone = norm * (scale * inverse(us)) * load_own(grad_lse, n, sizes, rows, queries)
-            change = tl.where(weights == tl.where(norm == 1.0, 1.0, 2.0)[None, :], alone[None, :], change)
+        change = tl.where(weights == single[None, :], alone[None, :], change)
         ds = counted_operand(slopes(weights, change, keep, bounds), us, PRECISION)
         dv_tile = added(dv_tile, counted_operand(dropped, up, PRECISION), grad_tile, PRECISION)
         dk_tile = added(dk_tile, ds, q_tile, PRECISION)
