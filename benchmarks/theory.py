@@ -27,7 +27,8 @@ from semfocus.config import AttentionConfig, RunConfig, TaskConfig
 from semfocus.diagnostics import diagnose
 from semfocus.landscape import SurfaceSettings, measure_surface
 from semfocus.landscape.stored import Surface, surface_name
-from semfocus.model import Encoder, Spec, initial, positions
+from semfocus.model import Encoder, positions
+from semfocus.spec import Spec, initial
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.measurements import read_arrays
 from semfocus.tasks import Batch

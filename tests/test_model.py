@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from semfocus import counters
 from semfocus.config import AttentionConfig, ModelConfig
-from semfocus.model import Encoder, Spec, _evaluation_seeds, assemble, forward, initial, positions
+from semfocus.model import Encoder, _evaluation_seeds, assemble, forward, positions
+from semfocus.spec import Spec, initial
 from semfocus.tasks import get_task
 from tests.training.plain import PlainEncoder, waves
 
@@ -132,7 +133,7 @@ def test_filler_positions_of_long_rows_change_nothing(
     aligned = spec_of(mechanism, width=width, **options)
     assert aligned.filler > 0
     assert aligned.length % 8 == 0
-    monkeypatch.setattr("semfocus.model.LONG", 10**6)
+    monkeypatch.setattr("semfocus.spec.LONG", 10**6)
     bare = spec_of(mechanism, width=width, **options)
     assert bare.filler == 0
     matrix = rows_of(bare, [11])

@@ -4,15 +4,15 @@ Shapes: E members, B rows, L positions, d model width, H heads, w head width, m 
 
     tokens (E, B, L) -> embedding * sqrt(d) + positions -> blocks -> mean over positions -> logits (E, B, C)
 
-All parameters of a cohort are one matrix (E, P); `Layout` says which columns are which. A member is a row of it.
+All parameters of a cohort are one matrix (E, P); `spec.Layout` says which columns are which. A member is a row of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,158 +20,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semfocus import counters
-from semfocus.attention.mechanisms import BlockLocal, BottomK, Full, Mechanism, RandomK, RandomKReplaced, TopK
 from semfocus.attention.normalisers import Normaliser, Sigmoid, Softmax
 from semfocus.attention.operator import attend
-from semfocus.config import AttentionConfig, ModelConfig
-from semfocus.randomness import stream
+from semfocus.spec import Spec
 
 ACTIVATIONS = {"relu": functional.relu, "gelu": functional.gelu, "mish": functional.mish}
 NORMALISERS: dict[str, Normaliser] = {"softmax": Softmax(), "sigmoid": Sigmoid()}
-PLACES_PER_BLOCK = 4  # dropout on attention weights, after attention, inside the MLP, after the MLP
 NORM_EPSILON = 1e-5
-ALIGNMENT, LONG = 8, 128
 ENOUGH_PROGRAMS = 128  # that a large GPU wants to run at once
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Everything that shapes the computation: the config's model and attention, and the task's sizes."""
-
-    model: ModelConfig
-    attention: AttentionConfig
-    num_symbols: int
-    num_classes: int
-    width: int  # of the task's rows, before anything is added
-    # What follows from these, worked out once: a compiler that traces the model must not meet a parser.
-    mechanism: Mechanism = field(init=False)
-    padded_width: int = field(init=False)
-    extra_tokens: int = field(init=False)  # after the row: a CLS token if that is what is pooled, then the global ones
-    filler: int = field(init=False)  # invisible positions between the two, so that long rows suit tensor cores
-    length: int = field(init=False)  # L
-
-    def __post_init__(self) -> None:
-        mechanism, size = self.attention.value, self.attention.size
-        padded = self.width
-        if self.model.pad_to_multiple and size is not None:
-            padded = math.ceil(self.width / size) * size
-        extra = self.attention.globals + (self.model.pooling == "cls")
-        filler = -(padded + extra) % ALIGNMENT if padded + extra >= LONG and _ignores_filler(mechanism) else 0
-        for name, value in {
-            "mechanism": mechanism,
-            "padded_width": padded,
-            "extra_tokens": extra,
-            "filler": filler,
-            "length": padded + filler + extra,
-        }.items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def num_ids(self) -> int:
-        return self.num_symbols + 1 + self.extra_tokens
-
-    @property
-    def places(self) -> int:
-        """How many places of a step draw dropout."""
-        return 1 + PLACES_PER_BLOCK * self.model.blocks
-
-    @property
-    def draws(self) -> bool:
-        """Whether a training step needs random numbers at all: for dropout, or to choose keys."""
-        return self.model.dropout > 0 or self.mechanism.draws
-
-    @cached_property
-    def layout(self) -> Layout:
-        return Layout.of(self)
-
-
-def _ignores_filler(mechanism: Mechanism) -> bool:
-    """Whether masked positions behind the row change nothing. A window counts from the end, and would move."""
-    if isinstance(mechanism, TopK):
-        return not mechanism.window
-    return isinstance(mechanism, (Full, BlockLocal, BottomK, RandomK, RandomKReplaced))
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Names, shapes and columns of the parameters within a member's row."""
-
-    shapes: dict[str, tuple[int, ...]]
-
-    @staticmethod
-    def of(spec: Spec) -> Layout:
-        model = spec.model
-        d, m, inner = model.d_model, model.d_mlp, model.heads * model.head_dim
-        shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.num_ids, d)}
-        for i in range(model.blocks):
-            for name, (rows, columns) in {
-                "qkv": (d, 3 * inner),
-                "o": (inner, d),
-                "mlp_in": (d, m),
-                "mlp_out": (m, d),
-            }.items():
-                shapes[f"blocks.{i}.{name}.weight"] = (rows, columns)
-                shapes[f"blocks.{i}.{name}.bias"] = (columns,)
-        shapes["readout.weight"] = (d, spec.num_classes)
-        shapes["readout.bias"] = (spec.num_classes,)
-        return Layout(shapes)
-
-    @cached_property
-    def offsets(self) -> dict[str, int]:
-        """The first column of each parameter: a multiple of 32, so that tensor cores can load it straight."""
-        found, place = {}, 0
-        for name, shape in self.shapes.items():
-            found[name] = place
-            place += _aligned(math.prod(shape))
-        return found
-
-    @cached_property
-    def size(self) -> int:
-        """P, the columns of a member's row; the few between parameters stay zero."""
-        last, shape = list(self.shapes.items())[-1]
-        return self.offsets[last] + _aligned(math.prod(shape))
-
-    @cached_property
-    def num_parameters(self) -> int:
-        return sum(math.prod(shape) for shape in self.shapes.values())
-
-    def split(self, matrix: Tensor) -> dict[str, Tensor]:
-        """Views (E, *shape) of a matrix (E, P), by name."""
-        return {
-            name: matrix[:, self.offsets[name] : self.offsets[name] + math.prod(shape)].unflatten(-1, shape)
-            for name, shape in self.shapes.items()
-        }
-
-    def join(self, parts: Iterable[Tensor]) -> Tensor:
-        """The matrix (E, P) of parameters, or gradients, given in the layout's order."""
-        columns = []
-        for part in parts:
-            flat = part.flatten(1)
-            missing = _aligned(flat.shape[1]) - flat.shape[1]
-            columns.append(functional.pad(flat, (0, missing)) if missing else flat)
-        return torch.cat(columns, dim=1)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // 32) * 32
-
-
-def initial(spec: Spec, seed: int) -> Tensor:
-    """(P,) the parameters a seed starts from: one stream per parameter, so that an extra token shifts nothing else.
-
-    Embedding and read-out uniform in +-0.1, read-out bias 0, linear layers uniform in +-1/sqrt(inputs).
-    """
-    parts = []
-    for name, shape in spec.layout.shapes.items():
-        size = math.prod(shape)
-        if name == "readout.bias":
-            parts.append(torch.zeros(1, size))
-            continue
-        inputs = spec.layout.shapes[name.replace(".bias", ".weight")][0]
-        bound = 0.1 if name in ("embedding", "readout.weight") else inputs**-0.5
-        uniform = torch.from_numpy(stream(seed, f"init/{name}").uniform(size))
-        parts.append(((2 * uniform - 1) * bound).float().unsqueeze(0))
-    return spec.layout.join(parts)[0]
 
 
 def assemble(tokens: Tensor, lengths: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:

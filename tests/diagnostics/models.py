@@ -11,7 +11,8 @@ from torch.nn import functional
 from semfocus import Attention, attend
 from semfocus.attention import parse_mechanism
 from semfocus.config import AttentionConfig, ModelConfig
-from semfocus.model import Encoder, Spec, initial
+from semfocus.model import Encoder
+from semfocus.spec import Spec, initial
 from tests.integrations import tiny
 
 WIDTH, HEADS = 16, 4

@@ -15,13 +15,14 @@ from semfocus import model
 from semfocus.config import AttentionConfig, ModelConfig
 from semfocus.fused import fused_parts
 from semfocus.fused.launch import LAUNCHES
+from semfocus.spec import Spec
 
 short.refuses_device = lambda device: None
 
 def step(shape, mechanism, length, tf32):
     torch.backends.cuda.matmul.allow_tf32 = tf32
     sizes = ModelConfig.model_validate({"blocks": 1, **shape})
-    spec = model.Spec(sizes, AttentionConfig(mechanism=mechanism), 4, 2, length)
+    spec = Spec(sizes, AttentionConfig(mechanism=mechanism), 4, 2, length)
     matrix = torch.zeros(2, spec.layout.size)
     leaves = {name: view.requires_grad_() for name, view in spec.layout.split(matrix).items()}
     rows, filled = torch.zeros(2, 3, spec.length, dtype=torch.int64), torch.ones(2, 3, spec.length, dtype=torch.bool)

@@ -19,7 +19,8 @@ from semfocus import model
 from semfocus.config import AttentionConfig, ModelConfig
 from semfocus.counters import derive
 from semfocus.fused import fused_parts, refuses
-from semfocus.model import PLAIN, Parts, Spec, forward, initial
+from semfocus.model import PLAIN, Parts, forward
+from semfocus.spec import Spec, initial
 from tests.conformance.cases import DEVICE
 
 ROUNDING = 2e-6

@@ -7,7 +7,7 @@ import torch
 
 from semfocus.errors import UsageError
 from semfocus.landscape.directions import hessian_plane, normal_row, path_plane, random_plane
-from semfocus.model import Spec, initial
+from semfocus.spec import Spec, initial
 from tests.training.helpers import begin, tiny
 
 

@@ -8,7 +8,8 @@ from torch.nn import functional
 
 from semfocus.config import TaskConfig
 from semfocus.landscape.losses import Losses, Plan, plan
-from semfocus.model import Encoder, Spec, initial
+from semfocus.model import Encoder
+from semfocus.spec import Spec, initial
 from semfocus.training import data
 from semfocus.training.data import Rows
 from tests.training.helpers import CPU, tiny

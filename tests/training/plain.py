@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from semfocus.model import Spec
+from semfocus.spec import Spec
 
 Masks = Callable[[int, Tensor], Tensor]  # (place, what is dropped from) -> factors
 

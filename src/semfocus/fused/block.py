@@ -16,7 +16,8 @@ from semfocus import model
 from semfocus.attention.kernels.short import short_refuses
 from semfocus.attention.problem import pose
 from semfocus.fused.launch import launch_for, pieces_of
-from semfocus.model import NORM_EPSILON, Padding, Parts, Spec
+from semfocus.model import NORM_EPSILON, Padding, Parts
+from semfocus.spec import Spec
 
 if TYPE_CHECKING:
     from semfocus.attention.kernels.short_launch import Call

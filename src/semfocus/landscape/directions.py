@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from semfocus.errors import UsageError
-from semfocus.model import Spec
 from semfocus.randomness import stream
+from semfocus.spec import Spec
 
 KINDS = ("random", "path", "hessian")
 FLAT = 1e-6  # a principal direction that holds less than this share of the path is rounding

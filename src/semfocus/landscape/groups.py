@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from semfocus.landscape.certificate import trace
 from semfocus.landscape.subject import cut
-from semfocus.model import PLAIN, Parts, Spec, embed, forward, positions
+from semfocus.model import PLAIN, Parts, embed, forward, positions
+from semfocus.spec import Spec
 from semfocus.theory import LossConstants
 from semfocus.training.data import Rows
 

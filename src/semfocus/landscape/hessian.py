@@ -21,7 +21,8 @@ from torch.func import grad
 from torch.nn import functional
 
 from semfocus.errors import whole_number
-from semfocus.model import Spec, forward
+from semfocus.model import forward
+from semfocus.spec import Spec
 from semfocus.training.data import Rows
 
 POSITIONS = {"cpu": 2**13, "cuda": 2**18}  # at once, of all models: derivatives keep every block's activations

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from semfocus.model import PLAIN, Parts, Spec, forward
+from semfocus.model import PLAIN, Parts, forward
+from semfocus.spec import Spec
 from semfocus.training.data import Rows
 
 # Of all members together: what stays in a CPU's cache, what fills a GPU.

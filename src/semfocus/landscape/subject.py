@@ -10,7 +10,7 @@ from torch import Tensor
 
 from semfocus.config import RunConfig
 from semfocus.errors import Diverged, UsageError
-from semfocus.model import Spec
+from semfocus.spec import Spec
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks import Task
 from semfocus.training import data

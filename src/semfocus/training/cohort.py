@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from semfocus.config import RunConfig
-from semfocus.model import Encoder, Spec, initial
+from semfocus.model import Encoder
 from semfocus.randomness import stream
+from semfocus.spec import Spec, initial
 from semfocus.tasks import Task
 from semfocus.training import data
 from semfocus.training.data import Rows

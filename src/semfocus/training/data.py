@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from semfocus.config import RunConfig
-from semfocus.model import Spec, assemble
+from semfocus.model import assemble
+from semfocus.spec import Spec
 from semfocus.tasks import Batch, Task
 
 

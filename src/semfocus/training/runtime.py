@@ -15,7 +15,8 @@ import torch
 
 from semfocus.errors import UsageError, whole_number
 from semfocus.fused import fused_parts, refuses
-from semfocus.model import PLAIN, Parts, Spec
+from semfocus.model import PLAIN, Parts
+from semfocus.spec import Spec
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TrainingConfig
 from semfocus.errors import CorruptData, UsageError, whole_number
-from semfocus.model import Encoder, Spec
+from semfocus.model import Encoder
+from semfocus.spec import Spec
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks import Task
 from semfocus.training.cohort import MOMENTS
