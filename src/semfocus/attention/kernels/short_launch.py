@@ -48,7 +48,7 @@ class Call:
     dropout_p: float
     tf32: bool
     bounds: Tensor | None = None  # (.., 1, 4 or more): what no entry of q, k, v and the output's gradient exceeds
-    ragged: bool = False  # from the length on queries are padding too: their output is zero, and its gradient is
+    ragged: bool = False  # from the length on queries are padding too: nobody reads their output, its gradient is zero
 
     def forward(self, out: Tensor, kept: Tensor, lse: Tensor, saved: Tensor, careful: bool) -> None:
         """Fill the results."""

@@ -123,7 +123,7 @@ def length_of(lengths, n, sizes, keys):
 @triton.jit
 def cut_queries(count, first, limit, RAGGED: tl.constexpr):
     """How many tiles of keys the queries from `first` on look at. RAGGED: from the length on queries are padding too,
-    whose output is zero, and whose gradient is."""
+    whose output nobody reads (zeros, unless others share their tile), and whose gradient is zero."""
     return tl.where(first < limit, count, 0) if RAGGED else count
 
 
