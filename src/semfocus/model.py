@@ -79,7 +79,10 @@ def forward(
     seeds: Tensor | None = None,
     parts: Parts | None = None,
 ) -> Tensor:
-    """Logits (E, B, C) of rows (E, B, L). `filled` None: no row has padding. `seeds` (places, E): a training step."""
+    """Logits (E, B, C) of rows (E, B, L). `seeds` (places, E): a training step.
+
+    `filled` (E, B, L) is what `assemble` gives; None: no row has padding.
+    """
     parts = parts or PLAIN
     behind = spec.padded_width + spec.filler
     waves = positions(spec.length, spec.model.d_model, tokens.device, behind, spec.filler)

@@ -69,7 +69,7 @@ def embed(table: Tensor, tokens: Tensor, waves: Tensor, spec: Spec, seed: Tensor
 def block(
     x: Tensor, weights: list[Tensor], padding: Padding, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool
 ) -> Tensor:
-    """`model.block`; padding attends to nothing."""
+    """`model.block`, but for what padding attends to, which nobody reads."""
     with torch.autocast(x.device.type, enabled=False):  # which would make numbers of what counts units
         return _Block.apply(x.contiguous(), padding, seeds, spec, epsilon, train, torch.is_grad_enabled(), *weights)
 
