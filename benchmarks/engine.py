@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
-from semfocus.execution.local import keep_memory
+from semfocus.execution.processes import keep_memory
 from semfocus.model import positions
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator

@@ -248,7 +248,7 @@ def draw(source: Path, target: Path) -> None:
     import numpy as np
     from matplotlib.colors import TwoSlopeNorm
 
-    from semfocus.report.drawing import save
+    from semfocus.report.figures.drawing import save
 
     cells = json.loads(source.read_text())["cells"]
     ratio = {(cell["length"], cell["k"]): cell["ours_ms"] / cell["full_ms"] for cell in cells if cell["ours_ms"]}

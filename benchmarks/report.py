@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from semfocus.studies import recipes
+from semfocus.experiments import recipes
 
 TASKS = ("even_pairs", "parity", "missing_duplicate", "stack_manipulation", "cycle_navigation")
 MECHANISMS = (
@@ -57,7 +57,7 @@ LIMITS = {"load and aggregate": Limit(5, 1024), "page": Limit(20, math.inf, 8e6)
 def write_store(root: Path, count: int, epochs: int) -> None:
     """Runs as training leaves them: ten seeds for each of twenty mechanisms on five tasks, then more seeds."""
     from semfocus.store import RunStore
-    from semfocus.training.saved import document
+    from semfocus.training.loading import document
 
     seeds = max(1, -(-count // (len(TASKS) * len(MECHANISMS))))
     configs = [
@@ -106,9 +106,9 @@ def _timing(epochs: int) -> str:
 
 def load(root: str, out: str) -> int:
     """Read every run and compare the mechanisms of every group."""
+    from semfocus.analysis.groups import grouped
     from semfocus.analysis.records import load_records
-    from semfocus.report.groups import grouped
-    from semfocus.report.series import METRICS, series
+    from semfocus.report.figures.series import METRICS, series
 
     groups = grouped(load_records(Path(root)).records).groups
     for group in groups:
@@ -121,7 +121,7 @@ def load(root: str, out: str) -> int:
 
 def page(root: str, out: str) -> int:
     """Write the page; its size in bytes."""
-    from semfocus.report.page import write_page
+    from semfocus.report.page.page import write_page
 
     return write_page(Path(root), Path(out)).stat().st_size
 

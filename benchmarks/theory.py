@@ -34,8 +34,8 @@ from semfocus.store.measurements import read_arrays
 from semfocus.tasks import Batch
 from semfocus.training import Runtime, data
 from semfocus.training.cohort import spec_of
+from semfocus.training.loading import document
 from semfocus.training.runtime import flop_per_row, numerics
-from semfocus.training.saved import document
 
 TURNS = 9  # of forward passes and of `diagnose`
 

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from semfocus.analysis import Accuracies, accuracy_difference
-from semfocus.analysis.as_good import as_good
+from semfocus.analysis.noninferiority import as_good
 from statistics_check import correlated_normals, print_table, simulate_accuracies
 
 CORRELATIONS = (0.0, 0.5, 0.9)

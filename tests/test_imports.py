@@ -132,7 +132,7 @@ def _imports(path: Path) -> set[str]:
 
 
 def _target(module: str, name: str) -> str:
-    """`from semfocus import counters` imports semfocus.counters; other names come from the package itself."""
+    """`from semfocus import counters` imports semfocus.counter_rng; other names come from the package itself."""
     is_part = module == "semfocus" and ((SOURCE / name).is_dir() or (SOURCE / f"{name}.py").exists())
     return f"semfocus.{name}" if is_part else module
 

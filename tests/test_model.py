@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from semfocus import counters
+from semfocus import counter_rng
 from semfocus.config import AttentionConfig, ModelConfig
 from semfocus.model import Encoder, _evaluation_seeds, assemble, forward, positions
 from semfocus.spec import Spec, initial
@@ -234,7 +234,7 @@ def test_initial_parameters_depend_on_the_seed_and_not_on_the_mechanism() -> Non
 
 
 def drop_seeds(spec: Spec, members: list[int], step: int = 4) -> Tensor:
-    return counters.derive(torch.tensor(members), torch.tensor(step), spec.places)
+    return counter_rng.derive(torch.tensor(members), torch.tensor(step), spec.places)
 
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3+1g"])
@@ -247,7 +247,7 @@ def test_dropout_acts_where_the_paper_has_it(mechanism: str, norm: str) -> None:
 
     def masks(member: int, place: int, x: Tensor) -> Tensor:
         used.add(place)
-        return counters.dropout(torch.ones_like(x).unsqueeze(0), seeds[place, member : member + 1], 0.25)[0]
+        return counter_rng.dropout(torch.ones_like(x).unsqueeze(0), seeds[place, member : member + 1], 0.25)[0]
 
     compare(spec, padded=True, seeds=seeds, masks=masks)
     assert used == set(range(spec.places)) == set(range(9))
@@ -282,7 +282,7 @@ def test_the_quirk_drops_attention_weights_in_evaluation_and_nothing_else() -> N
         places.add(place)
         one = torch.ones_like(x).unsqueeze(0)
         seeds = drawn[place // 4, 0]
-        each = [counters.dropout(one[:, b : b + 1], seeds[:, b], 0.3) for b in range(x.shape[0])]
+        each = [counter_rng.dropout(one[:, b : b + 1], seeds[:, b], 0.3) for b in range(x.shape[0])]
         factors.append(torch.cat(each, dim=1)[0])
         return factors[-1]
 
@@ -338,7 +338,7 @@ def test_dropout_seeds_differ_by_member_step_and_place_and_not_by_cohort() -> No
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
 def test_dropout_has_its_rate_and_keeps_the_mean(rate: float) -> None:
     x = torch.ones(2, 40, 50, 64)
-    dropped = counters.dropout(x, torch.tensor([123, 456]), rate)
+    dropped = counter_rng.dropout(x, torch.tensor([123, 456]), rate)
     share = (dropped == 0).double().mean(dim=(1, 2, 3))
     deviation = math.sqrt(rate * (1 - rate) / x[0].numel())
     assert (share - rate).abs().max() < 4 * deviation

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
         parse_mechanism,
         register_mechanism,
     )
-    from semfocus.comparing import compare
     from semfocus.config import RunConfig
     from semfocus.diagnostics import diagnose
     from semfocus.execution import train
+    from semfocus.experiments.compare import compare
     from semfocus.tasks import Batch, Task, get_task, register_task, task_names
     from semfocus.training import Runtime, load
 
@@ -61,7 +61,7 @@ _HOMES = {
     "semfocus.training": ("Runtime", "load"),
     "semfocus.execution": ("train",),
     "semfocus.config": ("RunConfig",),
-    "semfocus.comparing": ("compare",),
+    "semfocus.experiments.compare": ("compare",),
     "semfocus.diagnostics": ("diagnose",),
 }
 _ELSEWHERE = {name: home for home, names in _HOMES.items() for name in names}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from semfocus import counters
+from semfocus import counter_rng
 from semfocus.attention.normalisers import Normaliser, Sigmoid, Softmax
 from semfocus.attention.operator import attend
 from semfocus.spec import Spec
@@ -110,7 +110,7 @@ def block(
     p = spec.model.dropout if train else 0.0
 
     def drop(tensor: Tensor, place: int) -> Tensor:
-        return counters.dropout(tensor, seeds[place], p) if p and seeds is not None else tensor
+        return counter_rng.dropout(tensor, seeds[place], p) if p and seeds is not None else tensor
 
     def norm(tensor: Tensor, eps: float) -> Tensor:
         return functional.layer_norm(tensor, (tensor.shape[-1],), eps=eps)
@@ -145,7 +145,7 @@ def embed(table: Tensor, tokens: Tensor, waves: Tensor, spec: Spec, seed: Tensor
     offsets = (torch.arange(members, device=table.device) * ids).view(-1, 1, 1)
     x = functional.embedding(tokens + offsets, table.flatten(0, 1)) * math.sqrt(d)
     x = x + waves
-    return counters.dropout(x, seed, spec.model.dropout) if seed is not None and spec.model.dropout else x
+    return counter_rng.dropout(x, seed, spec.model.dropout) if seed is not None and spec.model.dropout else x
 
 
 def read_out(x: Tensor, filled: Tensor | None, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
@@ -191,8 +191,8 @@ def _evaluation_seeds(spec: Spec, tokens: Tensor) -> Tensor | None:
     first = getattr(spec.mechanism, "seed", 0)
     zero = torch.zeros((), dtype=torch.int64, device=tokens.device)
     place = torch.arange(tokens.shape[-1], dtype=torch.int32, device=tokens.device)
-    content = counters.random_bits(zero + first, tokens.to(torch.int32), place).to(torch.int64).sum(dim=-1)
-    return counters.derive(content, zero, spec.places)[1:].unflatten(0, (spec.model.blocks, -1))
+    content = counter_rng.random_bits(zero + first, tokens.to(torch.int32), place).to(torch.int64).sum(dim=-1)
+    return counter_rng.derive(content, zero, spec.places)[1:].unflatten(0, (spec.model.blocks, -1))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from semfocus.analysis.verdicts import CLAIMS, Verdict
 from semfocus.analysis.verdicts.evidence import conclude
 from semfocus.analysis.verdicts.settings import TASKS, gather
 from semfocus.config_files import apply_overrides
-from semfocus.studies.recipes import configure
+from semfocus.experiments.recipes import configure
 from semfocus.tasks import get_task
 
 WIDTH = 40

@@ -8,9 +8,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from semfocus import Banded, BlockLocal, Full, RandomK, TopK, attend
 from semfocus.attention import operator, sdpa
+from semfocus.attention.inputs import pose
 from semfocus.attention.normalisers import Softmax
 from semfocus.attention.operator import BACKENDS
-from semfocus.attention.problem import pose
 from tests.attention.helpers import qkv
 from tests.conftest import DEVICE
 

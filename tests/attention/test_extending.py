@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from semfocus import Banded, RandomK, TopK, attend
-from semfocus.attention import chunked, dense, naming, parse_mechanism
+from semfocus.attention import chunked, dense, parse_mechanism, registry
+from semfocus.attention.inputs import Problem
 from semfocus.attention.mechanisms import Selective
 from semfocus.attention.normalisers import Softmax
 from semfocus.attention.operator import BACKENDS, Backend, choose_backend
-from semfocus.attention.problem import Problem
 from semfocus.attention.selection import keep_by_sorting
 from tests.attention.helpers import qkv
 from tests.conformance import test_attention_hazards as hazards
@@ -51,7 +51,7 @@ class BestAndSelf(Selective):
 def test_a_users_mechanism_is_one_class_and_one_registration(cls, monkeypatch) -> None:
     mechanism = cls(3)
     assert choose_backend(Problem(*qkv(400, 400), mechanism, Softmax())) == "dense", "unregistered: no lists of keys"
-    monkeypatch.setitem(naming._registered, cls.name, cls)
+    monkeypatch.setitem(registry._registered, cls.name, cls)
     assert parse_mechanism(str(mechanism)) == mechanism
     for backend in ("dense", "chunked"):
         case = Case(mechanism, backend)

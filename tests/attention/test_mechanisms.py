@@ -19,7 +19,7 @@ from semfocus.attention import (
     parse_mechanism,
     register_mechanism,
 )
-from semfocus.attention.places import Places
+from semfocus.attention.positions import Places
 from semfocus.attention.selection import best_indices, keep_best, keep_by_sorting
 from semfocus.errors import UsageError
 from tests.conftest import DEVICE

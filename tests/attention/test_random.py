@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from semfocus import Banded, RandomK, TopK, attend
-from semfocus.counters import bernoulli_keep, derive, random_bits
+from semfocus.counter_rng import bernoulli_keep, derive, random_bits
 from tests.attention.helpers import qkv
 from tests.conftest import DEVICE
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from semfocus.attention import mechanism_names, parse_mechanism
 from semfocus.attention.info import AttentionInfo
+from semfocus.attention.inputs import Problem
 from semfocus.attention.kernels.backend import long_refuses
 from semfocus.attention.mechanisms import Mechanism, mechanism_class
 from semfocus.attention.normalisers import Softmax
 from semfocus.attention.operator import BACKENDS, Backend, attend
-from semfocus.attention.problem import Problem
 from semfocus.errors import UsageError
 from tests.conftest import DEVICE
 
@@ -29,12 +29,12 @@ RESULTS = ("out", "dq", "dk", "dv")
 
 
 def long_rows(problem: Problem, want_info: bool) -> tuple[Tensor, AttentionInfo | None]:
-    """The kernels for long rows, with tiles so small that the rows of this suite are long."""
-    from semfocus.attention.kernels import long
+    """The kernels for long rows, with tiles so small that the rows of this suite are dispatch."""
+    from semfocus.attention.kernels.long.dispatch import dispatch
 
-    tiles = long.Tiles(queries=16, lanes=16, group=4, maxima_warps=4)
-    with mock.patch.object(long, "tiles_for", return_value=tiles):
-        return long.long(problem, want_info)
+    tiles = dispatch.Tiles(queries=16, lanes=16, group=4, maxima_warps=4)
+    with mock.patch.object(dispatch, "tiles_for", return_value=tiles):
+        return dispatch.long(problem, want_info)
 
 
 BACKENDS["long"] = Backend(long_rows, long_refuses)  # which `triton` takes for rows that the others do not serve

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from semfocus.diagnostics import tally
+from semfocus.diagnostics import aggregate
 from semfocus.store import RunDirectory
 from tests.training.helpers import tiny, trained
 
@@ -37,11 +37,11 @@ def runs(_trained: list[RunDirectory], tmp_path: Path) -> list[RunDirectory]:
 def examined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many sightings were examined together, each time some were."""
     sizes: list[int] = []
-    original = tally.examine
+    original = aggregate.examine
 
     def counting(problem: Any, grouped: bool, k: int, owners: list[int] | None = None) -> Any:
         sizes.append(len(owners or [0]))
         return original(problem, grouped, k, owners)
 
-    monkeypatch.setattr(tally, "examine", counting)
+    monkeypatch.setattr(aggregate, "examine", counting)
     return sizes

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from semfocus.analysis.correlation import spearman
 from semfocus.cli import app
 from semfocus.errors import DataError, UsageError
-from semfocus.report.diagnosis import condition_rows, newest_rows, write_model_page
-from semfocus.report.diagnosis_figures import draw_against_speed, draw_heat_maps
-from semfocus.report.page import write_page
+from semfocus.report.figures.diagnosis import draw_against_speed, draw_heat_maps
+from semfocus.report.page.diagnosis import condition_rows, newest_rows, write_model_page
+from semfocus.report.page.page import write_page
 from semfocus.store import RunDirectory, read_measurement, read_measurements
-from semfocus.training.saved import load
+from semfocus.training.loading import load
 from tests.integrations import tiny
 
 runner = CliRunner()

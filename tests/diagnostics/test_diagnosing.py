@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import semfocus
 from semfocus.diagnostics import condition, diagnose
-from semfocus.diagnostics.tally import NAMES, PERCENTS
+from semfocus.diagnostics.aggregate import NAMES, PERCENTS
 from semfocus.errors import UsageError
 from semfocus.integrations.transformers import focus
 from semfocus.tasks.base import Batch
@@ -327,8 +327,8 @@ def test_memory_does_not_grow_with_the_data() -> None:
     model = sdpa_model()
 
     def kept(passes: int) -> int:
+        from semfocus.diagnostics.aggregate import Tally
         from semfocus.diagnostics.diagnosing import observe
-        from semfocus.diagnostics.tally import Tally
 
         tally = Tally(2)
         observe(model, (tokens(64, 16, seed=i) for i in range(passes)), tally.see)

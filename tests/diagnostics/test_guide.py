@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from semfocus.diagnostics.tally import NAMES
+from semfocus.diagnostics.aggregate import NAMES
 
 GUIDE = Path(__file__).parents[2] / "docs" / "diagnose.md"
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

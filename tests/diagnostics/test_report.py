@@ -7,8 +7,8 @@ from pathlib import Path
 
 from semfocus.diagnostics import measure_mask_stability, measure_run
 from semfocus.landscape import SurfaceSettings, measure_sharpness, measure_surface
-from semfocus.report.gather import gather
-from semfocus.report.measured import measured
+from semfocus.report.page.gather import gather
+from semfocus.report.page.measured import measured
 from semfocus.store import RunDirectory
 from semfocus.training import Runtime
 

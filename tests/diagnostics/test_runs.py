@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from semfocus.diagnostics import keeping
 from semfocus.diagnostics import runs as measuring
+from semfocus.diagnostics.aggregate import PERCENTS
 from semfocus.diagnostics.keeping import CHECKPOINTS, keep
 from semfocus.diagnostics.norms import weight_norms
 from semfocus.diagnostics.runs import find_run, measure_run, tables
-from semfocus.diagnostics.tally import PERCENTS
 from semfocus.errors import CorruptData, UsageError
 from semfocus.model import assemble, positions
 from semfocus.store import (
@@ -31,7 +31,7 @@ from semfocus.store import (
 from semfocus.tasks.base import Batch
 from semfocus.theory import stability
 from semfocus.training import data, load
-from semfocus.training.saved import config_of
+from semfocus.training.loading import config_of
 from tests.diagnostics.models import encoder
 from tests.diagnostics.plain import plain_statistics, quantile
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from semfocus import attend
 from semfocus.attention import parse_mechanism
-from semfocus.attention.observing import observing
-from semfocus.attention.problem import Problem
-from semfocus.diagnostics import examining, launches
-from semfocus.diagnostics.examining import PER_QUERY, Measured, Values, examine
+from semfocus.attention.hooks import observing
+from semfocus.attention.inputs import Problem
+from semfocus.diagnostics import attention_stats, launches
+from semfocus.diagnostics.attention_stats import PER_QUERY, Measured, Values, examine
 from tests.diagnostics.plain import plain_statistics
 
 
@@ -190,8 +190,8 @@ def test_half_precision_inputs_are_scored_in_float32() -> None:
 def test_memory_is_that_of_a_chunk_and_not_of_all_scores(monkeypatch) -> None:
     monkeypatch.setattr(launches, "SCORES_IN_CACHES", 2**12)
     sizes: list[int] = []
-    whole = examining._falling
-    monkeypatch.setattr(examining, "_falling", lambda scores: sizes.append(scores.numel()) or whole(scores))
+    whole = attention_stats._falling
+    monkeypatch.setattr(attention_stats, "_falling", lambda scores: sizes.append(scores.numel()) or whole(scores))
     q = draw(2, 300, 4)
     examine(*posed(q, q, q, "full"), 4)
     assert max(sizes) <= 2**12

@@ -13,8 +13,8 @@ from torch.nn import functional
 from semfocus import attend
 from semfocus.attention import parse_mechanism
 from semfocus.diagnostics import diagnose, launches
+from semfocus.diagnostics.aggregate import Summary
 from semfocus.diagnostics.diagnosing import Diagnosis
-from semfocus.diagnostics.tally import Summary
 
 
 def gathered(work: Callable[[], Any], scores: int = 2**24) -> Any:

@@ -10,7 +10,7 @@ from semfocus.fused.block import SHARED_MEMORY
 from tests.compiling import run_compiled
 
 SCRIPT = """
-import semfocus.attention.kernels.short as short
+import semfocus.attention.kernels.short.dispatch as short
 from semfocus import model
 from semfocus.config import AttentionConfig, ModelConfig
 from semfocus.fused import fused_parts

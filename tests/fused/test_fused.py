@@ -17,7 +17,7 @@ from torch import Tensor
 
 from semfocus import model
 from semfocus.config import AttentionConfig, ModelConfig
-from semfocus.counters import derive
+from semfocus.counter_rng import derive
 from semfocus.fused import fused_parts, refuses
 from semfocus.model import PLAIN, Parts, forward
 from semfocus.spec import Spec, initial
@@ -158,7 +158,7 @@ def test_with_tf32_rows_longer_than_a_tile_have_padding_too(mechanism: str) -> N
 def test_padding_that_a_smaller_tile_passed_over_gives_no_weights_to_a_larger_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from semfocus.attention.kernels.short_configs import LAUNCHES, Launch
+    from semfocus.attention.kernels.short.configs import LAUNCHES, Launch
 
     monkeypatch.setitem(LAUNCHES, "tiled_forward/fp16x3", {64: Launch(16, 16, 4, 1)})
     monkeypatch.setitem(LAUNCHES, "tiled_by_query/fp16x3", {64: Launch(16, 16, 4, 1)})

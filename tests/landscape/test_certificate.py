@@ -13,7 +13,7 @@ from torch import Tensor
 from semfocus.errors import UsageError
 from semfocus.landscape.certificate import certify_model, trace
 from semfocus.landscape.groups import constant_of, embedded, gradients, group_masks, looseness, mean_loss
-from semfocus.landscape.subject import Subject, open_subject
+from semfocus.landscape.trained_model import Subject, open_subject
 from semfocus.randomness import stream
 from semfocus.store import RunDirectory
 from tests.landscape.conftest import KINDS

@@ -13,7 +13,7 @@ from semfocus.landscape import measure_sharpness, open_subject
 from semfocus.landscape.groups import mean_loss
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.measurements import read_measurement
-from semfocus.training.saved import document
+from semfocus.training.loading import document
 from tests.training.helpers import RUNTIME, tiny, trained
 
 Kind = Callable[[str, str], RunDirectory]

@@ -17,13 +17,13 @@ from semfocus.errors import CorruptData, Diverged, UsageError
 from semfocus.landscape import Surface, SurfaceSettings, measure_surface, read_surface
 from semfocus.landscape.losses import Losses
 from semfocus.landscape.stored import read_part, surface_name, write_part
-from semfocus.landscape.subject import open_subject
 from semfocus.landscape.surface import default_extent
+from semfocus.landscape.trained_model import open_subject
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.directory import LOCK
 from semfocus.store.measurements import read_arrays, read_measurement, write_arrays, write_measurement
 from semfocus.training import Interrupted
-from semfocus.training.saved import document, load
+from semfocus.training.loading import document, load
 from tests.training.helpers import RUNTIME, run_of, tiny, trained
 
 FEW = SurfaceSettings(grid=7)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from semfocus.config import RunConfig
+from semfocus.experiments import recipes
 from semfocus.store import RunDirectory, RunStore
-from semfocus.studies import recipes
-from semfocus.training.saved import document
+from semfocus.training.loading import document
 
 HALFWAY = {"full": 40.0, "topk": 9.0, "banded": 400.0, "block_local": 300.0, "bottomk": 250.0, "randomk": 90.0}
 FACTS = {

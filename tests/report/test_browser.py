@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from semfocus.report.page import write_page
+from semfocus.report.page.page import write_page
 from semfocus.store import RunStore
 from semfocus.store.measurements import write_arrays, write_measurement
-from semfocus.training.saved import document
+from semfocus.training.loading import document
 from tests.report.helpers import configs, made, rows, store
 from tests.report.measured import mask_stability, surface
 

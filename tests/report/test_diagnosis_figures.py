@@ -14,8 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from semfocus.cli.shared import console
-from semfocus.report import diagnosis_figures
-from semfocus.report.diagnosis import (
+from semfocus.report.figures.diagnosis import (
+    draw_conditions,
+    draw_dispersion_along_training,
+    draw_heat_maps,
+    draw_mask_stability,
+)
+from semfocus.report.figures.gallery import diagnosis
+from semfocus.report.page.diagnosis import (
     LAYER_HEADS,
     SPREAD_HEADS,
     norm_rows,
@@ -23,12 +29,6 @@ from semfocus.report.diagnosis import (
     spread_rows,
     table6_table,
     write_runs_page,
-)
-from semfocus.report.diagnosis_figures import (
-    draw_conditions,
-    draw_dispersion_along_training,
-    draw_heat_maps,
-    draw_mask_stability,
 )
 
 PERCENTS = ("50", "75", "90", "95", "100")
@@ -91,7 +91,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
         figures.append(figure)
         return [stem]
 
-    monkeypatch.setattr(diagnosis_figures, "save", keep)
+    monkeypatch.setattr(diagnosis, "save", keep)
     return figures
 
 

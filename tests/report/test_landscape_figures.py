@@ -8,8 +8,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from semfocus.report import landscape
-from semfocus.report.landscape import MARKS, Scale, draw_sharpness
+from semfocus.report.figures.gallery import landscape
+from semfocus.report.figures.landscape import MARKS, Scale, draw_sharpness
 
 
 def sharpness_panel(epochs: list[float], monkeypatch: pytest.MonkeyPatch, place: Path) -> Axes:

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from semfocus.analysis.against_speed import dispersion_against_speed, dispersion_points
+from semfocus.analysis.dispersion_vs_speedup import dispersion_against_speed, dispersion_points
 from semfocus.analysis.table6 import published, two_models
 from semfocus.cli import app
 from semfocus.errors import UsageError
-from semfocus.report import measured, measured_over, measured_surfaces, pictures
-from semfocus.report.gather import gather
-from semfocus.report.page import render
-from semfocus.report.stored import dispersion as read_dispersion
-from semfocus.report.style import PAPERS
+from semfocus.report.figures.style import PAPERS
+from semfocus.report.page import cross_task_panels, measured, measured_surfaces, pictures
+from semfocus.report.page.gather import gather
+from semfocus.report.page.page import render
+from semfocus.report.page.stored import dispersion as read_dispersion
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.measurements import write_measurement
-from semfocus.training.saved import document
+from semfocus.training.loading import document
 from tests.report import measured as made_up
 from tests.report.helpers import configs, made, rows
 from tests.report.test_page import NASTY, text_of
@@ -62,7 +62,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return {"title": title, "note": words, "light": f"data:{title}", "dark": f"data:{title}", "width": None}
 
     monkeypatch.setattr(measured, "picture", note)
-    monkeypatch.setattr(measured_over, "picture", note)
+    monkeypatch.setattr(cross_task_panels, "picture", note)
     monkeypatch.setattr(measured_surfaces, "picture", note)
     return seen
 

@@ -14,11 +14,11 @@ from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 from semfocus.analysis.correlation import spearman
-from semfocus.analysis.masks_against_speed import MaskPoint
+from semfocus.analysis.masks_vs_speedup import MaskPoint
 from semfocus.analysis.speedup import Ratio, SpeedUp
-from semfocus.report import diagnosis_figures, masks_against_speed
-from semfocus.report.diagnosis_figures import draw_against_speed
-from semfocus.report.masks_against_speed import draw_masks_against_speed
+from semfocus.report.figures.diagnosis import draw_against_speed
+from semfocus.report.figures.gallery import diagnosis, masks_vs_speedup
+from semfocus.report.figures.masks_vs_speedup import draw_masks_against_speed
 
 TASKS = (
     "missing_duplicate", "even_pairs", "parity", "listops", "modular_arithmetic", "compute_sqrt", "cycle_navigation",
@@ -37,7 +37,7 @@ def cluster(count: int, width: float) -> Points:
 def drawn_panels(points: Points, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Axes, Points]]:
     """The panel of dispersions and both of masks, each with the marks on it."""
     figures: list[Figure] = []
-    for module in (diagnosis_figures, masks_against_speed):
+    for module in (diagnosis, masks_vs_speedup):
         monkeypatch.setattr(module, "save", lambda figure, stem, formats: figures.append(figure) or [stem])
     x, y = ({name: value[i] for name, *value in points} for i in (0, 1))
     draw_against_speed(points, spearman(x, y), Path("unused"))

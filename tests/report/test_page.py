@@ -16,16 +16,16 @@ import pytest
 from typer.testing import CliRunner
 
 from semfocus.cli import app
-from semfocus.comparing import plan
 from semfocus.config import RunConfig
 from semfocus.errors import StorageError, UsageError
-from semfocus.report.gather import gather
-from semfocus.report.page import embedded, render, write_page
-from semfocus.report.provenance import command
+from semfocus.experiments import recipes
+from semfocus.experiments.compare import plan
+from semfocus.report.page.gather import gather
+from semfocus.report.page.page import embedded, render, write_page
+from semfocus.report.page.provenance import command
 from semfocus.store import RunStore
 from semfocus.store.measurements import write_measurement
-from semfocus.studies import recipes
-from semfocus.training.saved import document
+from semfocus.training.loading import document
 from tests.report.helpers import configs, made, rows, store
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028'\"&amp;"
@@ -197,7 +197,7 @@ def test_killed_while_the_report_is_written_the_old_one_is_intact(runs: Path, tm
     out.write_text("the old report")
     code = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom semfocus.store import atomic\n"
-        "from semfocus.report.page import write_page\n"
+        "from semfocus.report.page.page import write_page\n"
         "atomic._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)  # the draft is complete, not yet in place\n"
         "write_page(Path(sys.argv[1]), Path(sys.argv[2]))\n"
     )
@@ -236,7 +236,7 @@ def _planned(words: list[str]) -> list[RunConfig]:
         raise UsageError("enough")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("semfocus.comparing.carry_out", stop)
+        patch.setattr("semfocus.experiments.compare.carry_out", stop)
         CliRunner().invoke(app, ["compare", *words])
     assert caught
     return caught

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from semfocus.errors import UsageError
-from semfocus.report.serving import PageServer, watch
+from semfocus.report.page.serving import PageServer, watch
 from tests.report.helpers import configs, made, rows, store
 
 

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from semfocus.report.style import PAPERS, Look, Theme, look, order
-from semfocus.studies.recipes import COMPACT
+from semfocus.experiments.recipes import COMPACT
+from semfocus.report.figures.style import PAPERS, Look, Theme, look, order
 
 LOCAL = [f"{name}:{w}{g}" for name in ("banded", "block_local") for w in (5, 9) for g in ("", "+1g", "+3g")]
 ALL = ["full", "topk:5", "topk:9", *LOCAL, "bottomk:5", "randomk:5"]

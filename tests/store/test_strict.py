@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semfocus.errors import UsageError
-from semfocus.store import strict
+from semfocus.store import safe_json
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS
-ROWS = st.dictionaries(TEXTS.filter(lambda name: name != strict.NOT_FINITE), SCALARS, max_size=6)
+ROWS = st.dictionaries(TEXTS.filter(lambda name: name != safe_json.NOT_FINITE), SCALARS, max_size=6)
 
 
 @given(ROWS)
 def test_a_row_comes_back_as_it_was_from_a_line_of_standard_json(row: dict[str, Any]) -> None:
-    line = strict.encode_row(row, "a row")
+    line = safe_json.encode_row(row, "a row")
     json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert b"\n" not in line
-    back = strict.decode_row(line, "a row")
+    back = safe_json.decode_row(line, "a row")
     assert list(back) == list(row)
     for name, value in row.items():
         assert type(back[name]) is type(value)
@@ -33,10 +33,10 @@ def test_a_row_comes_back_as_it_was_from_a_line_of_standard_json(row: dict[str, 
 
 def test_a_float_that_is_not_finite_is_null_to_others_and_itself_to_us() -> None:
     row = {"step": 1, "a": math.nan, "b": math.inf, "c": -math.inf, "d": None}
-    line = strict.encode_row(row, "a row")
+    line = safe_json.encode_row(row, "a row")
     lost = {"a": "nan", "b": "inf", "c": "-inf"}
     assert json.loads(line) == {"step": 1, "a": None, "b": None, "c": None, "d": None, "not_finite": lost}
-    back = strict.decode_row(line, "a row")
+    back = safe_json.decode_row(line, "a row")
     assert math.isnan(back.pop("a"))
     assert back == {"step": 1, "b": math.inf, "c": -math.inf, "d": None}
 
@@ -55,29 +55,29 @@ def test_a_float_that_is_not_finite_is_null_to_others_and_itself_to_us() -> None
 )
 def test_what_could_not_be_read_back_is_not_written(value: Any, reason: str) -> None:
     with pytest.raises(UsageError, match=f"the thing .*{reason}"):
-        strict.encode(value, "the thing")
+        safe_json.encode(value, "the thing")
 
 
 def test_a_structure_without_end_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(UsageError, match="nested deeper than 32 levels"):
-        strict.encode(endless, "the thing")
+        safe_json.encode(endless, "the thing")
 
 
 def test_the_deepest_structure_that_can_be_written_can_be_read() -> None:
     value: Any = 1
-    for _ in range(strict.MAX_DEPTH - 1):
+    for _ in range(safe_json.MAX_DEPTH - 1):
         value = [value]
-    assert strict.decode(strict.encode(value, "it"), "it") == value
+    assert safe_json.decode(safe_json.encode(value, "it"), "it") == value
     with pytest.raises(UsageError):
-        strict.encode([value], "it")
+        safe_json.encode([value], "it")
 
 
 def test_a_missing_file_is_none_and_no_error(tmp_path: Path) -> None:
-    assert strict.read(tmp_path / "nothing.json") is None
+    assert safe_json.read(tmp_path / "nothing.json") is None
 
 
 def test_a_name_that_we_use_ourselves_cannot_be_a_field() -> None:
     with pytest.raises(UsageError, match="the name not_finite is taken"):
-        strict.encode_row({"not_finite": 1}, "a row")
+        safe_json.encode_row({"not_finite": 1}, "a row")

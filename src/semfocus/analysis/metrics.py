@@ -18,7 +18,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from semfocus.store import RunDirectory, strict
+from semfocus.store import RunDirectory, safe_json
 from semfocus.store.directory import METRICS, TIMING
 from semfocus.store.logs import MAX_FILE_BYTES
 
@@ -67,18 +67,18 @@ class Metrics(Sequence[dict[str, Any]]):
 
 def read_metrics(run: RunDirectory) -> Metrics:
     """The metrics of a run; CorruptData when they are damaged."""
-    data = strict.read(run.path / METRICS, MAX_FILE_BYTES) or b""
+    data = safe_json.read(run.path / METRICS, MAX_FILE_BYTES) or b""
     plain = _plain(data[: data.rfind(b"\n") + 1])
     return Metrics.of(run.metrics()) if plain is None else plain
 
 
 def read_seconds(run: RunDirectory) -> float:
     """The seconds spent on a run so far, by its own clock: the last row of its timing alone is looked at."""
-    data = strict.read(run.path / TIMING, MAX_FILE_BYTES) or b""
+    data = safe_json.read(run.path / TIMING, MAX_FILE_BYTES) or b""
     end = data.rfind(b"\n")
     if end < 0:
         return 0.0
-    row = strict.decode_row(data[data.rfind(b"\n", 0, end) + 1 : end], f"the last line of {run.path / TIMING}")
+    row = safe_json.decode_row(data[data.rfind(b"\n", 0, end) + 1 : end], f"the last line of {run.path / TIMING}")
     seconds = row.get("seconds")
     return float(seconds) if isinstance(seconds, (int, float)) else 0.0
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from semfocus.attention.info import AttentionInfo
+from semfocus.attention.inputs import Problem, rows_of
 from semfocus.attention.mechanisms import Local, Selective, TopK, parse_mechanism
 from semfocus.attention.normalisers import Softmax, log_sum_exp
-from semfocus.attention.places import Places
-from semfocus.attention.problem import Problem, rows_of
+from semfocus.attention.positions import Places
 from semfocus.attention.selection import best_indices, may_look
 
 # Scores, or gathered numbers, held at once: in float32 16 MiB near a CPU's caches, 512 MiB that keep a GPU busy.

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from semfocus.attention.info import AttentionInfo, info_from_mask
+from semfocus.attention.inputs import Problem
 from semfocus.attention.mechanisms import Full, Selective, TopK
 from semfocus.attention.normalisers import Softmax
-from semfocus.attention.places import Places
-from semfocus.attention.problem import Problem
+from semfocus.attention.positions import Places
 from semfocus.attention.selection import keep_best, may_look
 
 

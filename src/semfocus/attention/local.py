@@ -8,8 +8,8 @@ from torch import Tensor
 from semfocus.attention.chunked import chunked
 from semfocus.attention.dense import dense
 from semfocus.attention.info import AttentionInfo
+from semfocus.attention.inputs import Problem
 from semfocus.attention.mechanisms import BlockLocal, Local
-from semfocus.attention.problem import Problem
 from semfocus.attention.sdpa import fused
 
 

@@ -16,17 +16,17 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from semfocus.attention.naming import is_registered as is_registered
-from semfocus.attention.naming import mechanism_class as mechanism_class
-from semfocus.attention.naming import mechanism_names as mechanism_names
-from semfocus.attention.naming import parse_mechanism as parse_mechanism
-from semfocus.attention.naming import register_mechanism as register_mechanism
+from semfocus.attention.registry import is_registered as is_registered
+from semfocus.attention.registry import mechanism_class as mechanism_class
+from semfocus.attention.registry import mechanism_names as mechanism_names
+from semfocus.attention.registry import parse_mechanism as parse_mechanism
+from semfocus.attention.registry import register_mechanism as register_mechanism
 from semfocus.errors import whole_number
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from semfocus.attention.places import Places
+    from semfocus.attention.positions import Places
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Mechanism(ABC):
 
         `places` says which queries the rows of `scores` are (default: all of them); `seed` is for random choices.
         """
-        from semfocus.attention.places import Places
+        from semfocus.attention.positions import Places
 
         return self.choose(scores.detach(), valid, causal, places or Places.of(scores), seed)
 
@@ -243,7 +243,7 @@ class RandomK(Selective):
     def priority(self, scores: Tensor, places: Places, seed: Tensor | None) -> Tensor:
         import torch
 
-        from semfocus.counters import random_order
+        from semfocus.counter_rng import random_order
 
         stream = torch.full((), self.seed, dtype=torch.int64, device=scores.device) if seed is None else seed
         return random_order(stream, places.row_ids(scores.shape[:-2], stream), places.key.to(torch.int32))
@@ -271,7 +271,7 @@ class RandomKReplaced(Mechanism):
     def choose(self, scores: Tensor, valid: Tensor | None, causal: bool, places: Places, seed: Tensor | None) -> Tensor:
         import torch
 
-        from semfocus.counters import random_bits
+        from semfocus.counter_rng import random_bits
 
         allowed = places.allowed(scores != float("-inf"), valid, causal)
         stream = torch.full((), self.seed, dtype=torch.int64, device=scores.device) if seed is None else seed

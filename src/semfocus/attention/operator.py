@@ -18,14 +18,14 @@ from torch import Tensor
 
 from semfocus.attention.chunked import chunked
 from semfocus.attention.dense import dense
+from semfocus.attention.hooks import observers, report
 from semfocus.attention.info import AttentionInfo
+from semfocus.attention.inputs import Problem, pose
 from semfocus.attention.kernels.backend import triton, triton_refuses
-from semfocus.attention.kernels.short_configs import LONGEST, WHOLE
+from semfocus.attention.kernels.short.configs import LONGEST, WHOLE
 from semfocus.attention.local import local
 from semfocus.attention.mechanisms import Full, Local, Mechanism, Selective, is_registered, parse_mechanism
 from semfocus.attention.normalisers import Normaliser, Softmax
-from semfocus.attention.observing import observers, report
-from semfocus.attention.problem import Problem, pose
 from semfocus.attention.reference import reference
 from semfocus.attention.sdpa import sdpa
 from semfocus.attention.selection import transformed

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from semfocus.attention.info import AttentionInfo, info_from_mask
-from semfocus.attention.problem import Problem
+from semfocus.attention.inputs import Problem
 
 
 def reference(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from semfocus.attention.info import AttentionInfo
-from semfocus.attention.problem import Problem, common_lead
+from semfocus.attention.inputs import Problem, common_lead
 
 MOST_ROWS = 2**16 - 1  # that torch's CUDA kernels take at once; more is an error there
 

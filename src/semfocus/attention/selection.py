@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semfocus.counters import transformed
+from semfocus.counter_rng import transformed
 
 MINUS_INF = float("-inf")
 SHORT = 128  # rows that numpy divides faster than torch finds their best

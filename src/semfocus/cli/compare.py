@@ -13,7 +13,7 @@ from semfocus.cli.shared import assignments, console, nearby
 from semfocus.errors import Diverged, Locked, SemfocusError, UsageError
 
 if TYPE_CHECKING:
-    from semfocus.comparing import Outcome, Trained
+    from semfocus.experiments.compare import Outcome, Trained
     from semfocus.training import RunOutcome
 
 Out = Annotated[Path | None, typer.Option(help="Where runs live. Default: SEMFOCUS_RUNS, else ./runs.")]
@@ -69,10 +69,10 @@ def compare_command(
     semfocus compare listops --attention full,topk:5 --seeds 10 --device cuda
     semfocus compare reviews.csv --attention full,topk:8 --epochs 20
     """
-    from semfocus.comparing import carry_out, plan
     from semfocus.execution.resuming import begun_with_other_data
+    from semfocus.experiments.compare import carry_out, plan
     from semfocus.integrations.trackers import watched
-    from semfocus.report.live import Board
+    from semfocus.report.terminal.progress import Board
     from semfocus.training import Runtime, parse_epochs
 
     mechanisms = [text for text in attention.split(",") if text] if attention is not None else None
@@ -120,10 +120,10 @@ def train_command(
     keep: Keep = "",
 ) -> None:
     """Train the run that a configuration file describes."""
-    from semfocus.comparing import Trained
     from semfocus.config_files import apply_overrides, parse_config, read_config
     from semfocus.execution import train
-    from semfocus.report.live import Board
+    from semfocus.experiments.compare import Trained
+    from semfocus.report.terminal.progress import Board
     from semfocus.training import Runtime, parse_epochs
 
     runtime = Runtime(device=device, threads=threads, compile=compile, keep_epochs=parse_epochs(keep))
@@ -148,12 +148,12 @@ def resume_command(
     """Go on with interrupted runs, each as it began: its configuration, device and threads come from its directory."""
     from collections import Counter
 
-    from semfocus.comparing import Trained
     from semfocus.execution.resuming import apart, resume, unfinished
-    from semfocus.report.live import Board
+    from semfocus.experiments.compare import Trained
+    from semfocus.report.terminal.progress import Board
     from semfocus.store import RunStore
     from semfocus.training import Runtime, parse_epochs
-    from semfocus.training.saved import config_of
+    from semfocus.training.loading import config_of
 
     store = RunStore(out)
     found = [store.find(run) for run in runs] if runs else unfinished(store)
@@ -178,7 +178,7 @@ def _tell(outcome: RunOutcome) -> None:
 
 def print_outcome(outcome: Outcome) -> None:
     """A comparison: its table, what the data support, and where its curves are."""
-    from semfocus.report.tables import baseline_text, comparison_table
+    from semfocus.report.terminal.tables import baseline_text, comparison_table
 
     found = outcome.comparison
     typer.echo(f"{found.task}: {found.seeds} seeds, at most {found.horizon:g} epochs\n")

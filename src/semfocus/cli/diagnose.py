@@ -124,7 +124,7 @@ def _diagnose_runs(
         for line in warnings_of(run):
             typer.echo(line, err=as_json)
     if page is not None:
-        from semfocus.report.diagnosis import write_runs_page
+        from semfocus.report.page.diagnosis import write_runs_page
 
         documents = [_document(run) for run in measured]
         pairs = zip(documents, shaken, strict=False)  # either all runs were shaken, or none
@@ -137,7 +137,7 @@ def _document(run: MeasuredRun) -> dict[str, Any]:
 
 
 def _print_runs(measured: list[MeasuredRun], rows: list[dict[str, Any]], shaken: list[dict[str, Any]]) -> None:
-    from semfocus.report.diagnosis import newest_rows, norm_table, table6_table
+    from semfocus.report.page.diagnosis import newest_rows, norm_table, table6_table
 
     for row in newest_rows(rows):
         console().print(table6_table(row))

@@ -38,7 +38,7 @@ def report_command(
     if watch and serve:
         raise UsageError("--watch writes a file, --serve needs none; give one of them")
     if figures is not None:
-        from semfocus.report.figures import write_figures
+        from semfocus.report.figures.gallery import write_figures
 
         typer.echo(f"wrote {len(write_figures(root, figures))} figures to {figures}")
     if watch:
@@ -46,13 +46,13 @@ def report_command(
     elif serve:
         _serve(root, port, title)
     else:
-        from semfocus.report.page import write_page
+        from semfocus.report.page.page import write_page
 
         typer.echo(f"wrote {write_page(root, out, title=title)}")
 
 
 def _watch(root: Path, out: Path, title: str | None) -> None:
-    from semfocus.report.serving import watch
+    from semfocus.report.page.serving import watch
 
     try:
         watch(root, out, title=title, told=lambda text: typer.echo(f"{text}; Ctrl-C ends"))
@@ -61,7 +61,7 @@ def _watch(root: Path, out: Path, title: str | None) -> None:
 
 
 def _serve(root: Path, port: int, title: str | None) -> None:
-    from semfocus.report.serving import PageServer
+    from semfocus.report.page.serving import PageServer
 
     with PageServer(root, port=port, title=title) as server:
         try:

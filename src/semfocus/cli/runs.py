@@ -57,7 +57,7 @@ def show_run(
 ) -> None:
     """Show one run: its configuration, how it stands, its last measurements and its checkpoints."""
     from semfocus.store import RunStore
-    from semfocus.training.saved import checkpoint_epochs
+    from semfocus.training.loading import checkpoint_epochs
 
     found = RunStore(directory).find(run)
     status = found.status()

@@ -12,7 +12,7 @@ from semfocus.cli.figures import both_themes, name_figures
 from semfocus.cli.shared import console
 
 if TYPE_CHECKING:
-    from semfocus.analysis.alike import LeftOut
+    from semfocus.analysis.consistent_settings import LeftOut
     from semfocus.analysis.correlation import Correlation
 
 
@@ -50,8 +50,8 @@ def speed_command(
 
 
 def _dispersion(store: Any, mechanism: str, percentile: str, out: Path) -> None:
-    from semfocus.analysis.against_speed import WHENS, dispersion_against_speed, drawn_points, stored_points
-    from semfocus.report.diagnosis_figures import draw_against_speed
+    from semfocus.analysis.dispersion_vs_speedup import WHENS, dispersion_against_speed, drawn_points, stored_points
+    from semfocus.report.figures.diagnosis import draw_against_speed
 
     points = stored_points(store, mechanism, percentile)
     rows = []
@@ -72,8 +72,8 @@ def _dispersion(store: Any, mechanism: str, percentile: str, out: Path) -> None:
 
 
 def _masks(store: Any, mechanism: str, out: Path) -> None:
-    from semfocus.analysis.masks_against_speed import OUTCOMES, masks_against, stored_mask_points
-    from semfocus.report.masks_against_speed import draw_masks_against_speed
+    from semfocus.analysis.masks_vs_speedup import OUTCOMES, masks_against, stored_mask_points
+    from semfocus.report.figures.masks_vs_speedup import draw_masks_against_speed
 
     found = stored_mask_points(store, mechanism)
     rows = []
@@ -92,7 +92,7 @@ def _masks(store: Any, mechanism: str, out: Path) -> None:
 
 
 def _print(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from semfocus.report.diagnosis import rich_table
+    from semfocus.report.page.diagnosis import rich_table
 
     console().print(rich_table("", titles, rows))
 
@@ -105,9 +105,9 @@ def _name_left_out(left_out: Iterable[LeftOut]) -> None:
 
 def _say(found: dict[str, Correlation]) -> None:
     """The correlations; and, where there are so few tasks that nothing could come of it, that."""
-    from semfocus.analysis.against_speed import smallest_p
+    from semfocus.analysis.dispersion_vs_speedup import smallest_p
     from semfocus.analysis.multiple import ALPHA
-    from semfocus.report.diagnosis_figures import correlation_text
+    from semfocus.report.figures.diagnosis import correlation_text
 
     typer.echo()
     for name, correlation in found.items():

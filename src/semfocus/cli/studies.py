@@ -14,8 +14,8 @@ from semfocus.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from semfocus.sizing import Size
-    from semfocus.studying import StudyJob
+    from semfocus.experiments.estimate import Size
+    from semfocus.experiments.run_study import StudyJob
 
 
 def list_studies(
@@ -24,8 +24,8 @@ def list_studies(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as a Markdown table.")] = False,
 ) -> None:
     """List the studies: figure of the paper, runs, tasks, mechanisms. With NAME, one of them in full."""
-    from semfocus.studies.listing import described, markdown_table
-    from semfocus.studies.registry import find_study, studies
+    from semfocus.experiments.listing import described, markdown_table
+    from semfocus.experiments.registry import find_study, studies
 
     found = [described(each) for each in (studies() if name is None else [find_study(name)])]
     if as_json:
@@ -72,7 +72,7 @@ def run_study(
     semfocus run figure_1 --scale quick --seeds 3
     semfocus run my_study.toml --device cuda
     """
-    from semfocus.studying import plan
+    from semfocus.experiments.run_study import plan
     from semfocus.training import Runtime
 
     job = plan(
@@ -88,7 +88,7 @@ def run_study(
     )
     runtime = Runtime(device=device, threads=threads, jobs=jobs, compile=compile, evaluate_every=evaluate_every)
     if dry_run:
-        from semfocus.sizing import size
+        from semfocus.experiments.estimate import size
 
         _print_size(job, size(job, runtime), runtime.num_jobs(), as_json)
     else:
@@ -98,7 +98,7 @@ def run_study(
 def _studies_table(rows: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
-    from semfocus.studies.listing import COLUMNS, cells
+    from semfocus.experiments.listing import COLUMNS, cells
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in COLUMNS:
@@ -110,9 +110,9 @@ def _studies_table(rows: list[dict[str, Any]]) -> Table:
 
 def _run(job: StudyJob, runtime: Any, as_json: bool) -> None:
     from semfocus.cli.compare import fail_if_needed, print_outcome
-    from semfocus.report.study_live import StudyBoard
-    from semfocus.sizing import work_of
-    from semfocus.studying import carry_out
+    from semfocus.experiments.estimate import work_of
+    from semfocus.experiments.run_study import carry_out
+    from semfocus.report.terminal.study_progress import StudyBoard
 
     there = len(job.runs) - len(job.waiting)
     typer.echo(
@@ -134,8 +134,8 @@ def _run(job: StudyJob, runtime: Any, as_json: bool) -> None:
 
 
 def _print_size(job: StudyJob, found: Size, jobs: int, as_json: bool) -> None:
-    from semfocus.report.live import duration
-    from semfocus.sizing import SOURCES
+    from semfocus.experiments.estimate import SOURCES
+    from semfocus.report.terminal.progress import duration
 
     rows = found.by_task()
     if as_json:
@@ -159,7 +159,7 @@ def _print_size(job: StudyJob, found: Size, jobs: int, as_json: bool) -> None:
 def _size_table(rows: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
-    from semfocus.report.live import duration
+    from semfocus.report.terminal.progress import duration
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("task", "runs", "there", "to train", "steps a run", "steps in all", "time", "disk"):

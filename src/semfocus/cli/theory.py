@@ -41,7 +41,7 @@ def regions_command(out: FigureDirectory = Path("figures")) -> None:
     """
     from rich.table import Table
 
-    from semfocus.report.theory import DISPERSIONS, SINK_RATIOS, draw_regions, share_where
+    from semfocus.report.figures.theory import DISPERSIONS, SINK_RATIOS, draw_regions, share_where
     from semfocus.theory import region
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -77,7 +77,7 @@ def looseness_command(
     semfocus theory looseness --steps 50
     semfocus theory looseness 1f0c 9a3e --rows 16
     """
-    from semfocus.report.theory import draw_attention_looseness, draw_model_looseness, draw_softmax_looseness
+    from semfocus.report.figures.theory import draw_attention_looseness, draw_model_looseness, draw_softmax_looseness
     from semfocus.theory.looseness import ATTENTION_SETTINGS, attention_looseness, softmax_looseness
 
     models = _model_looseness(runs or [], store, rows)
@@ -140,7 +140,7 @@ def surface_command(
         --precision tf32 --device cuda
     """
     from semfocus.landscape import SurfaceSettings, default_extent, measure_surface
-    from semfocus.report.landscape import draw_slopes, draw_surfaces
+    from semfocus.report.figures.landscape import draw_slopes, draw_surfaces
     from semfocus.store import FIGURES, RunStore
     from semfocus.training import Runtime
 
@@ -182,7 +182,7 @@ def sharpness_command(
     semfocus sharpness 1f0c 9a3e --rows 200
     """
     from semfocus.landscape import measure_sharpness
-    from semfocus.report.landscape import draw_sharpness
+    from semfocus.report.figures.landscape import draw_sharpness
     from semfocus.store import FIGURES, RunStore
     from semfocus.training import Runtime
 
@@ -208,8 +208,8 @@ class _Named(NamedTuple):
 
 
 def _found(runs: Sequence[str], out: Path | None) -> list[_Named]:
-    from semfocus.landscape.subject import find_run
-    from semfocus.training.saved import config_of
+    from semfocus.landscape.trained_model import find_run
+    from semfocus.training.loading import config_of
 
     configs = {run: config_of(run) for run in (find_run(run, out) for run in runs)}
     mechanisms = [config.attention.mechanism for config in configs.values()]
@@ -233,7 +233,7 @@ def _grouped(found: Sequence[_Named], payloads: Sequence[dict[str, Any]]) -> dic
 
 
 def _task(found: Sequence[_Named]) -> str:
-    from semfocus.training.saved import config_of
+    from semfocus.training.loading import config_of
 
     names = {Path(config_of(named.run).task.name).stem for named in found}
     if len(names) > 1:
@@ -264,7 +264,7 @@ def _model_looseness(runs: Sequence[str], store: Path | None, rows: int) -> dict
     if not runs:
         return {}
     from semfocus.landscape.groups import looseness
-    from semfocus.landscape.subject import open_subject
+    from semfocus.landscape.trained_model import open_subject
 
     models: dict[str, dict[str, float]] = {}
     for named in _found(runs, store):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from semfocus.analysis.conditions import Conditions, condition
-from semfocus.diagnostics.tally import PERCENTS, Summary
+from semfocus.diagnostics.aggregate import PERCENTS, Summary
 from semfocus.theory import condition_w, condition_x
 
 

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from semfocus.diagnostics.aggregate import Layer, Summary, Tally
+from semfocus.diagnostics.capture import Sighting, watching
 from semfocus.diagnostics.conditions import Conditions, conditions, w_and_x
 from semfocus.diagnostics.sentences import sentences
-from semfocus.diagnostics.tally import Layer, Summary, Tally
-from semfocus.diagnostics.watching import Sighting, watching
 from semfocus.errors import UsageError
 from semfocus.tasks.base import Batch
 
@@ -79,12 +79,12 @@ class Diagnosis:
 
     def save(self, path: Path | str) -> Path:
         """Write one HTML page that needs nothing else; its heat maps stand beside it as .svg, .pdf and .png."""
-        from semfocus.report.diagnosis import write_model_page
+        from semfocus.report.page.diagnosis import write_model_page
 
         return write_model_page(self.to_dict(), Path(path))
 
     def __str__(self) -> str:
-        from semfocus.report.diagnosis import model_text
+        from semfocus.report.page.diagnosis import model_text
 
         return model_text(self.to_dict())
 

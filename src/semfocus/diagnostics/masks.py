@@ -19,21 +19,21 @@ import torch
 from torch import Tensor
 
 from semfocus.analysis.conditions import finite
-from semfocus.attention.observing import observing
-from semfocus.attention.places import Places
-from semfocus.attention.problem import Problem
+from semfocus.attention.hooks import observing
+from semfocus.attention.inputs import Problem
+from semfocus.attention.positions import Places
 from semfocus.attention.selection import best_indices
+from semfocus.diagnostics.aggregate import spread
 from semfocus.diagnostics.keeping import keep
 from semfocus.diagnostics.runs import LAST, K, Progress, Split, batches_of, first_rows, focus_of, splits_of_run
 from semfocus.diagnostics.scores import chunks, counting_queries, scores_of, visible_keys
 from semfocus.diagnostics.sketch import Sketch
-from semfocus.diagnostics.tally import spread
 from semfocus.errors import UsageError
 from semfocus.model import PLAIN, Encoder, assemble, forward
 from semfocus.randomness import stream
 from semfocus.store import RunDirectory
 from semfocus.tasks.base import Batch
-from semfocus.training.saved import config_of, load
+from semfocus.training.loading import config_of, load
 
 NAME = "mask_stability"
 NOISE = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)

@@ -19,18 +19,18 @@ from semfocus.analysis.conditions import finite
 from semfocus.analysis.table6 import one_model, published, two_models
 from semfocus.attention.mechanisms import TopK, parse_mechanism
 from semfocus.config import RunConfig
+from semfocus.diagnostics.aggregate import PERCENTS, Summary, Tally
 from semfocus.diagnostics.diagnosing import observe
 from semfocus.diagnostics.keeping import LAST, keep
 from semfocus.diagnostics.norms import weight_norms
 from semfocus.diagnostics.sentences import left_out
-from semfocus.diagnostics.tally import PERCENTS, Summary, Tally
 from semfocus.errors import UsageError, unknown, whole_number
 from semfocus.model import Encoder
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks.base import Batch
 from semfocus.theory import stability
 from semfocus.training import data
-from semfocus.training.saved import checkpoint_epochs, config_of, load
+from semfocus.training.loading import checkpoint_epochs, config_of, load
 
 NAME = "dispersion"
 ALL = "all"

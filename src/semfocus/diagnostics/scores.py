@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from semfocus.attention.places import Places
-from semfocus.attention.problem import Problem, rows_of
+from semfocus.attention.inputs import Problem, rows_of
+from semfocus.attention.positions import Places
 from semfocus.diagnostics.launches import scores_at_once
 
 # A float mask hides a key by a large negative number, of which every library has its own; all give the weight zero.

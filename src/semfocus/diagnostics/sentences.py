@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from semfocus.diagnostics.aggregate import Summary
     from semfocus.diagnostics.diagnosing import Diagnosis
-    from semfocus.diagnostics.tally import Summary
 
 MOST = "95"  # the percentile that stands for "nearly every query"
 LITTLE = 0.95  # the k heaviest keys hold at least this much of the weight, for nearly every query

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from semfocus.attention.inputs import Problem, pose
 from semfocus.attention.mechanisms import Full
 from semfocus.attention.normalisers import Softmax
-from semfocus.attention.problem import Problem, pose
 from semfocus.errors import UsageError
 
 Tell = Callable[[Problem, bool], None]

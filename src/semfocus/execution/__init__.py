@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from semfocus.lazy import attach
 
 if TYPE_CHECKING:
-    from semfocus.execution.local import LostProcess, train
+    from semfocus.execution.processes import LostProcess, train
     from semfocus.execution.resuming import resume
 
 __all__ = ["LostProcess", "resume", "train"]
@@ -15,8 +15,8 @@ __all__ = ["LostProcess", "resume", "train"]
 __getattr__, __dir__ = attach(
     __name__,
     {
-        "LostProcess": "semfocus.execution.local",
+        "LostProcess": "semfocus.execution.processes",
         "resume": "semfocus.execution.resuming",
-        "train": "semfocus.execution.local",
+        "train": "semfocus.execution.processes",
     },
 )

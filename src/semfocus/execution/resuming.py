@@ -15,13 +15,13 @@ from typing import Any
 
 from semfocus.config import RunConfig
 from semfocus.errors import CorruptData, UsageError
-from semfocus.execution.local import train
+from semfocus.execution.processes import train
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks import Task
-from semfocus.training.loop import Watcher
+from semfocus.training.loading import config_of
 from semfocus.training.runtime import Runtime
-from semfocus.training.saved import config_of
 from semfocus.training.session import ENDED, RunOutcome
+from semfocus.training.trainer import Watcher
 
 UNFINISHED = ("interrupted", "failed", "empty")  # as a store calls them
 SHOWN = 16  # characters of a value in a message

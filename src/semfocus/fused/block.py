@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from semfocus import model
-from semfocus.attention.kernels.short import short_refuses
-from semfocus.attention.problem import pose
+from semfocus.attention.inputs import pose
+from semfocus.attention.kernels.short.dispatch import short_refuses
 from semfocus.fused.launch import launch_for, pieces_of
 from semfocus.model import NORM_EPSILON, Padding, Parts
 from semfocus.spec import Spec
 
 if TYPE_CHECKING:
-    from semfocus.attention.kernels.short_launch import Call
+    from semfocus.attention.kernels.short.launch import Call
 
 WIDEST = 64  # of model, heads together and hidden layer: a program keeps three gradients of that size in registers
 SHARED_MEMORY = 98_304  # bytes of the largest program without a pipeline, `enter_backward` in float32
@@ -105,7 +105,7 @@ class _Block(torch.autograd.Function):
         ctx: Any, x: Tensor, padding: Padding, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool,
         recorded: bool, *weights: Tensor,
     ) -> Tensor:  # fmt: skip
-        from semfocus.attention.kernels.short_ops import empty_results, plan
+        from semfocus.attention.kernels.short.ops import empty_results, plan
 
         _aw, ab, _wo, bo, wi, bi, _wt, bt = weights
         tf32, trained = bool(torch.backends.cuda.matmul.allow_tf32), recorded and any(ctx.needs_input_grad)
@@ -137,7 +137,7 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from semfocus.fused.narrowing import FOUND
+        from semfocus.fused.split_fp16 import FOUND
 
         x, middle, mixed, *narrow, bi, seeds = ctx.saved_tensors
         narrow.append(ctx.attention.bounds)
@@ -161,7 +161,7 @@ class _Block(torch.autograd.Function):
 
 def _narrowed(weights: tuple[Tensor, ...], stride: int, sizes: dict[str, int]) -> tuple[Tensor, ...]:
     """What `narrowing` makes of a block's weights: high, low, facts and bounds."""
-    from semfocus.fused.narrowing import BOUNDS, FACTS
+    from semfocus.fused.split_fp16 import BOUNDS, FACTS
 
     aw, ab, wo, _bo, wi, bi, wt, _bt = weights
     members, size = aw.shape[0], sum(weight[0].numel() for weight in (aw, wo, wi, wt))
@@ -176,7 +176,7 @@ def _attention(
     bounds: Tensor,
 ) -> Call:  # fmt: skip
     """The call of the kernels that `model.block` would end up with, told how large its inputs can be."""
-    from semfocus.attention.kernels.short_launch import Call
+    from semfocus.attention.kernels.short.launch import Call
 
     problem = pose(q, k, v, spec.mechanism, **padding._asdict(), **model.attention_settings(seeds, spec, train))
     return Call(
@@ -229,12 +229,12 @@ def _run(name: str, like: Tensor, *arguments: Any, count: int, tf32: bool = Fals
     from triton import OutOfResources
 
     from semfocus.attention.kernels.products import precision
-    from semfocus.attention.kernels.short_arguments import padded
-    from semfocus.fused import embedding, kernels, narrowing
+    from semfocus.attention.kernels.short.arguments import padded
+    from semfocus.fused import embedding, kernels, split_fp16
 
-    kernel, products = (vars(embedding) | vars(kernels) | vars(narrowing))[name], precision(tf32, bounded=True)
+    kernel, products = (vars(embedding) | vars(kernels) | vars(split_fp16))[name], precision(tf32, bounded=True)
     launch = launch_for(name, products)
-    pieces = narrowing.MATRICES.value if name == "narrow_weights" else pieces_of(like.shape[0], count)
+    pieces = split_fp16.MATRICES.value if name == "narrow_weights" else pieces_of(like.shape[0], count)
     known = named | {"PRECISION": products, "T": launch.tile, "count": count, "pieces": pieces}
     for width, filled in (("D", "DP"), ("H", "HP"), ("M", "MP"), ("IDS", "IDP")):
         if width in known:

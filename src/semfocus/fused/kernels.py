@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 
 from semfocus.attention.kernels.products import added, inverse, operand, product, turned, unit_of
-from semfocus.attention.kernels.short_places import OF_DK, OF_DQ, OF_DV, OF_GRAD, OF_K, OF_Q, OF_V
-from semfocus.fused.narrowing import (
+from semfocus.attention.kernels.short.positions import OF_DK, OF_DQ, OF_DV, OF_GRAD, OF_K, OF_Q, OF_V
+from semfocus.fused.split_fp16 import (
     BOUNDS,
     DOWN,
     FACTS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from semfocus.attention.kernels.short_configs import options_of
+from semfocus.attention.kernels.short.configs import options_of
 
 ENOUGH = 264  # programs that fill a large GPU: two for each of 132 multiprocessors
 MANY = 3  # pieces a member: with fewer, a GPU that is done with most programs would wait for long ones

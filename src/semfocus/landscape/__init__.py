@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from semfocus.landscape.sharpness import measure_sharpness
     from semfocus.landscape.slopes import slopes
     from semfocus.landscape.stored import Surface, read_surface
-    from semfocus.landscape.subject import Subject, open_subject
     from semfocus.landscape.surface import SurfaceSettings, default_extent, measure_surface
+    from semfocus.landscape.trained_model import Subject, open_subject
 
 __all__ = [
     "Subject",

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from semfocus.attention.mechanisms import Full, Local, TopK
 from semfocus.errors import UsageError
-from semfocus.landscape.subject import cut
+from semfocus.landscape.trained_model import cut
 from semfocus.model import ACTIVATIONS, NORM_EPSILON, Parts, forward
 from semfocus.spec import Spec
 from semfocus.theory import (

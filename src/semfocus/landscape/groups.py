@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from semfocus.landscape.certificate import trace
-from semfocus.landscape.subject import cut
+from semfocus.landscape.trained_model import cut
 from semfocus.model import PLAIN, Parts, embed, forward, positions
 from semfocus.spec import Spec
 from semfocus.theory import LossConstants

@@ -16,7 +16,7 @@ from semfocus.errors import UsageError, whole_number
 from semfocus.landscape.certificate import certify_model
 from semfocus.landscape.directions import normal_row
 from semfocus.landscape.hessian import STEPS, Curvature, top_eigenpairs
-from semfocus.landscape.subject import Subject, find_run, open_subject
+from semfocus.landscape.trained_model import Subject, find_run, open_subject
 from semfocus.store import RunDirectory
 from semfocus.store.measurements import read_measurement, write_measurement
 from semfocus.training.runtime import Runtime, numerics

@@ -28,7 +28,7 @@ from semfocus.landscape.hessian import Curvature, top_eigenpairs
 from semfocus.landscape.losses import Losses, Plan, plan
 from semfocus.landscape.slopes import PERCENTILES, SQUARES, slopes
 from semfocus.landscape.stored import Surface, grid_axis, keep_surface, read_part, read_surface, write_part
-from semfocus.landscape.subject import Subject, find_run, open_subject
+from semfocus.landscape.trained_model import Subject, find_run, open_subject
 from semfocus.model import PLAIN
 from semfocus.store import RunDirectory
 from semfocus.training.runtime import Runtime, facts, numerics

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semfocus.errors import CorruptData, OtherFormat, StorageError
-from semfocus.store import formats, strict, tensors
+from semfocus.store import formats, safe_json, tensors
 from semfocus.store.tensors import Mismatch
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def load(folder: Path, step: int, expect: Mapping[str, torch.Tensor] | None = No
     path = folder / str(step) / STATE
     size, digest = manifest["files"][STATE]["bytes"], manifest["files"][STATE]["sha256"]
     try:
-        handle = strict.open_plain(path)
+        handle = safe_json.open_plain(path)
     except FileNotFoundError:
         raise CorruptData(f"{path} is missing") from None
     with os.fdopen(handle, "rb") as file:
@@ -160,15 +160,15 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
 
 def _sealed(body: dict[str, Any]) -> bytes:
     what = f"the manifest of step {body['step']}"
-    strict.encode(body, what)  # refuses what cannot be read back, before the sum is taken
-    return strict.encode({"sha256": _sum(body), "body": body}, what)
+    safe_json.encode(body, what)  # refuses what cannot be read back, before the sum is taken
+    return safe_json.encode({"sha256": _sum(body), "body": body}, what)
 
 
 def _unsealed(path: Path) -> dict[str, Any]:
-    data = strict.read(path)
+    data = safe_json.read(path)
     if data is None:
         raise CorruptData(f"{path} is missing: the checkpoint is not complete")
-    document = strict.decode(data, str(path))
+    document = safe_json.decode(data, str(path))
     body = document.get("body") if isinstance(document, dict) else None
     if not isinstance(body, dict) or document.get("sha256") != _sum(body):
         raise CorruptData(f"{path} does not have its own SHA-256 sum")

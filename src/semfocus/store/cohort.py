@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semfocus.errors import CorruptData, StorageError, UsageError, unknown, whole_number
-from semfocus.store import atomic, checkpoints, formats, strict
+from semfocus.store import atomic, checkpoints, formats, safe_json
 from semfocus.store.checkpoints import Checkpoint
 from semfocus.store.directory import STATES, STATUS
 from semfocus.store.tensors import Mismatch
@@ -87,7 +87,7 @@ def write_statuses(entries: Sequence[tuple[RunWriter, str, Mapping[str, Any]]]) 
             raise UsageError("format and state are not facts that a status can be given")
         writer.ensure_held()
         document = formats.stamp({"state": state, **facts})
-        contents[writer.path / STATUS] = strict.encode_row(document, f"the status of run {writer.id}") + b"\n"
+        contents[writer.path / STATUS] = safe_json.encode_row(document, f"the status of run {writer.id}") + b"\n"
     logs = [log for writer, state, _ in entries if state != "running" for log in writer.unsynced()]
     with still_held(writer for writer, _, _ in entries):
         atomic.sync_all(log.path for log in logs)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semfocus.errors import CorruptData, UsageError
-from semfocus.store import atomic, checkpoints, formats, locks, strict
+from semfocus.store import atomic, checkpoints, formats, locks, safe_json
 from semfocus.store.checkpoints import Checkpoint, DamagedCheckpoint
 from semfocus.store.logs import Log
 
@@ -68,7 +68,7 @@ class RunDirectory:
 
     def check_config(self, config: Mapping[str, Any], free: tuple[str, ...] = ()) -> None:
         """Refuse a configuration that differs from the run's own, naming the fields; those in `free` may differ."""
-        given = strict.decode(strict.encode(dict(config), "the configuration"), "the configuration")
+        given = safe_json.decode(safe_json.encode(dict(config), "the configuration"), "the configuration")
         lines = [
             f"{name} was {_shown(old)}, is {_shown(new)}"
             for name, old, new in _differences(self.config(), given)
@@ -83,7 +83,7 @@ class RunDirectory:
     def status(self) -> dict[str, Any] | None:
         """The last status written, `state` and facts; None when there is none."""
         path = self.path / STATUS
-        document = formats.read(path, "status", strict.decode_row)
+        document = formats.read(path, "status", safe_json.decode_row)
         if document is not None and document.get("state") not in STATES:
             raise CorruptData(f"{path} has the unknown state {str(document.get('state'))[:40]!r}")
         return document

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from semfocus.errors import CorruptData, OtherFormat
-from semfocus.store import strict
+from semfocus.store import safe_json
 
 FORMAT = 1
 Document = dict[str, Any]
@@ -44,7 +44,7 @@ def upgrade(document: Any, kind: str, path: Path) -> Document:
     return body
 
 
-def read(path: Path, kind: str, decode: Callable[[bytes, str], Any] = strict.decode) -> Document | None:
+def read(path: Path, kind: str, decode: Callable[[bytes, str], Any] = safe_json.decode) -> Document | None:
     """The body of the document at `path`; None when there is no such file."""
-    data = strict.read(path)
+    data = safe_json.read(path)
     return None if data is None else upgrade(decode(data, str(path)), kind, path)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from semfocus.errors import CorruptData, Locked, StorageError
-from semfocus.store import atomic, strict
+from semfocus.store import atomic, safe_json
 
 _MAX_RECORD = 4096
 _TRIES, _PAUSE_S = 10, 0.05  # somebody who only looks (`holder`) has the lock for microseconds
@@ -59,7 +59,7 @@ class HeldLock:
         record = {**asdict(self.holder), "token": self.token}
         with atomic.refusals(path):
             os.ftruncate(handle, 0)
-            os.pwrite(handle, strict.encode(record, "the lock"), 0)
+            os.pwrite(handle, safe_json.encode(record, "the lock"), 0)
 
     def check(self) -> None:
         """Refuse to go on when the run directory is gone or somebody else has taken the lock over."""
@@ -119,7 +119,7 @@ def holder(path: Path) -> Holder | None:
         if own is not None:
             return own.holder
         try:
-            handle = strict.open_plain(path)
+            handle = safe_json.open_plain(path)
         except FileNotFoundError:
             return None
         try:
@@ -178,7 +178,7 @@ def _locked(path: Path, by: Holder) -> Locked:
 
 def _record(handle: int) -> dict[str, Any]:
     try:
-        record = strict.decode(os.pread(handle, _MAX_RECORD, 0), "the lock")
+        record = safe_json.decode(os.pread(handle, _MAX_RECORD, 0), "the lock")
     except CorruptData:  # the holder has not written it yet
         return {}
     return record if isinstance(record, dict) else {}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from semfocus.errors import CorruptData, StorageError, UsageError
-from semfocus.store import atomic, strict
+from semfocus.store import atomic, safe_json
 
 MAX_FILE_BYTES = 64 * 2**20
 
@@ -45,7 +45,7 @@ class Log:
         """Add one row."""
         what = f"a row of {self.path.name}"
         _check_flat(row, what, UsageError)
-        line = strict.encode_row(row, what) + b"\n"
+        line = safe_json.encode_row(row, what) + b"\n"
         size = self.size()
         if self.ordered and _step(row, what, UsageError) <= self._last_step:
             raise UsageError(f"{what} has step {row['step']} after step {self._last_step}; steps must rise")
@@ -58,7 +58,7 @@ class Log:
 
     def cut(self, size: int) -> None:
         """Go back to the first `size` bytes, which a checkpoint vouches for."""
-        data = strict.read(self.path, MAX_FILE_BYTES) or b""
+        data = safe_json.read(self.path, MAX_FILE_BYTES) or b""
         if len(data) < size or (size and data[size - 1 : size] != b"\n"):
             raise CorruptData(f"{self.path} no longer holds the {size} bytes that the checkpoint relies on")
         if len(data) > size:
@@ -68,15 +68,15 @@ class Log:
 
     def _scan(self) -> tuple[list[dict[str, Any]], int, bool]:
         """The rows, the bytes that they take, and whether more follows."""
-        data = strict.read(self.path, MAX_FILE_BYTES) or b""
+        data = safe_json.read(self.path, MAX_FILE_BYTES) or b""
         size = data.rfind(b"\n") + 1
         rows: list[dict[str, Any]] = []
         last = -1
         for number, line in enumerate(data[:size].split(b"\n")[:-1], start=1):
             what = f"{self.path} line {number}"
-            if len(line) > strict.MAX_BYTES:
-                raise CorruptData(f"{what} is longer than {strict.MAX_BYTES} bytes")
-            rows.append(strict.decode_row(line, what))
+            if len(line) > safe_json.MAX_BYTES:
+                raise CorruptData(f"{what} is longer than {safe_json.MAX_BYTES} bytes")
+            rows.append(safe_json.decode_row(line, what))
             _check_flat(rows[-1], what, CorruptData)
             if self.ordered:
                 step = _step(rows[-1], what, CorruptData)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semfocus.errors import CorruptData, OtherFormat, StorageError, UsageError
-from semfocus.store import atomic, formats, strict, tensors
+from semfocus.store import atomic, formats, safe_json, tensors
 from semfocus.store.directory import LOCK, RunDirectory
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def write_measurement(run: RunDirectory, name: str, payload: Mapping[str, Any]) 
     """Keep `payload` (JSON; numbers finite or None) with the run under this name."""
     what = f"the measurement {name!r} of run {run.id}"
     document = formats.stamp({"run": run.id, "name": name, "payload": dict(payload)})
-    _write(run, name, DOCUMENT, strict.encode(document, what) + b"\n")
+    _write(run, name, DOCUMENT, safe_json.encode(document, what) + b"\n")
 
 
 def read_measurement(run: RunDirectory, name: str) -> dict[str, Any] | None:
@@ -120,7 +120,7 @@ def read_arrays(run: RunDirectory, name: str) -> dict[str, np.ndarray] | None:
     """The arrays kept under this name; None when there are none, CorruptData when they are damaged."""
     path = _place(run, name, ARRAYS)
     try:
-        handle = strict.open_plain(path)
+        handle = safe_json.open_plain(path)
     except FileNotFoundError:
         return None
     with os.fdopen(handle, "rb") as file:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from semfocus.errors import CorruptData, OtherFormat, StorageError, UsageError
-from semfocus.store import atomic, formats, locks, strict
+from semfocus.store import atomic, formats, locks, safe_json
 from semfocus.store.directory import CHECKPOINTS, CONFIG, LOCK, METRICS, TIMING, RunDirectory, is_run_id
 
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
@@ -161,7 +161,7 @@ def _has_begun(run: RunDirectory) -> bool:
 def _first_files(run_id: str, config: Mapping[str, Any]) -> dict[str, bytes | None]:
     document = formats.stamp({"id": run_id, "config": dict(config)})
     return {
-        CONFIG: strict.encode(document, f"the configuration of run {run_id}", indent=2) + b"\n",
+        CONFIG: safe_json.encode(document, f"the configuration of run {run_id}", indent=2) + b"\n",
         METRICS: b"",  # made now, so that a later sync of their content is enough
         TIMING: b"",
         CHECKPOINTS: None,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from semfocus.errors import CorruptData, UsageError
-from semfocus.store import strict
+from semfocus.store import safe_json
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,7 @@ def read_header(file: BinaryIO, size: int, what: str) -> dict[str, Layout]:
     length = int.from_bytes(file.read(_PREFIX), "little")
     if size < _PREFIX or length > min(MAX_HEADER_BYTES, size - _PREFIX):
         raise CorruptData(f"{what} is not a safetensors file: its header cannot be {length} bytes long")
-    header = strict.decode(file.read(length), f"the header of {what}")
+    header = safe_json.decode(file.read(length), f"the header of {what}")
     if not isinstance(header, dict):
         raise CorruptData(f"the header of {what} is not a JSON object")
     header.pop("__metadata__", None)

@@ -15,11 +15,11 @@ from semfocus.config import RunConfig
 from semfocus.errors import Locked
 from semfocus.store import RunDirectory, RunStore, RunWriter
 from semfocus.tasks import Task
-from semfocus.training import saved
+from semfocus.training import loading
 from semfocus.training.cohort import spec_of
-from semfocus.training.loop import Loop, Member, Watcher, out_of_memory
 from semfocus.training.runtime import Runtime
 from semfocus.training.signals import Interrupted, Interruption, listening
+from semfocus.training.trainer import Loop, Member, Watcher, out_of_memory
 
 COHORT_BYTES = {"cpu": 2**31, "cuda": 2**35}  # of activations that a cohort may take
 ENDED = ("done", "diverged")
@@ -99,7 +99,7 @@ def _jobs(configs: Sequence[RunConfig], store: RunStore) -> list[Job]:
             tasks[key] = config.task.build()
         config.check(tasks[key])
         planned.append((config.run_id(tasks[key]), config, tasks[key]))
-    documents = {run_id: saved.document(config, task) for run_id, config, task in planned}
+    documents = {run_id: loading.document(config, task) for run_id, config, task in planned}
     runs = dict(zip(documents, store.create_or_open_all(documents, free=FREE_FIELDS), strict=True))
     return [Job(config, task, runs[run_id]) for run_id, config, task in planned]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from semfocus import counters
+from semfocus import counter_rng
 from semfocus.model import PLAIN, Parts, forward
 from semfocus.training.cohort import Cohort
 from semfocus.training.data import accumulator
@@ -29,7 +29,7 @@ class Stepper:
         compiled = parts is not PLAIN
         self.update = torch.compile(self._update, dynamic=False) if compiled else self._update
         on_gpu = compiled and cohort.device.type == "cuda"  # not on a CPU: see `Parts.compiled`
-        self.derive = torch.compile(counters.derive, dynamic=False) if on_gpu else counters.derive
+        self.derive = torch.compile(counter_rng.derive, dynamic=False) if on_gpu else counter_rng.derive
         self.training = cohort.configs[0].training
         self.members = torch.arange(cohort.members, device=cohort.device).unsqueeze(-1)
         # Views of the one matrix, so that an update of the matrix is an update of them all.

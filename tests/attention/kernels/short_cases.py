@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from semfocus.attention.kernels.short import short, short_refuses
+from semfocus.attention.kernels.short.dispatch import short, short_refuses
 from semfocus.attention.operator import BACKENDS, Backend, attend
 from tests.conftest import DEVICE
 

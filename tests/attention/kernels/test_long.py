@@ -16,14 +16,14 @@ FLOAT32_ERROR = 2e-5
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several stretches, octets, chunks of queries and pieces of a hub, in rows of a few dozen keys."""
-    from semfocus.attention.kernels import long
+    from semfocus.attention.kernels.long.dispatch import dispatch
 
-    tiles = long.Tiles(queries=16, lanes=16, group=4, maxima_warps=4)
-    monkeypatch.setattr(long, "tiles_for", lambda keys, wide: tiles)
-    monkeypatch.setattr(long, "HUB", 8)
-    monkeypatch.setattr(long, "CHUNK", 4)
-    monkeypatch.setattr(long, "SCRATCH_BYTES", 4 * 16 * 32)
-    monkeypatch.setitem(operator.BACKENDS, "long", operator.Backend(long.long, long_refuses))
+    tiles = dispatch.Tiles(queries=16, lanes=16, group=4, maxima_warps=4)
+    monkeypatch.setattr(dispatch, "tiles_for", lambda keys, wide: tiles)
+    monkeypatch.setattr(dispatch, "HUB", 8)
+    monkeypatch.setattr(dispatch, "CHUNK", 4)
+    monkeypatch.setattr(dispatch, "SCRATCH_BYTES", 4 * 16 * 32)
+    monkeypatch.setitem(operator.BACKENDS, "long", operator.Backend(dispatch.long, long_refuses))
 
 
 def drawn(*shape: int, integers: bool = True, seed: int = 0) -> torch.Tensor:
@@ -192,9 +192,9 @@ def test_lengths_beyond_the_row_and_below_zero_are_cut(length: int) -> None:
 def test_a_gpu_with_less_shared_memory_gets_smaller_tiles_and_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton import OutOfResources
 
-    from semfocus.attention.kernels import long
+    from semfocus.attention.kernels.long.dispatch import dispatch
 
-    taken, whole = [], long.group_maxima
+    taken, whole = [], dispatch.group_maxima
 
     class Small:
         """A kernel on a GPU where tiles of more than 16 queries do not fit."""
@@ -208,8 +208,8 @@ def test_a_gpu_with_less_shared_memory_gets_smaller_tiles_and_the_same_answer(mo
 
             return start
 
-    monkeypatch.setattr(long, "tiles_for", lambda keys, wide: long.Tiles(queries=64, lanes=16, group=4))
-    monkeypatch.setattr(long, "group_maxima", Small())
+    monkeypatch.setattr(dispatch, "tiles_for", lambda keys, wide: dispatch.Tiles(queries=64, lanes=16, group=4))
+    monkeypatch.setattr(dispatch, "group_maxima", Small())
     agree([drawn(1, 1, 30, 16, seed=seed) for seed in range(3)], TopK(3))
     assert set(taken) == {(16, 1)}
     monkeypatch.setattr(Small, "__getitem__", lambda self, grid: _lack)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from semfocus.attention.kernels.short_configs import WHOLE
-from semfocus.attention.kernels.short_ops import short_attention
+from semfocus.attention.kernels.short.configs import WHOLE
+from semfocus.attention.kernels.short.ops import short_attention
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.attention.normalisers import log_sum_exp
 from semfocus.attention.operator import attend

@@ -1,4 +1,4 @@
-"""The dropout of the short kernels draws the bits of `semfocus.counters`, and their keys order scores as it must."""
+"""The dropout of the short kernels draws the bits of `semfocus.counter_rng`, and their keys order scores as it must."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 import triton
 import triton.language as tl
 
-from semfocus import counters
+from semfocus import counter_rng
 from semfocus.attention.kernels.shared import dropout_threshold, ordered, row_hash, survives, unordered
-from semfocus.attention.kernels.short_arguments import row_numbers
+from semfocus.attention.kernels.short.arguments import row_numbers
 from semfocus.attention.operator import attend
-from semfocus.attention.places import Places
+from semfocus.attention.positions import Places
 from tests.attention.kernels.short_cases import by_kernel, close, inputs, run
 from tests.conftest import DEVICE
 
@@ -41,7 +41,7 @@ def test_the_bits_are_those_of_every_other_backend(seed, p) -> None:
     source = torch.tensor([seed], device=DEVICE)
     out = torch.empty(16, 16, dtype=torch.int8, device=DEVICE)
     draw_bits[(1,)](source, rows, columns, dropout_threshold(p), out, N=16)
-    assert torch.equal(out.bool(), counters.bernoulli_keep(source, rows.unsqueeze(-1), columns, p))
+    assert torch.equal(out.bool(), counter_rng.bernoulli_keep(source, rows.unsqueeze(-1), columns, p))
 
 
 def test_keys_order_scores_with_equal_zeros_and_nan_above_all() -> None:

@@ -8,11 +8,11 @@ import sys
 import pytest
 import torch
 
-from semfocus.attention.kernels import backend, short_arguments, short_configs
-from semfocus.attention.kernels.short import short_refuses
+from semfocus.attention.inputs import Problem
+from semfocus.attention.kernels import backend
+from semfocus.attention.kernels.short.dispatch import arguments, configs, short_refuses
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.attention.normalisers import Sigmoid, Softmax
-from semfocus.attention.problem import Problem
 from tests.conftest import DEVICE
 
 
@@ -28,7 +28,7 @@ def problem(
     ("given", "reason"),
     [
         (problem(dtype=torch.float64), "float64"),
-        (problem(keys=1025), "at most 1024 long, not 1025"),
+        (problem(keys=1025), "at most 1024 dispatch, not 1025"),
         (problem(queries=2000), "not 2000"),
         (problem(width=129), "at most 128 wide, not 129"),
         (problem("topk:17", keys=65), "at most 16 keys a query, not 17"),
@@ -54,7 +54,7 @@ def test_a_refusal_names_what_is_not_served(given, reason) -> None:
         (problem(keys=2000, scale=-1.0), "scale = -1.0 is not positive"),
         (problem("topk:100", keys=2000), "at most 64 keys by score"),
         (problem(keys=131_073, width=1), "at most 131072 long"),
-        (problem("banded:5", keys=2000), "at most 1024 long, not 2000"),
+        (problem("banded:5", keys=2000), "at most 1024 dispatch, not 2000"),
     ],
 )
 def test_where_neither_kind_of_kernel_serves_the_reason_is_that_of_the_one_meant_for_it(given, reason) -> None:
@@ -84,9 +84,9 @@ import sys
 sys.modules["triton"] = None
 import torch
 from semfocus.attention import TopK, attend
-from semfocus.attention.kernels.short import short_refuses
+from semfocus.attention.kernels.short.dispatch import short_refuses
 from semfocus.attention.normalisers import Softmax
-from semfocus.attention.problem import Problem
+from semfocus.attention.inputs import Problem
 q = torch.zeros(1, 4, 16)
 assert "semfocus[gpu]" in short_refuses(Problem(q, q, q, TopK(2), Softmax()))
 assert attend(q, q, q, TopK(2)).shape == q.shape
@@ -97,21 +97,21 @@ assert attend(q, q, q, TopK(2)).shape == q.shape
 def test_dimensions_that_follow_each_other_in_every_tensor_are_merged() -> None:
     lead = torch.Size((3, 2, 4))
     plain, broadcast = torch.empty(3, 2, 4, 5, 6), torch.empty(3, 1, 1, 1, 1)
-    sizes, given, _ = short_arguments.arranged(lead, {"a": plain, "none": None})
+    sizes, given, _ = arguments.arranged(lead, {"a": plain, "none": None})
     assert sizes == (24,)
     assert given["none"] is None
     assert tuple(given["a"])[1:] == (6, 1, 30)
-    sizes, given, numbers = short_arguments.arranged(lead, {"a": plain, "b": broadcast}, [0, 4 * 5, 5])
+    sizes, given, numbers = arguments.arranged(lead, {"a": plain, "b": broadcast}, [0, 4 * 5, 5])
     assert sizes == (3, 8)
     assert tuple(given["a"])[1:] == (6, 1, 240, 30)
     assert tuple(given["b"])[3:] == (1, 0)
     assert numbers == (0, 5)
-    assert short_arguments.arranged(torch.Size((1, 1)), {"a": torch.empty(1, 1, 5, 6)})[0] == (1,)
+    assert arguments.arranged(torch.Size((1, 1)), {"a": torch.empty(1, 1, 5, 6)})[0] == (1,)
 
 
 def test_rows_too_far_apart_for_32_bits_are_brought_together() -> None:
     far = torch.empty_strided((1, 3, 16), (1, 2**30, 1), device="meta")
-    _, given, _ = short_arguments.arranged(torch.Size((1,)), {"a": far})
+    _, given, _ = arguments.arranged(torch.Size((1,)), {"a": far})
     assert given["a"].row == 16
 
 
@@ -120,26 +120,27 @@ def test_results_lie_in_memory_as_the_input_does(order) -> None:
     shape = (2, 3, 4, 5)
     stored = torch.empty([shape[d] for d in order])
     tensor = stored.permute([order.index(d) for d in range(4)])[..., :3]  # a slice has gaps, the result has none
-    result = short_arguments.alike(tensor, (2, 3, 4, 7))
+    result = arguments.alike(tensor, (2, 3, 4, 7))
     assert result.permute(order).is_contiguous()
 
 
 def test_every_kernel_has_a_launch_for_every_width() -> None:
-    from semfocus.attention.kernels.short_launch import KERNELS
+    from semfocus.attention.kernels.short.launch import KERNELS
 
     for name in KERNELS:
-        for width in (1, 64, 65, short_configs.WIDEST):
+        for width in (1, 64, 65, configs.WIDEST):
             for precision in ("tf32", "tf32x3"):
-                launch = short_configs.launch_for(name, width, precision)
+                launch = configs.launch_for(name, width, precision)
                 assert launch.queries >= (16 if launch.keys else 1)  # tensor cores take no less
                 assert launch.keys >= 16 or name in ("listed_mix", "listed_by_query")
 
 
 def test_the_longest_rows_of_half_precision_go_to_the_kernels_for_long_rows(monkeypatch) -> None:
-    from semfocus.attention.kernels import backend, long
+    from semfocus.attention.kernels import backend
+    from semfocus.attention.kernels.long.dispatch import dispatch
 
     monkeypatch.setattr(backend, "short", lambda problem, want_info: "short")
-    monkeypatch.setattr(long, "long", lambda problem, want_info: "long")
+    monkeypatch.setattr(dispatch, "long", lambda problem, want_info: "long")
     half = {"dtype": torch.bfloat16, "queries": 1024}
     assert backend.triton(problem(keys=1024, **half)) == "long"
     assert backend.triton(problem(keys=1023, **half)) == "short"
@@ -150,7 +151,7 @@ def test_the_longest_rows_of_half_precision_go_to_the_kernels_for_long_rows(monk
 def test_a_gpu_with_less_shared_memory_gets_smaller_tiles_and_the_same_answer(monkeypatch) -> None:
     from triton import OutOfResources
 
-    from semfocus.attention.kernels import short_launch
+    from semfocus.attention.kernels.short.dispatch import launch
     from tests.attention.kernels.short_cases import check, inputs
 
     taken: list[tuple[int, int]] = []
@@ -170,8 +171,8 @@ def test_a_gpu_with_less_shared_memory_gets_smaller_tiles_and_the_same_answer(mo
 
             return launch
 
-    small = {name: Small(kernel) for name, kernel in short_launch.KERNELS.items() if name.startswith("tiled")}
-    monkeypatch.setattr(short_launch, "KERNELS", short_launch.KERNELS | small)
+    small = {name: Small(kernel) for name, kernel in launch.KERNELS.items() if name.startswith("tiled")}
+    monkeypatch.setattr(launch, "KERNELS", launch.KERNELS | small)
     check(inputs(9, 70, lead=(1,)), mechanism="full")
     assert len(taken) == 3
     assert all(side >= 16 for tile in taken for side in tile)
@@ -187,6 +188,6 @@ def _lack() -> None:
 
 
 def test_smaller_tiles_are_never_smaller_than_a_kernel_takes() -> None:
-    for launch, fewest in ((short_configs.Launch(64, 32, 4, 3), 32), (short_configs.Launch(32, 128, 8, 2), 16)):
-        *_, last = short_configs.shrinking(launch, fewest)
+    for launch, fewest in ((configs.Launch(64, 32, 4, 3), 32), (configs.Launch(32, 128, 8, 2), 16)):
+        *_, last = configs.shrinking(launch, fewest)
         assert (last.queries, last.keys) == (16, fewest)

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from semfocus.analysis.records import Record
-from semfocus.analysis.verdicts import ablations, generalising, learning, masks, measured, surfaces, text
+from semfocus.analysis.verdicts import ablations, generalisation, learning, masks, measured, surfaces, text
 from semfocus.analysis.verdicts.evidence import Claim, Measurements, Outcome, Verdict, conclude
 from semfocus.analysis.verdicts.settings import gather
 
 __all__ = ["CLAIMS", "Claim", "Measurements", "Outcome", "Verdict", "judge"]
 
 NOTHING: Measurements = {}
-_PARTS = (learning, masks, generalising, ablations, measured, surfaces, text)
+_PARTS = (learning, masks, generalisation, ablations, measured, surfaces, text)
 CLAIMS: tuple[Claim, ...] = tuple(
     sorted(
         (claim for part in _PARTS for claim in part.CLAIMS),

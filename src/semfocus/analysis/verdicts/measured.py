@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from semfocus.analysis.alike import alike, seen
-from semfocus.analysis.as_good import sign_p
+from semfocus.analysis.consistent_settings import alike, seen
 from semfocus.analysis.correlation import spearman
 from semfocus.analysis.intervals import Interval, mean_interval
 from semfocus.analysis.multiple import ALPHA, not_enough
+from semfocus.analysis.noninferiority import sign_p
 from semfocus.analysis.paired import EXACT_PAIRS, exact_swap_p, sampled_swap_p
 from semfocus.analysis.records import Record
 from semfocus.analysis.verdicts.evidence import Claim, Decision, Measurements, Part, missing

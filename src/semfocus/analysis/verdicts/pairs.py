@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from semfocus.analysis.accuracy import Accuracies
-from semfocus.analysis.as_good import as_good
 from semfocus.analysis.intervals import ACCURACY_MARGIN, SPEEDUP_MARGIN, Interval, Margin
 from semfocus.analysis.margins import beyond_p, inside_p, logs
 from semfocus.analysis.multiple import ALPHA, not_enough
+from semfocus.analysis.noninferiority import as_good
 from semfocus.analysis.paired import PairedTest, paired_logrank
 from semfocus.analysis.records import THRESHOLD, Record
 from semfocus.analysis.speedup import SpeedUp, speed_up

@@ -19,7 +19,7 @@ from semfocus.analysis.multiple import pairs_needed
 from semfocus.analysis.paired import PairedTest
 from semfocus.analysis.records import Record
 from semfocus.analysis.survival import Times
-from semfocus.studies import recipes
+from semfocus.experiments import recipes
 from semfocus.tasks import get_task
 
 TASKS = tuple(recipes.PAPER)  # the eight of the paper

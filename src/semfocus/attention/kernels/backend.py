@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from semfocus.attention.info import AttentionInfo
-from semfocus.attention.kernels.short import refuses_call, short, short_refuses
+from semfocus.attention.inputs import Problem
+from semfocus.attention.kernels.short.dispatch import refuses_call, short, short_refuses
 from semfocus.attention.mechanisms import TopK
-from semfocus.attention.problem import Problem
 
 WORTHWHILE = 1024  # keys for which `long` does in half the time, at twice the k, what `short` does
 MOST_KEYS, WIDEST, LONGEST = 64, 128, 131_072  # of `long`: by score a query, of a head, of a row
@@ -20,7 +20,7 @@ def triton(problem: Problem, want_info: bool = False) -> tuple[Tensor, Attention
         _suits_long(problem) and long_refuses(problem, want_info) is None
     ):
         return short(problem, want_info)
-    from semfocus.attention.kernels.long import long
+    from semfocus.attention.kernels.long.dispatch import long
 
     return long(problem, want_info)
 

@@ -13,11 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from semfocus import counters
+from semfocus import counter_rng
 
-GOLDEN = tl.constexpr(counters.GOLDEN)
-FIRST = tl.constexpr(counters.FIRST)
-SECOND = tl.constexpr(counters.SECOND)
+GOLDEN = tl.constexpr(counter_rng.GOLDEN)
+FIRST = tl.constexpr(counter_rng.FIRST)
+SECOND = tl.constexpr(counter_rng.SECOND)
 NO_KEY = tl.constexpr(-(2**31))  # below the key of every score
 BEYOND = tl.constexpr(2**31 - 1)  # an index beyond every column
 MINUS_INF = tl.constexpr(float("-inf"))
@@ -48,7 +48,7 @@ def finite(x):
 
 @triton.jit
 def mix(x):
-    """`counters.mix`."""
+    """`counter_rng.mix`."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * FIRST
     x = x ^ ((x >> 15) & 0x1FFFF)
@@ -58,7 +58,7 @@ def mix(x):
 
 @triton.jit
 def row_hash(seed, rows):
-    """`counters.row_hash`: int32, of an int64 seed and int32 row numbers."""
+    """`counter_rng.row_hash`: int32, of an int64 seed and int32 row numbers."""
     low = (seed & 0xFFFFFFFF).to(tl.int32)
     high = (seed >> 32).to(tl.int32)
     first = mix(low ^ GOLDEN)
@@ -68,7 +68,7 @@ def row_hash(seed, rows):
 
 @triton.jit
 def survives(hashes, columns, threshold):
-    """Whether dropout leaves a weight: the last round of `counters.random_bits`, against the threshold."""
+    """Whether dropout leaves a weight: the last round of `counter_rng.random_bits`, against the threshold."""
     x = hashes + columns * GOLDEN
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * FIRST
@@ -76,7 +76,7 @@ def survives(hashes, columns, threshold):
 
 
 def dropout_threshold(p: float) -> int:
-    """What `counters.bernoulli_keep` compares the bits with."""
+    """What `counter_rng.bernoulli_keep` compares the bits with."""
     return int(p * 2**32) - 2**31
 
 

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from semfocus.attention import AttentionInfo, attend
 from semfocus.attention.mechanisms import Banded, Full, Mechanism, Selective, TopK
-from semfocus.attention.places import Places
+from semfocus.attention.positions import Places
 from semfocus.errors import UsageError
 
 

@@ -1,0 +1,175 @@
+"""Does the ratio of dispersions predict how much faster top-k learns? One point a task, and a rank correlation.
+
+    points = dispersion_points(records, measurements)
+    found = dispersion_against_speed(points, when="start")
+    found.rho, found.p, found.interval
+
+The ratio is delta_heavy of the top-k run over delta_full of the full run of the same seed (median over the seeds that
+both have), at initialisation ("start", epoch 0) or at the last checkpoint ("end"). At the end dispersion is itself an
+outcome of training: what counts as a prediction is the start. Runs measured in another way than most are left out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from semfocus.analysis.comparison import BASE
+from semfocus.analysis.consistent_settings import Alike, LeftOut, Seen, alike, seen
+from semfocus.analysis.correlation import Correlation, spearman
+from semfocus.analysis.records import Record, load_records
+from semfocus.analysis.speedup import SpeedUp
+from semfocus.analysis.verdicts.measured import number
+from semfocus.analysis.verdicts.pairs import gained
+from semfocus.analysis.verdicts.settings import Setting, choose, gather
+from semfocus.errors import UsageError, unknown
+from semfocus.store import RunDirectory, RunStore
+from semfocus.store.measurements import read_measurements
+
+When = Literal["start", "end"]
+WHENS: tuple[When, ...] = ("start", "end")
+NAME = "dispersion"  # the measurement
+START, LAST = "0", "last"  # its checkpoints
+Measurements = Mapping[str, Mapping[str, Mapping[str, Any]]]  # by run id and name
+EVERYWHERE, HERE = ("split", "k"), ("rows",)  # in what measurements of all tasks, and of one, have to agree
+
+
+@dataclass(frozen=True)
+class Point:
+    """One task: the ratio of dispersions at the start and at the end of training, and the measured speed-up."""
+
+    task: str
+    start: float | None  # None: not measured
+    end: float | None
+    speed_up: SpeedUp
+    start_seeds: int = 0  # how many pairs of runs each ratio is the median of
+    end_seeds: int = 0
+    left_out: tuple[LeftOut, ...] = ()  # runs that were measured in another way
+
+    def ratio(self, when: When) -> float | None:
+        """`start` or `end`."""
+        if when not in WHENS:
+            raise unknown("time", when, WHENS)
+        return self.start if when == "start" else self.end
+
+
+def dispersion_points(
+    records: Sequence[Record], measurements: Measurements, mechanism: str = "topk:5", percent: str = "95"
+) -> list[Point]:
+    """A point for each task that has ended runs of full attention and of `mechanism`, in order of task.
+
+    Of several settings of a task, the one nearest to the paper's that was measured, and if none was, the nearest.
+    """
+
+    def has(record: Record) -> bool:
+        return any(_value(measurements, record, at, "delta_full", percent) is not None for at in (START, LAST))
+
+    chosen = chosen_settings(records, mechanism, has)
+    found = alike(
+        {task: _pairs(setting, mechanism, measurements) for task, setting in chosen.items()}, EVERYWHERE, HERE
+    )
+    return [_point(setting, mechanism, measurements, percent, found) for setting in chosen.values()]
+
+
+def chosen_settings(
+    records: Sequence[Record], mechanism: str, has: Callable[[Record], bool] = lambda record: True
+) -> dict[str, Setting]:
+    """By task, in order, one setting that has both arms, measured (`has`) where there is such a one."""
+    settings, arms = gather(records), (BASE, mechanism)
+    chosen = {}
+    for task in sorted({setting.task for setting in settings}):
+        setting = choose(settings, task, mechanisms=arms, usable=has) or choose(settings, task, mechanisms=arms)
+        if setting is not None:
+            chosen[task] = setting
+    return chosen
+
+
+def stored_points(store: RunStore, mechanism: str = "topk:5", percent: str = "95") -> list[Point]:
+    """The points of all runs of a store; an error that says what to do where not one task was measured."""
+    points = dispersion_points(*stored_measurements(store, mechanism), mechanism, percent)
+    if not any(point.start is not None or point.end is not None for point in points):
+        raise UsageError(
+            f"{store.root} has no task with a measured dispersion of both {BASE} and {mechanism}"
+            f"{why_none(points)}; measure its runs first: semfocus diagnose RUN ... --checkpoint all"
+        )
+    return points
+
+
+def why_none(points: Sequence[Any]) -> str:
+    """What was measured, but not in one way: an end for an error."""
+    left_out = [one for point in points for one in point.left_out]
+    return f" in the same way (run {left_out[0].record.id} has {left_out[0].why})" if left_out else ""
+
+
+def stored_measurements(store: RunStore, mechanism: str) -> tuple[list[Record], Measurements]:
+    """The runs of a store and what was measured on them; an error where none has this mechanism."""
+    records = load_records(store).records
+    present = {record.mechanism for record in records} - {BASE}
+    if mechanism not in present:
+        raise unknown("mechanism", mechanism, present, f" (those with runs in {store.root}, {BASE} aside)")
+    return records, {record.id: read_measurements(RunDirectory(store.root / record.id)) for record in records}
+
+
+def dispersion_against_speed(points: Sequence[Point], when: When = "start") -> Correlation:
+    """Spearman's correlation over tasks, of the tasks that have both numbers; a bound on a speed-up has its value."""
+    ratios = {point.task: ratio for point in points if (ratio := point.ratio(when)) is not None}
+    speeds = {point.task: ratio for point in points if (ratio := point.speed_up.ratio.value) is not None}
+    return spearman(ratios, speeds)
+
+
+def smallest_p(tasks: int) -> float:
+    """The p-value of the strongest rank correlation that so many tasks can have: both perfect orders of all n!."""
+    return 2 / math.factorial(tasks)
+
+
+def drawn_points(points: Sequence[Point], when: When = "start") -> list[tuple[str, float, float]]:
+    """Task, ratio of dispersions and speed-up, of the tasks that have both numbers."""
+    found = [(point.task, point.ratio(when), point.speed_up.ratio.value) for point in points]
+    return [(task, ratio, speed) for task, ratio, speed in found if ratio is not None and speed is not None]
+
+
+def _pairs(setting: Setting, mechanism: str, measurements: Measurements) -> list[tuple[Seen, Seen]]:
+    """The runs of both arms, seed by seed. All keys of full attention count, whatever its k was."""
+    full, heavy = setting.arms[BASE], setting.arms[mechanism]
+    seeds = setting.seeds(BASE, mechanism)
+    return [
+        (
+            seen(full[seed], measurements, NAME, ("split", "rows")),
+            seen(heavy[seed], measurements, NAME, ("split", "k", "rows")),
+        )
+        for seed in seeds
+    ]
+
+
+def _point(setting: Setting, mechanism: str, measurements: Measurements, percent: str, found: Alike) -> Point:
+    full, heavy = setting.arms[BASE], setting.arms[mechanism]
+    seeds = setting.seeds(BASE, mechanism, usable=lambda record: record.id in found.runs)
+
+    def ratios(checkpoint: str) -> list[float]:
+        every = [_ratio(measurements, full[seed], heavy[seed], checkpoint, percent) for seed in seeds]
+        return [ratio for ratio in every if ratio is not None]
+
+    start, end = ratios(START), ratios(LAST)
+    return Point(
+        task=setting.task,
+        start=statistics.median(start) if start else None,
+        end=statistics.median(end) if end else None,
+        speed_up=gained(setting, BASE, mechanism),
+        start_seeds=len(start),
+        end_seeds=len(end),
+        left_out=found.left_out[setting.task],
+    )
+
+
+def _ratio(measurements: Measurements, full: Record, heavy: Record, checkpoint: str, percent: str) -> float | None:
+    """delta_heavy / delta_full at this checkpoint, None where either was not measured or nothing is dispersed."""
+    above = _value(measurements, heavy, checkpoint, "delta_heavy", percent)
+    below = _value(measurements, full, checkpoint, "delta_full", percent)
+    return None if above is None or not below else above / below
+
+
+def _value(measurements: Measurements, run: Record, checkpoint: str, name: str, percent: str) -> float | None:
+    return number(measurements.get(run.id, {}).get(NAME), "checkpoints", checkpoint, name, percent)

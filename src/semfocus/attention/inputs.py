@@ -1,0 +1,286 @@
+"""One call of `attend`, checked and brought into one form, which every backend takes.
+
+Shapes: `lead` = batch dimensions and heads, broadcast together; with grouped heads (..., Hkv, G).
+    q (*lead, Lq, D)    k (.., Lk, D)    v (.., Lk, Dv)    mask, bias (.., Lq or 1, Lk or 1)    lengths (.., 1, 1)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from semfocus.attention.mechanisms import Local, Mechanism
+from semfocus.attention.normalisers import Normaliser
+from semfocus.attention.positions import Places
+from semfocus.attention.seeding import draw_seed
+from semfocus.counter_rng import dropped
+from semfocus.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Queries, keys, values, what may be looked at, and how."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mechanism: Mechanism
+    normaliser: Normaliser
+    causal: bool = False
+    mask: Tensor | None = None  # bool, True = may be kept
+    bias: Tensor | None = None  # added to the scaled scores
+    lengths: Tensor | None = None  # keys from this one on are padding
+    scale: float = 1.0
+    dropout_p: float = 0.0
+    dropout_seed: Tensor | None = None
+    choice_seed: Tensor | None = None
+    straight_through: bool = False
+    first_query: int = 0  # when q holds only some of the queries: which one comes first, and of how many
+    total_queries: int | None = None
+    assume_finite: bool = False  # the caller vouches for v: no care for values that are not finite
+
+    @property
+    def lead(self) -> torch.Size:
+        """The batch dimensions and heads of the answer."""
+        return common_lead(self.q, self.k, self.v)
+
+    @property
+    def num_queries(self) -> int:
+        return self.q.shape[-2]
+
+    @property
+    def num_keys(self) -> int:
+        return self.k.shape[-2]
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Scores and weights are never narrower than float32: a half-precision score can overflow or tie falsely."""
+        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+
+    @property
+    def restricted(self) -> bool:
+        """Whether anything besides the mechanism takes keys away."""
+        return self.causal or not (self.mask is None and self.bias is None and self.lengths is None)
+
+    def places(self, first: int = 0, queries: int | None = None) -> Places:
+        count = self.num_queries if queries is None else queries
+        total = self.num_queries if self.total_queries is None else self.total_queries
+        return Places(count, self.num_keys, self.q.device, self.first_query + first, total)
+
+    def last(self, queries: int) -> Problem:
+        """The same problem for the last few queries alone."""
+        first = self.num_queries - queries
+        return replace(
+            self,
+            q=self.q[..., first:, :],
+            mask=rows_of(self.mask, first, queries),
+            bias=rows_of(self.bias, first, queries),
+            first_query=first,
+            total_queries=self.num_queries,
+        )
+
+    def valid(self, first: int = 0, queries: int | None = None) -> Tensor | None:
+        """What mask and lengths leave, for these queries; causality is the mechanism's to apply."""
+        valid = rows_of(self.mask, first, queries)
+        if self.lengths is not None:
+            inside = torch.arange(self.num_keys, device=self.q.device) < self.lengths
+            valid = inside if valid is None else valid & inside
+        return valid
+
+    def dropout(self, weights: Tensor, places: Places, columns: Tensor) -> Tensor:
+        """Drop weights and scale up the rest; `columns` are the keys they belong to, so that no backend differs."""
+        if self.dropout_seed is None:
+            return weights
+        rows = places.row_ids(self.lead, self.dropout_seed)
+        return dropped(weights, self.dropout_seed, rows, columns.to(torch.int32), self.dropout_p)
+
+
+def common_lead(q: Tensor, k: Tensor, v: Tensor) -> torch.Size:
+    """The batch dimensions and heads of the three, broadcast together."""
+    lead = q.shape[:-2]
+    if lead == k.shape[:-2] == v.shape[:-2]:  # torch.broadcast_shapes costs as much as a small attention
+        return lead
+    return torch.broadcast_shapes(lead, k.shape[:-2], v.shape[:-2])
+
+
+def rows_of(tensor: Tensor | None, first: int, queries: int | None) -> Tensor | None:
+    """The rows of a mask or bias that belong to these queries; a single row belongs to all."""
+    if tensor is None or queries is None or tensor.shape[-2] == 1:
+        return tensor
+    return tensor[..., first : first + queries, :]
+
+
+def pose(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: Mechanism,
+    *,
+    normaliser: Normaliser,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    generator: torch.Generator | None = None,
+    seed: Tensor | None = None,
+    enable_gqa: bool = False,
+    straight_through: bool = False,
+    assume_finite: bool = False,
+) -> Problem:
+    """Check the arguments of `attend` and put them into one form."""
+    _check_types(q, k, v)
+    q, k, v = _autocast(q), _autocast(k), _autocast(v)
+    _check_fit(q, k, v)
+    if not 0 <= dropout_p < 1:
+        raise UsageError(f"dropout_p = {dropout_p!r} must be at least 0 and below 1")
+    if causal and isinstance(mechanism, Local) and mechanism.globals:
+        raise UsageError(f"{mechanism} with causal=True: global tokens see and are seen by all; use one or the other")
+    if scale is not None and not math.isfinite(scale):
+        raise UsageError(f"scale = {scale!r} must be a finite number, or None for 1 / sqrt(D)")
+    _check_heads(q, k, v, enable_gqa)
+    problem = Problem(
+        q,
+        k,
+        v,
+        mechanism,
+        normaliser,
+        causal=causal,
+        scale=scale if scale is not None else 1 / math.sqrt(q.shape[-1]),
+        dropout_p=dropout_p,
+        dropout_seed=draw_seed(generator, q.device) if dropout_p and seed is None else None,
+        choice_seed=draw_seed(generator, q.device) if mechanism.draws and generator is not None else None,
+        straight_through=straight_through,
+        assume_finite=assume_finite,
+    )
+    lead = _lead_of_heads(q, k, v, enable_gqa)
+    if seed is not None:
+        problem = _with_seed(problem, seed, generator, lead)
+    if mask is not None:
+        problem = _with_mask(problem, mask, lead)
+    if lengths is not None:
+        problem = _with_lengths(problem, lengths, lead)
+    return _grouped(problem, (k.shape[-3], q.shape[-3] // k.shape[-3])) if enable_gqa else problem
+
+
+def _check_types(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, tensor in {"q": q, "k": k, "v": v}.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} has dtype {tensor.dtype}; attention needs a floating type, e.g. {name}.float()")
+        if tensor.dim() < 2:
+            raise UsageError(f"{name} has shape {tuple(tensor.shape)}; it must be (..., H, L, D)")
+
+
+def _check_fit(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, tensor in {"k": k, "v": v}.items():
+        for kind in ("device", "dtype"):
+            ours, theirs = getattr(q, kind), getattr(tensor, kind)
+            if ours != theirs:
+                raise UsageError(f"q and {name} differ in {kind}: {ours} and {theirs}; move or cast one of them")
+    if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
+        raise UsageError(
+            f"q and k must share a head width D >= 1; their last dimensions are {q.shape[-1]}, {k.shape[-1]}"
+        )
+    if k.shape[-2] != v.shape[-2]:
+        raise UsageError(f"k and v must have the same number of keys; they have {k.shape[-2]} and {v.shape[-2]}")
+
+
+def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if enable_gqa:
+        few = min(q.dim(), k.dim(), v.dim()) < 3
+        if few or k.shape[-3] != v.shape[-3] or not k.shape[-3] or q.shape[-3] % k.shape[-3]:
+            raise UsageError(f"enable_gqa: the heads of q must be a multiple of those of k and v; got {shapes}")
+        q, k, v = (tensor[..., :1, :, :] for tensor in (q, k, v))  # the rest must fit as without groups
+    try:
+        common_lead(q, k, v)
+    except RuntimeError:
+        hint = "; for grouped heads pass enable_gqa=True" if q.dim() > 2 and k.dim() > 2 else ""
+        raise UsageError(f"the batch dimensions of q, k and v do not fit together: {shapes}{hint}") from None
+
+
+def _autocast(tensor: Tensor) -> Tensor:
+    """Under autocast, cast as torch's own attention does: to the narrow type, float64 left alone."""
+    kind = tensor.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind) or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(kind))
+
+
+def _lead_of_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> torch.Size:
+    """Batch dimensions and query heads, as masks, lengths and seeds are given for them."""
+    if not enable_gqa:
+        return common_lead(q, k, v)
+    batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    return torch.Size((*batch, q.shape[-3]))
+
+
+def _with_seed(problem: Problem, seed: Tensor, generator: torch.Generator | None, lead: torch.Size) -> Problem:
+    if generator is not None:
+        raise UsageError("give seed or generator, not both: they are two ways to say where randomness comes from")
+    if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or not _broadcasts(seed.shape, lead):
+        found = f"{seed.dtype} {tuple(seed.shape)}" if isinstance(seed, Tensor) else repr(seed)
+        raise UsageError(f"seed = {found} must be an int64 tensor that broadcasts to {tuple(lead)}")
+    seed = seed[..., None, None]
+    # Two uses, two streams: a key must not be chosen by the bits that also decide whether it is dropped.
+    return replace(problem, dropout_seed=seed if problem.dropout_p else None, choice_seed=seed ^ 0x5DEECE66D)
+
+
+def _with_mask(problem: Problem, mask: Tensor, lead: torch.Size) -> Problem:
+    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"mask has dtype {kind}; it must be bool (True = keep) or floating (added to the scores)")
+    if mask.device != problem.q.device:
+        raise UsageError(f"q and mask differ in device: {problem.q.device} and {mask.device}; move one of them")
+    shape = (*lead, problem.num_queries, problem.num_keys)
+    if not _broadcasts(mask.shape, shape):
+        raise UsageError(f"mask has shape {tuple(mask.shape)}, which does not broadcast to {shape}")
+    mask = mask[(None,) * max(2 - mask.dim(), 0)]
+    if mask.dtype == torch.bool:
+        return replace(problem, mask=mask)
+    return replace(problem, bias=mask.to(problem.compute_dtype))
+
+
+def _with_lengths(problem: Problem, lengths: Tensor, lead: torch.Size) -> Problem:
+    if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise TypeError("lengths must be a tensor of whole numbers, one for each batch row")
+    if lengths.device != problem.q.device and lengths.dim():
+        raise UsageError(f"q and lengths differ in device: {problem.q.device} and {lengths.device}; move one of them")
+    if not _broadcasts(lengths.shape, lead[:-1]):
+        raise UsageError(f"lengths has shape {tuple(lengths.shape)}; the batch dimensions are {tuple(lead[:-1])}")
+    heads = (None,) if len(lead) else ()
+    return replace(problem, lengths=lengths.to(problem.q.device)[(..., *heads, None, None)])
+
+
+def _broadcasts(shape: torch.Size, target: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(size in (1, wanted) for size, wanted in pairs)
+
+
+def _grouped(problem: Problem, heads: tuple[int, int]) -> Problem:
+    """Grouped heads as two dimensions, (Hkv, G) for queries and (Hkv, 1) for keys: broadcasting does the rest."""
+
+    def split(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or tensor.dim() < 3:
+            return tensor
+        return tensor.unflatten(-3, heads if tensor.shape[-3] != 1 else (1, 1))
+
+    lengths = problem.lengths if problem.lengths is None else problem.lengths.unsqueeze(-3)
+    # A scalar seed numbers the rows by itself; one for each head is split as the heads are.
+    dropout_seed, choice_seed = split(problem.dropout_seed), split(problem.choice_seed)
+    return replace(
+        problem,
+        q=problem.q.unflatten(-3, heads),
+        k=problem.k.unsqueeze(-3),
+        v=problem.v.unsqueeze(-3),
+        mask=split(problem.mask),
+        bias=split(problem.bias),
+        lengths=lengths,
+        dropout_seed=dropout_seed,
+        choice_seed=choice_seed,
+    )

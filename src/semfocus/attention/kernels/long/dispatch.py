@@ -1,0 +1,263 @@
+"""Exact top-k attention over long rows, by Triton kernels: memory O(L k), and backward work O(L k).
+
+Forward: see `long_forward`. Saved for the backward pass are the indices (int32). Backward: see `long_backward`.
+Registered with torch.library, so that compile and CUDA graphs see one opaque operation.
+
+Shapes: q (B, H, G, Lq, D): G query heads share one key head; k (B, H, Lk, D); v (B, H, Lk, Dv).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+from torch import Tensor
+from triton import OutOfResources
+
+from semfocus import counter_rng
+from semfocus.attention.chunked import listed_info, ordered
+from semfocus.attention.info import AttentionInfo
+from semfocus.attention.inputs import Problem
+from semfocus.attention.kernels.long.backward import hub_parts, key_gradients, query_gradients
+from semfocus.attention.kernels.long.forward import best_groups, group_maxima, select_and_mix
+from semfocus.attention.kernels.products import precision
+from semfocus.attention.kernels.shared import dropout_threshold
+from semfocus.attention.kernels.short.configs import SMALLEST
+from semfocus.attention.mechanisms import TopK
+
+SCRATCH_BYTES = 2**29  # of group maxima held at once; queries beyond that wait for the next launch
+HUB, CHUNK = 1024, 256  # a key that more queries keep is summed in pieces of CHUNK
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the work is cut. Found by measuring on an H200 (docs/kernels.md); any choice gives the same answer."""
+
+    queries: int = 128  # BM of group_maxima
+    lanes: int = 64  # BN: groups in a stretch
+    group: int = 8  # G: keys in a group
+    maxima_warps: int = 8
+    maxima_stages: int = 4
+    group_rows: int = 32  # queries of a program of best_groups, one a thread
+    select_numbers: int = 1024  # numbers that one program of select_and_mix holds at once
+    select_warps: int = 1
+    gradient_numbers: int = 1024  # of keys, held by one warp of query_gradients
+    list_rows: int = 8  # U: queries of a list, summed at a time
+    list_warps: int = 1
+
+
+def tiles_for(keys: int, wide: bool) -> Tiles:
+    """The stored choice: groups grow with the row, so that finding the best of them stays a small part."""
+    group = 4 if keys <= 4096 else 8 if keys <= 32768 else 16 if keys <= 65536 else 32
+    if wide:  # float32 takes three products and twice the room
+        return Tiles(queries=64, group=group, maxima_warps=4, maxima_stages=2)
+    return Tiles(group=group)
+
+
+def shrinking(tiles: Tiles) -> Iterator[Tiles]:
+    """The tiles, and then ever smaller ones, for GPUs with less shared memory than the one they were found on."""
+    yield tiles
+    yield replace(tiles, maxima_stages=1)
+    while tiles.queries > SMALLEST:
+        tiles = replace(tiles, queries=tiles.queries // 2, maxima_warps=min(tiles.maxima_warps, 4), maxima_stages=1)
+        yield tiles
+
+
+def _power(number: int) -> int:
+    return triton.next_power_of_2(max(number, 1))
+
+
+@torch.library.custom_op("semfocus::long_topk", mutates_args=())
+def long_topk(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, lengths: Tensor | None, hashes: Tensor | None,
+    most: int, sinks: int, window: int, causal: bool, scale: float, dropout_p: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Output (B, H, G, Lq, Dv), kept keys (B, H, G, Lq, n) int32 in no particular order, log-sum-exp (B, H, G, Lq)."""
+    return launch_forward(q, k, v, mask, lengths, hashes, most, sinks, window, causal, scale, dropout_p)
+
+
+def launch_forward(q, k, v, mask, lengths, hashes, most, sinks, window, causal, scale, dropout_p, tiles=None):
+    """The three forward kernels, chunk after chunk of queries; on a smaller GPU with smaller tiles."""
+    given = (q, k, v, mask, lengths, hashes, most, sinks, window, causal, scale, dropout_p)
+    tiles = tiles or tiles_for(k.shape[-2], q.dtype == torch.float32)
+    with torch.cuda.device_of(q):
+        for attempt in shrinking(tiles):
+            try:
+                return _forward(*given, attempt)
+            except OutOfResources as error:
+                lacking = error
+    raise lacking
+
+
+def _forward(q, k, v, mask, lengths, hashes, most, sinks, window, causal, scale, dropout_p, tiles):
+    *lead, queries, width = q.shape
+    problems, keys, value_width = math.prod(lead), k.shape[-2], v.shape[-1]
+    out, indices, lse = _empty_results(q, k, v, most, sinks, window)
+    groups = triton.cdiv(keys, tiles.group)
+    chunk = max(tiles.queries, SCRATCH_BYTES // (4 * problems * groups) // tiles.queries * tiles.queries)
+    chunk = min(chunk, queries)
+    maxima = torch.empty(problems, groups, chunk, dtype=torch.float32, device=q.device)
+    leads = torch.empty(problems, triton.cdiv(groups, 8), chunk, dtype=torch.float32, device=q.device)
+    chosen = torch.empty(problems, chunk, most, dtype=torch.int32, device=q.device)
+    seen = q if mask is None else mask.expand(*lead, queries, keys)  # a pointer is wanted in any case
+    strides = (0,) * 5 if mask is None else seen.stride()
+    kp, np2 = _power(most), _power(most + sinks + window)
+    dc = min(_power(width), max(16, tiles.select_numbers // (kp * tiles.group)))
+    dvc = min(_power(value_width), max(16, tiles.select_numbers // np2))
+    rows = max(1, min(tiles.select_numbers // max(kp * tiles.group * dc, np2 * max(dc, dvc)), 16))
+    looks = {"CAUSAL": causal, "LENGTHS": lengths is not None}
+    flags = {"MASK": mask is not None, "FORCED": sinks + window > 0, **looks}
+    for first in range(0, queries, chunk):
+        here = min(chunk, queries - first)
+        group_maxima[(triton.cdiv(here, tiles.queries) * problems,)](
+            q, k, seen, lengths, maxima, leads, *strides, lead[1],
+            first, here, queries, keys, groups, sinks, window, lead[-1],
+            D=width, DP=max(16, _power(width)), BM=tiles.queries, BN=tiles.lanes, G=tiles.group,
+            PRECISION=precision(tf32=False), **flags,
+            num_warps=tiles.maxima_warps, num_stages=tiles.maxima_stages,
+        )  # fmt: skip
+        best_groups[(triton.cdiv(here, tiles.group_rows) * problems,)](
+            maxima, leads, lengths, chosen, first, here, queries, keys, groups, K=most, KP=kp, R=tiles.group_rows,
+            G=tiles.group, **looks, num_warps=tiles.group_rows // 32,
+        )  # fmt: skip
+        select_and_mix[(triton.cdiv(here, rows) * problems,)](
+            q, k, v, seen, lengths, hashes, chosen, out, indices, lse, *strides, lead[1],
+            first, here, queries, keys, sinks, window, lead[-1],
+            scale, dropout_threshold(dropout_p), 1 / (1 - dropout_p), K=most, KP=kp,
+            LIST=indices.shape[-1], NP=np2, D=width, DV=value_width, DC=dc, DVC=dvc, R=rows, G=tiles.group,
+            DROPOUT=hashes is not None, **flags, num_warps=tiles.select_warps,
+        )  # fmt: skip
+    return out, indices, lse
+
+
+@long_topk.register_fake
+def _(q, k, v, mask, lengths, hashes, most, sinks, window, causal, scale, dropout_p):
+    return _empty_results(q, k, v, most, sinks, window)
+
+
+def _empty_results(q: Tensor, k: Tensor, v: Tensor, most: int, sinks: int, window: int) -> tuple[Tensor, ...]:
+    rows = q.shape[:-1]
+    return (
+        q.new_empty(*rows, v.shape[-1]),
+        q.new_empty(*rows, most + sinks + window, dtype=torch.int32),
+        q.new_empty(rows, dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op("semfocus::long_topk_backward", mutates_args=())
+def long_topk_backward(
+    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, hashes: Tensor | None, indices: Tensor,
+    scale: float, dropout_p: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k and v over the kept pairs."""
+    return launch_backward(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p)
+
+
+def launch_backward(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p, tiles=None):
+    """By query, then by key after one stable sort of the pairs."""
+    with torch.cuda.device_of(q):
+        tiles = tiles or tiles_for(k.shape[-2], q.dtype == torch.float32)
+        return _backward(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p, tiles)
+
+
+def _backward(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p, tiles):
+    queries, width = q.shape[-2:]
+    keys, value_width, listed = k.shape[-2], v.shape[-1], indices.shape[-1]
+    rows, heads = q.shape[:-1].numel(), q.shape[2]
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    weights = torch.empty(indices.shape, dtype=torch.float32, device=q.device)
+    factors, owners = torch.empty_like(weights), torch.empty_like(indices)
+    total = k.shape[0] * k.shape[1] * keys
+    dp, dvp, np2 = _power(width), _power(value_width), _power(listed)
+    widths = {"LIST": listed, "D": width, "DP": dp, "DV": value_width, "DVP": dvp}
+    numbers = np2 * max(dp, dvp)  # of one query
+    r = max(1, min(tiles.gradient_numbers // numbers, 16))
+    warps = max(1, min(_power(numbers // tiles.gradient_numbers), 8))
+    query_gradients[(triton.cdiv(rows, r),)](
+        grad, grad_lse, q, k, v, hashes, indices, dq, weights, factors, owners, rows, queries, keys, total, heads,
+        scale, dropout_threshold(dropout_p), 1 / (1 - dropout_p), NP=np2, R=r, GRAD_LSE=grad_lse is not None,
+        DROPOUT=hashes is not None, **widths, num_warps=warps,
+    )  # fmt: skip
+    sorted_keys, order = owners.flatten().sort(stable=True)
+    offsets = torch.searchsorted(
+        sorted_keys, torch.arange(total + 1, device=q.device, dtype=torch.int32), out_int32=True
+    )
+    pairs = order.numel()
+    windows = triton.cdiv(pairs, CHUNK)
+    parts = torch.empty(windows, 2, dp + dvp, dtype=torch.float32, device=q.device)
+    lists = {"U": tiles.list_rows, "CHUNK": CHUNK, "HUB": HUB, "num_warps": tiles.list_warps, **widths}
+    hub_parts[(windows, 2)](
+        sorted_keys, order, offsets, weights, factors, q, grad, parts, pairs, total, **lists
+    )  # fmt: skip
+    key_gradients[(total,)](sorted_keys, order, offsets, weights, factors, q, grad, parts, dk, dv, **lists)
+    return dq, dk, dv
+
+
+@long_topk_backward.register_fake
+def _(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p):
+    return tuple(torch.empty_like(tensor) for tensor in (q, k, v))
+
+
+def _remember(ctx, inputs, output) -> None:
+    ctx.set_materialize_grads(False)
+    q, k, v, _, _, hashes, _, _, _, _, ctx.scale, ctx.dropout_p = inputs
+    ctx.save_for_backward(q, k, v, hashes, output[1])
+
+
+def _differentiate(ctx, grad, _grad_indices, grad_lse):
+    q, k, v, hashes, indices = ctx.saved_tensors
+    grad = q.new_zeros(*q.shape[:-1], v.shape[-1]) if grad is None else grad.contiguous()
+    grad_lse = None if grad_lse is None else grad_lse.contiguous()
+    grads = long_topk_backward(grad, grad_lse, q, k, v, hashes, indices, ctx.scale, ctx.dropout_p)
+    return *grads, *([None] * 9)
+
+
+long_topk.register_autograd(_differentiate, setup_context=_remember)
+
+
+def long(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
+    """Top-k attention of a problem that `long_refuses` does not refuse."""
+    lead, mechanism = problem.lead, problem.mechanism
+    if not isinstance(mechanism, TopK):
+        raise TypeError(f"{mechanism} is not top-k attention")
+    shape = _three(lead, shared=_shares_keys(problem))
+    q, k, v = (_as(tensor, (*lead, *tensor.shape[-2:]), shape) for tensor in (problem.q, problem.k, problem.v))
+    mask = None if problem.mask is None else _as(problem.mask, (*lead, *problem.mask.shape[-2:]), shape)
+    lengths = None
+    if problem.lengths is not None:
+        lengths = problem.lengths.clamp(0, problem.num_keys).expand(*lead, 1, 1).to(torch.int32).contiguous()
+    hashes = None
+    if problem.dropout_seed is not None:
+        rows = problem.places().row_ids(lead, problem.dropout_seed)
+        hashes = counter_rng.row_hash(problem.dropout_seed, rows).expand(*lead, problem.num_queries, 1).contiguous()
+    out, indices, lse = long_topk(
+        q.contiguous(), k[:, :, 0].contiguous(), v[:, :, 0].contiguous(), mask, lengths, hashes,
+        min(mechanism.k, problem.num_keys), mechanism.sinks, mechanism.window, problem.causal, problem.scale,
+        problem.dropout_p,
+    )  # fmt: skip
+    out = out.view(*lead, *out.shape[-2:])
+    if not want_info:
+        return out, None
+    indices = ordered(indices.view(*lead, *indices.shape[-2:]).long(), problem.num_keys)
+    return out, listed_info(problem, indices[..., : mechanism.most(problem.num_keys)], lse.view(*lead, -1))
+
+
+def _shares_keys(problem: Problem) -> bool:
+    """Whether the last of the leading dimensions are query heads that share one key head."""
+    return bool(problem.lead) and problem.k.shape[-3:-2] == problem.v.shape[-3:-2] == (1,)
+
+
+def _three(lead: torch.Size, shared: bool) -> tuple[int, int, int]:
+    """The leading dimensions as batch, key heads, query heads that share a key head."""
+    group = lead[-1] if shared else 1
+    rest = lead[:-1] if shared else lead
+    heads = rest[-1] if rest else 1
+    return math.prod(rest[:-1]), heads, group
+
+
+def _as(tensor: Tensor, whole: tuple[int, ...], shape: tuple[int, int, int]) -> Tensor:
+    """Expanded to the common leading dimensions, which become three."""
+    return tensor.expand(whole).reshape(*shape, *whole[-2:])

@@ -1,0 +1,123 @@
+"""Attention over rows of up to about a thousand positions, by Triton kernels: whole cohorts of small models at once.
+
+    out, info = short(problem, want_info)       where short_refuses(problem, want_info) is None
+
+Full, banded and block-local attention; top-k and bottom-k with up to 16 keys (64 in rows of up to 64). Products are
+those of float32 unless TF32 is allowed; the choice is exact on the scores that these give.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from semfocus.attention.chunked import listed_info, ordered
+from semfocus.attention.info import AttentionInfo
+from semfocus.attention.inputs import Problem
+from semfocus.attention.kernels.short.configs import LONGEST, MOST_LISTED, WIDEST
+from semfocus.attention.kernels.short.ops import plan, short_attention
+from semfocus.attention.mechanisms import Banded, BlockLocal, BottomK, Full, Selective, TopK
+from semfocus.attention.normalisers import Softmax
+from semfocus.attention.selection import transformed
+
+SERVED = (Full, Banded, BlockLocal, TopK, BottomK)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+OLDEST_TRITON = (3, 6)
+
+
+def short(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
+    """A problem that `short_refuses` does not refuse."""
+    lead, mechanism = problem.lead, problem.mechanism
+    out, kept, lse, _ = short_attention(
+        problem.q.expand(*lead, *problem.q.shape[-2:]),
+        problem.k,
+        problem.v,
+        problem.mask,
+        problem.lengths,
+        problem.dropout_seed,
+        str(mechanism),
+        problem.causal,
+        problem.scale,
+        problem.dropout_p,
+        not problem.assume_finite,
+        torch.backends.cuda.matmul.allow_tf32,
+    )
+    if not want_info:
+        return out, None
+    if plan(problem.num_queries, problem.num_keys, mechanism) == "whole":
+        indices = _from_bits(kept, problem.num_keys)
+    else:
+        indices = ordered(kept.transpose(-1, -2).long(), problem.num_keys)
+    return out, listed_info(problem, indices[..., : mechanism.most(problem.num_keys)], lse)
+
+
+def _from_bits(words: Tensor, keys: int) -> Tensor:
+    """(*lead, Lq, Lk): the kept keys of words (*lead, W, Lq) in increasing order, then -1."""
+    column = torch.arange(keys, device=words.device)
+    bits = words.transpose(-1, -2).index_select(-1, column // 32) >> (column % 32).to(torch.int32) & 1
+    return ordered(torch.where(bits != 0, column, -1), keys)
+
+
+def short_refuses(problem: Problem, want_info: bool = False) -> str | None:
+    """Why these kernels cannot serve a problem; None if they can."""
+    return _refuses_mechanism(problem, want_info) or _refuses_sizes(problem) or refuses_call(problem)
+
+
+def _refuses_mechanism(problem: Problem, want_info: bool) -> str | None:
+    mechanism = problem.mechanism
+    long = max(problem.num_queries, problem.num_keys)
+    if type(mechanism) not in SERVED:
+        return f"there is no kernel for {mechanism}"
+    if isinstance(mechanism, Selective):
+        if plan(problem.num_queries, problem.num_keys, mechanism) == "listed":
+            if min(mechanism.k, problem.num_keys) > MOST_LISTED:
+                return f"of rows of {long} it lists at most {MOST_LISTED} keys a query, not {mechanism.k}"
+            if isinstance(mechanism, TopK) and (mechanism.sinks or mechanism.window):
+                return f"in rows of {long} it lists keys by score alone, not the sinks or window of {mechanism}"
+    elif want_info:
+        return "it cannot tell what it kept by position (return_info)"
+    return None
+
+
+def _refuses_sizes(problem: Problem) -> str | None:
+    if max(problem.num_queries, problem.num_keys) > LONGEST:
+        return f"rows are at most {LONGEST} long, not {max(problem.num_queries, problem.num_keys)}"
+    width = max(problem.q.shape[-1], problem.v.shape[-1])
+    return f"heads are at most {WIDEST} wide, not {width}" if width > WIDEST else None
+
+
+def refuses_call(problem: Problem) -> str | None:
+    """What no kernel does, whatever the sizes."""
+    if not isinstance(problem.normaliser, Softmax):
+        return f"it computes softmax only, not {problem.normaliser.name}"
+    if problem.straight_through:
+        return "straight_through needs the weights of dropped keys"
+    if problem.bias is not None:
+        return "a float mask is left to the dense backend"
+    if transformed():
+        return "torch.func needs plain tensor operations"
+    if problem.q.dtype not in DTYPES:
+        return f"it computes float32, float16 and bfloat16, not {problem.q.dtype}"
+    if 0 in (problem.num_keys, problem.num_queries, problem.lead.numel(), problem.v.shape[-1]):
+        return "there is nothing to compute"
+    return refuses_device(problem.q.device)
+
+
+@torch.compiler.assume_constant_result
+def refuses_device(device: torch.device) -> str | None:
+    """Why no kernel runs there: Triton is missing or too old, or the device is, or is none that it knows."""
+    try:
+        import triton
+    except ImportError as missing:
+        return f"Triton is not to be had ({missing}); install the extra semfocus[gpu]"
+    if tuple(map(int, triton.__version__.split(".")[:2])) < OLDEST_TRITON:
+        oldest = ".".join(map(str, OLDEST_TRITON))
+        return f"its kernels need Triton {oldest} or newer, not {triton.__version__}; install the extra semfocus[gpu]"
+    from semfocus.attention.kernels.shared import INTERPRETED
+
+    if INTERPRETED.value:
+        return None if device.type in ("cpu", "cuda") else f"Triton's interpreter does not reach {device.type}"
+    if device.type != "cuda":
+        return f"its kernels run on CUDA devices, not on {device.type} (with TRITON_INTERPRET=1, slowly, anywhere)"
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= 8 else f"its products need compute capability 8.0, not {major}.{minor}"

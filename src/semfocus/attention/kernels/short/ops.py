@@ -1,0 +1,148 @@
+"""The short kernels as operations that torch knows: fake results, gradients, opaque to compile and CUDA graphs.
+
+    out, kept, lse, saved = short_attention(q, k, v, mask, lengths, dropout_seed, "topk:5", ...)
+
+Which kernels run follows from sizes and mechanism: `plan`. Nothing here waits for the device or makes tensors on the
+host. Triton is imported when the first kernel is launched.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from semfocus.attention.inputs import common_lead
+from semfocus.attention.kernels.short.arguments import alike
+from semfocus.attention.kernels.short.configs import WHOLE
+from semfocus.attention.mechanisms import Mechanism, Selective, parse_mechanism
+
+
+def plan(queries: int, keys: int, mechanism: Mechanism) -> str:
+    """Which kernels: whole (short rows), listed (long rows, keys chosen by score) or tiled (long rows, by position)."""
+    if max(queries, keys) <= WHOLE:
+        return "whole"
+    return "listed" if isinstance(mechanism, Selective) else "tiled"
+
+
+@torch.library.custom_op("semfocus::short_attention", mutates_args=())
+def short_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    dropout_seed: Tensor | None,
+    mechanism: str,
+    causal: bool,
+    scale: float,
+    dropout_p: float,
+    careful: bool,
+    tf32: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output, what was kept, log-sum-exp (*lead, Lq) and what else to remember; q has all the leading dimensions.
+
+    whole     kept (*lead, words, Lq) int32: a bit for each key
+    listed    kept (*lead, k, Lq) int32: indices, lowest first, -1 for none; saved: their weights before dropout
+    tiled     saved (*lead, 2, Lq): the largest score, and one over the sum of exp(score - largest)
+    Empty where there is nothing to remember. Gradients are those of output and log-sum-exp.
+    """
+    from semfocus.attention.kernels.short.dispatch import launch
+
+    results = empty_results(q, k, v, parse_mechanism(mechanism))
+    call = launch.Call(q, k, v, mask, lengths, dropout_seed, parse_mechanism(mechanism), causal, scale, dropout_p, tf32)
+    call.forward(*results, careful)
+    return results
+
+
+@short_attention.register_fake
+def _(q, k, v, mask, lengths, dropout_seed, mechanism, causal, scale, dropout_p, careful, tf32):
+    return empty_results(q, k, v, parse_mechanism(mechanism))
+
+
+def empty_results(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Room for what `short_attention` returns; the output of another type than q, if asked for."""
+    lead, queries, keys = q.shape[:-2], q.shape[-2], k.shape[-2]
+    kind = plan(queries, keys, mechanism)
+    kept, saved = [0], [*lead, 2, queries] if kind == "tiled" else [0]
+    if isinstance(mechanism, Selective):
+        entries = -(-keys // 32) if kind == "whole" else min(mechanism.k, keys)
+        kept = [*lead, entries, queries]
+        saved = kept if kind == "listed" else saved
+    return (
+        alike(q, [*lead, queries, v.shape[-1]], dtype),
+        q.new_empty(kept, dtype=torch.int32),
+        q.new_empty([*lead, queries], dtype=torch.float32),
+        q.new_empty(saved, dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op("semfocus::short_attention_backward", mutates_args=())
+def short_attention_backward(
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    dropout_seed: Tensor | None,
+    out: Tensor,
+    kept: Tensor,
+    saved: Tensor,
+    mechanism: str,
+    causal: bool,
+    scale: float,
+    dropout_p: float,
+    tf32: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v for the kept pairs."""
+    from semfocus.attention.kernels.short.dispatch import launch
+
+    call = launch.Call(q, k, v, mask, lengths, dropout_seed, parse_mechanism(mechanism), causal, scale, dropout_p, tf32)
+    lead = common_lead(q, k, v)
+    # A key that several heads share: each head's part in float32, then their sum, in an order that does not vary.
+    parts = [
+        alike(tensor, tensor.shape)
+        if tensor.shape[:-2] == lead
+        else tensor.new_empty([*lead, *tensor.shape[-2:]], dtype=torch.float32)
+        for tensor in (q, k, v)
+    ]
+    call.backward(grad, grad_lse, out, kept, saved, *parts)
+    dq, dk, dv = (
+        part if part.shape == tensor.shape else part.sum_to_size(tensor.shape).to(tensor.dtype)
+        for part, tensor in zip(parts, (q, k, v), strict=True)
+    )
+    return dq, dk, dv
+
+
+@short_attention_backward.register_fake
+def _(
+    grad, grad_lse, q, k, v, mask, lengths, dropout_seed, out, kept, saved, mechanism, causal, scale, dropout_p, tf32
+):
+    lead = common_lead(q, k, v)
+    dq, dk, dv = (
+        alike(tensor, tensor.shape) if tensor.shape[:-2] == lead else tensor.new_empty(tensor.shape)
+        for tensor in (q, k, v)
+    )
+    return dq, dk, dv
+
+
+def _remember(ctx, inputs, output) -> None:
+    ctx.set_materialize_grads(False)
+    q, k, v, mask, lengths, dropout_seed, ctx.mechanism, ctx.causal, ctx.scale, ctx.dropout_p, _, ctx.tf32 = inputs
+    out, kept, _, saved = output
+    ctx.save_for_backward(q, k, v, mask, lengths, dropout_seed, out, kept, saved)
+
+
+def _differentiate(ctx, grad, _grad_kept, grad_lse, _grad_saved):
+    saved = ctx.saved_tensors
+    grad = torch.zeros_like(saved[6]) if grad is None else grad
+    grads = short_attention_backward(
+        grad, grad_lse, *saved, ctx.mechanism, ctx.causal, ctx.scale, ctx.dropout_p, ctx.tf32
+    )
+    return *grads, *([None] * 9)
+
+
+short_attention.register_autograd(_differentiate, setup_context=_remember)

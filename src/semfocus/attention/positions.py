@@ -1,0 +1,89 @@
+"""Where queries and keys stand, and the masks that follow from positions alone.
+
+Shapes: Q queries looked at, K keys.  p = i + K - total: the last query stands at the last key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semfocus.counter_rng import row_ids
+
+
+@dataclass(frozen=True)
+class Places:
+    """The queries `first` .. `first + queries - 1` of `total`, and all `keys`."""
+
+    queries: int
+    keys: int
+    device: torch.device
+    first: int
+    total: int
+
+    @staticmethod
+    def of(scores: Tensor) -> Places:
+        """All the queries of a (..., Lq, Lk) tensor."""
+        return Places(scores.shape[-2], scores.shape[-1], scores.device, 0, scores.shape[-2])
+
+    @property
+    def position(self) -> Tensor:
+        """(Q, 1) the position of each query among the keys; negative when there are more queries than keys."""
+        start = self.first + self.keys - self.total
+        return torch.arange(start, start + self.queries, device=self.device).unsqueeze(-1)
+
+    @property
+    def key(self) -> Tensor:
+        """(1, K) the position of each key."""
+        return torch.arange(self.keys, device=self.device).unsqueeze(0)
+
+    def row_ids(self, lead: torch.Size, seed: Tensor) -> Tensor:
+        """(*lead, Q, 1): one number for each query of each batch row and head that share a seed.
+
+        A seed of its own along a dimension means that rows are numbered anew there.
+        """
+        offset = seed.dim() - 2 - len(lead)  # a seed has the dimensions of the scores, aligned at the right
+        owns = [i + offset >= 0 and seed.shape[i + offset] > 1 for i in range(len(lead))]
+        shared = tuple(1 if own else size for own, size in zip(owns, lead, strict=True))
+        return row_ids(shared, self.queries, self.device, self.first, self.total)
+
+    def past(self) -> Tensor:
+        """(Q, K): keys at or before the query."""
+        return self.key <= self.position
+
+    def window_start(self, width: int, num_globals: int, causal: bool) -> Tensor:
+        """(Q, 1): the first key of each query's window."""
+        if causal:
+            return self.position - (width - 1)
+        last = max(self.keys - num_globals - width, 0)
+        return (self.position - (width - 1) // 2).clamp(0, last)
+
+    def window(self, width: int, num_globals: int, causal: bool) -> Tensor:
+        """(Q, K): the `width` keys around the query, moved inward at the borders of the keys that are not global."""
+        start = self.window_start(width, num_globals, causal)
+        return (self.key >= start) & (self.key < start + width) & (self.key < self.keys - num_globals)
+
+    def block(self, width: int) -> Tensor:
+        """(Q, K): keys in the query's aligned block."""
+        return self.key // width == self.position // width
+
+    def run(self, start: Tensor, width: int, num_globals: int) -> Tensor:
+        """(Q, width + num_globals): `width` keys from `start` on that are not global, then those that are; -1: none."""
+        border = self.keys - num_globals
+        own = start + torch.arange(width, device=self.device)
+        own = torch.where((own >= 0) & (own < border), own, -1)
+        shared = torch.arange(max(border, 0), self.keys, device=self.device).expand(self.queries, -1)
+        return torch.cat([own, shared], dim=-1)
+
+    def touches_global(self, num_globals: int) -> Tensor:
+        """(Q, K): pairs of which one side is among the last `num_globals`."""
+        border = self.keys - num_globals
+        return (self.key >= border) | (self.position >= border)
+
+    def allowed(self, pattern: Tensor, valid: Tensor | None, causal: bool) -> Tensor:
+        """What `valid` and, if asked, causality leave of a pattern."""
+        if valid is not None:
+            pattern = pattern & valid
+        return pattern & self.past() if causal else pattern

@@ -1,0 +1,246 @@
+"""Cohorts side by side on this machine, each in a process of its own: small models gain little from more threads.
+
+    outcomes = train(configs, "runs", Runtime(jobs=4))
+
+A process trains one cohort, tells its progress through a pipe, and ends. It holds the locks of its runs and saves as
+ever, so that nothing depends on this process: should that die, the others notice, save and stop. A cohort whose
+process is killed goes on from its checkpoint, once, when all others are through and it has the machine to itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from semfocus import errors
+from semfocus.config import RunConfig
+from semfocus.errors import Locked, SemfocusError
+from semfocus.training import session
+from semfocus.training.runtime import Runtime
+from semfocus.training.session import Job, RunOutcome
+from semfocus.training.signals import Interrupted, Interruption, listening
+from semfocus.training.trainer import Progress, Watcher
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt
+GLANCE = 0.2  # seconds between two looks at whether a signal has come
+
+
+class LostProcess(UserWarning):
+    """A process that ended without a word; its cohort is tried once more."""
+
+
+def train(
+    configs: Sequence[RunConfig],
+    out: Path | str | None = None,
+    runtime: Runtime = Runtime(),
+    watcher: Watcher = lambda progress: None,
+) -> list[RunOutcome]:
+    """Train these runs, `runtime.jobs` cohorts at a time, and return how each stands, in the same order.
+
+    Interrupted: all save, then it raises Interrupted. More than one job starts fresh processes, which import the
+    main module: in a script, call this below `if __name__ == "__main__":`.
+    """
+    jobs, groups = session.prepare(configs, out, runtime)
+    at_once = min(runtime.num_jobs(), len(groups))
+    if at_once < 2:
+        failed = session.train_in_turn(groups, runtime, watcher)
+    else:
+        failed = _Crew(groups, at_once, runtime, watcher).run()
+    return session.outcomes(jobs, failed)
+
+
+@dataclass(frozen=True)
+class _Worker:
+    group: list[Job]
+    process: BaseProcess
+    pipe: Connection
+    again: bool  # whether an earlier one was lost
+
+
+class _Crew:
+    """The processes at work, and what waits for one."""
+
+    def __init__(self, groups: Sequence[list[Job]], at_once: int, runtime: Runtime, watcher: Watcher) -> None:
+        self.waiting, self.lost = deque(groups), deque[list[Job]]()
+        self.at_once, self.runtime, self.watcher = at_once, runtime, watcher
+        self.threads = max(1, runtime.num_threads() // at_once)
+        self.workers: list[_Worker] = []
+        self.failed: list[str] = []
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["semfocus.training.session"])  # torch is imported once for all
+
+    def run(self) -> list[str]:
+        """Train every cohort; the ids of runs that cannot be trained here."""
+        with listening() as interruption:
+            try:
+                while (self.waiting or self.lost or self.workers) and not interruption.signal:
+                    self._start()
+                    self._listen(interruption)
+            finally:
+                self._stop()
+            if interruption.signal:
+                raise Interrupted(interruption.signal)
+        return self.failed
+
+    def _start(self) -> None:
+        while self.waiting and len(self.workers) < self.at_once:
+            self._employ(self.waiting.popleft(), again=False)
+        if self.lost and not self.workers:
+            self._employ(self.lost.popleft(), again=True)
+
+    def _employ(self, group: list[Job], again: bool) -> None:
+        runtime = self.runtime.as_before(group[0].run.status())
+        runtime = replace(runtime, threads=runtime.threads or self.threads, jobs=1)
+        here, there = self.context.Pipe(duplex=False)
+        configs, root = [job.config for job in group], group[0].run.path.parent
+        process = self.context.Process(target=_work, args=(there, configs, root, runtime), daemon=True)
+        process.start()
+        there.close()  # now the worker alone has it, and its end is the pipe's end
+        self.workers.append(_Worker(group, process, here, again))
+
+    def _listen(self, interruption: Interruption) -> None:
+        """Hear what there is to hear, for a moment."""
+        for pipe in wait([worker.pipe for worker in self.workers], timeout=GLANCE):
+            worker = next(worker for worker in self.workers if worker.pipe is pipe)
+            try:
+                message = worker.pipe.recv()
+            except (EOFError, OSError):
+                self._dismiss(worker)
+                self._lose(worker)
+                continue
+            if isinstance(message, Progress):
+                self.watcher(message)
+                continue
+            self._dismiss(worker)
+            if isinstance(message, _Raised):
+                raise message.rebuilt()
+            if isinstance(message, _Stopped):
+                interruption.signal = message.signal
+            else:
+                self.failed += message
+
+    def _dismiss(self, worker: _Worker) -> None:
+        worker.process.join()
+        worker.pipe.close()
+        self.workers.remove(worker)
+
+    def _lose(self, worker: _Worker) -> None:
+        ids = ", ".join(job.run.id for job in worker.group)
+        how = _how(worker.process.exitcode)
+        if worker.again:
+            self.failed += _record(worker.group, f"its process {how}, twice; out of memory?")
+            return
+        warnings.warn(
+            f"the process that trained {ids} {how}; they go on from their checkpoint when the others are through",
+            LostProcess,
+            stacklevel=4,
+        )
+        self.lost.append(worker.group)
+
+    def _stop(self) -> None:
+        """Ask those still at work to save and end, and wait until they have; in a hurry, just end them."""
+        try:
+            for worker in self.workers:
+                worker.process.terminate()
+            while self.workers:
+                for pipe in wait([worker.pipe for worker in self.workers]):
+                    worker = next(worker for worker in self.workers if worker.pipe is pipe)
+                    try:
+                        worker.pipe.recv()  # or it would wait for somebody to listen
+                    except (EOFError, OSError):
+                        self._dismiss(worker)
+        except KeyboardInterrupt:
+            for worker in self.workers:
+                worker.process.kill()
+            raise
+
+
+@dataclass(frozen=True)
+class _Stopped:
+    """A worker's last word: it was asked to stop, by this signal, and has saved."""
+
+    signal: int
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """A worker's last word: an error, as texts, since not every error survives being sent."""
+
+    kind: str
+    text: str
+    trace: str
+
+    def rebuilt(self) -> Exception:
+        """The same error if it is one of ours, else one that shows where it came from."""
+        kind = getattr(errors, self.kind, None)
+        if not (isinstance(kind, type) and issubclass(kind, SemfocusError)):
+            return RuntimeError(f"in a process of its own: {self.kind}: {self.text}\n{self.trace}")
+        error = kind.__new__(kind, self.text)
+        error.args = (self.text,)
+        return error
+
+
+def _work(pipe: Connection, configs: list[RunConfig], root: Path, runtime: Runtime) -> None:
+    """What a worker does: train one cohort, tell how it goes, then how it ended."""
+
+    def watcher(progress: Progress) -> None:
+        try:
+            pipe.send(progress)
+        except OSError:  # nobody is there any more: save, and stop
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    keep_memory()
+    last: Any
+    try:
+        outcomes = session.train(configs, root, runtime, watcher)
+        last = [outcome.run.id for outcome in outcomes if outcome.state == "failed"]
+    except Interrupted as error:
+        last = _Stopped(error.exit_code - 128)
+    except KeyboardInterrupt:
+        last = _Stopped(signal.SIGINT)
+    except Exception as error:
+        last = _Raised(type(error).__name__, str(error), traceback.format_exc())
+    with suppress(OSError):
+        pipe.send(last)
+
+
+def keep_memory() -> None:
+    """Let malloc use freed memory again instead of giving it back: to get it anew takes a fifth of an evaluation.
+
+    The process ends with its cohort, and its memory with it. Only glibc knows how.
+    """
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        for option, size in ((MMAP_THRESHOLD, 2**25), (TRIM_THRESHOLD, 2**30)):
+            libc.mallopt(option, size)
+
+
+def _how(exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        return f"was killed by {signal.Signals(-exitcode).name}"
+    return f"ended with exit code {exitcode}"
+
+
+def _record(group: Sequence[Job], reason: str) -> list[str]:
+    """Write down why these runs failed; the ids of those that had not ended."""
+    found = []
+    with ExitStack() as locks:
+        for job in group:
+            with suppress(Locked):
+                writer = locks.enter_context(job.run.lock())
+                if (writer.status() or {}).get("state") not in session.ENDED:
+                    session.note_failure(writer, reason)
+                    found.append(job.run.id)
+    return found

@@ -1,0 +1,99 @@
+"""A trained model with the rows on which its loss is looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from semfocus.config import RunConfig
+from semfocus.errors import Diverged, UsageError
+from semfocus.spec import Spec
+from semfocus.store import RunDirectory, RunStore
+from semfocus.tasks import Task
+from semfocus.training import data
+from semfocus.training.data import Rows
+from semfocus.training.loading import SIZES, config_of, load
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What shapes the model, one or more values of its parameters (E, P), and rows that all of them share."""
+
+    spec: Spec
+    parameters: Tensor
+    rows: Rows  # with a member axis of 1
+    steps: tuple[int, ...]  # the training step of each value
+    steps_per_epoch: int
+
+    @property
+    def epochs(self) -> list[float]:
+        return [step / self.steps_per_epoch for step in self.steps]
+
+    def first(self, count: int) -> Subject:
+        """The same with at most so many rows."""
+        return replace(self, rows=cut(self.rows, 0, count))
+
+
+def cut(rows: Rows, first: int, last: int) -> Rows:
+    """Some consecutive rows."""
+    filled = None if rows.filled is None else rows.filled[:, first:last]
+    return Rows(rows.tokens[:, first:last], filled, rows.labels[:, first:last])
+
+
+def find_run(run: str | Path | RunDirectory, out: Path | str | None = None) -> RunDirectory:
+    """A run by its path or the beginning of its id; one that diverged has no trained model to look at."""
+    found = run if isinstance(run, RunDirectory) else RunStore(out).find(str(run))
+    status = found.status() or {}
+    if status.get("state") == "diverged":
+        raise Diverged(
+            f"run {found.id} diverged at step {status.get('step')} (loss or gradient not finite): there is no trained "
+            "model to look around; choose another run, or train it again with a smaller training.lr"
+        )
+    return found
+
+
+def open_subject(
+    run: str | Path | RunDirectory,
+    *,
+    steps: tuple[int, ...] | None = None,
+    device: torch.device | str = "cpu",
+    out: Path | str | None = None,
+) -> Subject:
+    """The run's model at its newest checkpoint, or at those of `steps`, and its training rows."""
+    found = find_run(run, out)
+    config = config_of(found)
+    task = config.task.build()
+    _check_data(found, config, task)
+    steps = steps or (_newest(found),)
+    models = [load(found, step) for step in steps]
+    batch, _ = data.load(config, task)
+    count = len(batch.labels) - config.training.drop_one_row
+    per_epoch = -(-count // config.training.batch_size)
+    rows = cut(data.stack([batch], models[0].spec, torch.device(device)), 0, count)
+    parameters = torch.stack([model.row() for model in models]).to(device)
+    if not bool(parameters.isfinite().all()):
+        raise Diverged(f"run {found.id} has parameters that are not finite; there is no loss to measure around them")
+    return Subject(models[0].spec, parameters, rows, steps, per_epoch)
+
+
+def _newest(run: RunDirectory) -> int:
+    checkpoint = run.load_checkpoint()
+    if checkpoint is None:
+        raise UsageError(f"run {run.id} has no checkpoint yet; train it first")
+    return checkpoint.step
+
+
+def _check_data(run: RunDirectory, config: RunConfig, task: Task) -> None:
+    config.check(task)
+    fields = run.config()
+    if fields.get("data") != task.fingerprint():
+        raise UsageError(
+            f"run {run.id} was trained on other data than {config.task.name} gives now; "
+            "put the file back as it was, or train again"
+        )
+    sizes = {name: getattr(task, name) for name in SIZES}
+    if fields.get("sizes") != sizes:
+        raise UsageError(f"run {run.id} has a model for {fields.get('sizes')}, but its task gives rows of {sizes}")

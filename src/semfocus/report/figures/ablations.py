@@ -1,0 +1,76 @@
+"""One setting varied at a time: which groups of a task differ from its usual settings in just one thing.
+
+A task's base is the group that most others are one step away from. An optimiser comes with its own rate and decay,
+so that a change of all three is one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from semfocus.analysis.groups import Group, Settings, differing, setting_text, setting_words
+
+_OPTIMISER = {"training.optimizer", "training.lr", "training.decay"}
+
+
+@dataclass(frozen=True, eq=False)
+class Ablation:
+    """A task under several values of one setting, the base among them."""
+
+    task: str
+    setting: str  # dotted
+    columns: list[tuple[str, Group]]  # the value in words, and its runs
+
+    @property
+    def title(self) -> str:
+        return f"{self.task}, {setting_words(self.setting)}"
+
+    @property
+    def mechanisms(self) -> list[str]:
+        """Those that every column has."""
+        return [m for m in self.columns[0][1].mechanisms if all(m in group.mechanisms for _, group in self.columns)]
+
+
+def ablations(groups: Sequence[Group]) -> list[Ablation]:
+    """Every setting that was varied alone, task by task."""
+    found = []
+    for task in dict.fromkeys(group.task for group in groups):
+        own = [group for group in groups if group.task == task]
+        base = base_group(own)
+        by_setting: dict[str, list[Group]] = {}
+        for group in own:
+            setting = _step(base.settings, group.settings)
+            if setting is not None:
+                by_setting.setdefault(setting, []).append(group)
+        for setting, varied in by_setting.items():
+            shown = [group for group in own if group is base or group in varied]  # in the order of their values
+            found.append(Ablation(task, setting, [(_value(setting, group.settings), group) for group in shown]))
+    return found
+
+
+def main_groups(groups: Sequence[Group]) -> list[Group]:
+    """The groups that are no step of an ablation: those a figure of all tasks shows."""
+    bases = {id(base_group([other for other in groups if other.task == group.task])) for group in groups}
+    shown = {id(group) for found in ablations(groups) for _, group in found.columns}
+    return [group for group in groups if id(group) in bases or id(group) not in shown]
+
+
+def base_group(groups: Sequence[Group]) -> Group:
+    """The group that most others are one step away from; the first of several."""
+    return max(groups, key=lambda base: sum(_step(base.settings, group.settings) is not None for group in groups))
+
+
+def _step(base: Settings, other: Settings) -> str | None:
+    """The one thing in which two settings differ; None when they differ in nothing or in more."""
+    names = set(differing([base, other]))
+    if len(names) == 1:
+        return names.pop()
+    return "training.optimizer" if "training.optimizer" in names and names <= _OPTIMISER else None
+
+
+def _value(setting: str, settings: Settings) -> str:
+    text = setting_text(setting, settings.get(setting))
+    if setting == "training.optimizer":
+        return f"{settings.get(setting)}, {setting_text('training.lr', settings.get('training.lr'))}"
+    return text

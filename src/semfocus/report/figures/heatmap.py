@@ -1,0 +1,117 @@
+"""Tasks by mechanisms: the speed-up over full attention with its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semfocus.analysis.comparison import BASE, Arm
+from semfocus.analysis.groups import Group, base_first
+from semfocus.analysis.multiple import ALPHA
+from semfocus.report.figures.drawing import FORMATS, caption, drawing, save
+from semfocus.report.figures.style import PAPERS, Theme
+from semfocus.report.terminal.tables import interval_text, signed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SLOWER, FASTER = "#a6611a", "#0d8577"  # brown and teal: apart to every kind of colour vision
+FULL_INK = 3.0  # doublings at which the colour is strongest: 8x
+Colour = tuple[float, float, float]
+
+
+def speed_cells(groups: Sequence[Group]) -> tuple[list[str], list[list[Arm | None]]]:
+    """The mechanisms that are compared with full attention anywhere, and each group's arm for each."""
+    mechanisms = [name for name in base_first(m for group in groups for m in group.mechanisms) if name != BASE]
+    rows = []
+    for group in groups:
+        arms = {arm.mechanism: arm for arm in group.comparison.arms}
+        rows.append([arms.get(name) for name in mechanisms])
+    return mechanisms, rows
+
+
+def strength(value: float | None) -> float:
+    """Where a speed-up stands between slowest (-1) and fastest (1) ink; 0 is as fast as full attention."""
+    return 0.0 if value is None or value <= 0 else max(-1.0, min(math.log2(value) / FULL_INK, 1.0))
+
+
+def cell_texts(arm: Arm) -> tuple[str, str]:
+    """What a cell says, large and small: `5.2x` and `4.1 to 6.6`; `never` and `0.7x or less`."""
+    ratio = arm.speed_up.ratio if arm.speed_up is not None else None
+    if ratio is None or ratio.value is None:
+        return ("never", "nor does full") if len(arm.times) else ("", "")
+    if ratio.sign == "<=":
+        return "never", f"{ratio.value:.2g}x or less"
+    return signed(ratio), interval_text(arm)
+
+
+def draw_heatmap(
+    groups: Sequence[Group], stem: Path, *, formats: Sequence[str] = FORMATS, theme: Theme = "light"
+) -> list[Path]:
+    """Write the heat map; bold: beyond chance after Holm within the row."""
+    from matplotlib.figure import Figure
+
+    mechanisms, rows = speed_cells(groups)
+    longest = max(len(group.name) for group in groups)
+    width = 0.075 * min(longest, 44) + 1.25 * len(mechanisms) + 0.6
+    with drawing(theme):
+        figure = Figure(figsize=(max(width, 5.2), 1.0 + 0.62 * len(groups)), layout="constrained")
+        panel = figure.subplots()
+        for row, arms in enumerate(rows):
+            for column, arm in enumerate(arms):
+                _cell(panel, column, row, arm, theme)
+        panel.set_xlim(-0.5, len(mechanisms) - 0.5)
+        panel.set_ylim(len(groups) - 0.5, -0.5)
+        panel.set_xticks(range(len(mechanisms)), mechanisms)
+        panel.set_yticks(range(len(groups)), [_short(group.name) for group in groups])
+        panel.tick_params(length=0, labelcolor=PAPERS[theme].ink, top=False, labeltop=True, labelbottom=False)
+        panel.grid(visible=False)
+        for spine in panel.spines.values():
+            spine.set_visible(False)
+        caption(
+            figure,
+            "Times fewer epochs to 95 % training accuracy than full attention, 95 % interval; bold: beyond chance",
+        )
+        return save(figure, stem, formats)
+
+
+def _cell(panel: Axes, column: int, row: int, arm: Arm | None, theme: Theme) -> None:
+    from matplotlib.patches import Rectangle
+
+    paper = PAPERS[theme]
+    if arm is None or arm.speed_up is None:
+        return
+    amount = strength(arm.speed_up.ratio.value)
+    fill = _mix(paper.ground, FASTER if amount > 0 else SLOWER, 0.08 + 0.8 * abs(amount))
+    panel.add_patch(Rectangle((column - 0.48, row - 0.46), 0.96, 0.92, facecolor=fill, edgecolor="none"))
+    ink = paper.ink if _light(fill) == (theme == "light") else PAPERS["dark" if theme == "light" else "light"].ink
+    bold = arm.p is not None and arm.p <= ALPHA
+    large, small = cell_texts(arm)
+    panel.text(
+        column, row - (0.13 if small else 0), large, ha="center", va="center", color=ink,
+        fontsize=10, fontweight="bold" if bold else "normal",
+    )  # fmt: skip
+    panel.text(column, row + 0.22, small, ha="center", va="center", color=ink, fontsize=7)
+
+
+def _mix(ground: str, colour: str, share: float) -> Colour:
+    from matplotlib.colors import to_rgb
+
+    low, high = to_rgb(ground), to_rgb(colour)
+    return (
+        low[0] + share * (high[0] - low[0]),
+        low[1] + share * (high[1] - low[1]),
+        low[2] + share * (high[2] - low[2]),
+    )
+
+
+def _light(colour: Colour) -> bool:
+    """Whether dark ink reads better on it."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.22
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 44 else name[:43] + "…"

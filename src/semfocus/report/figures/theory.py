@@ -1,0 +1,215 @@
+"""Figures of the theory: where the paper's conditions hold (its figures 21 and 22), and how loose each bound is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from semfocus.report.figures.drawing import FORMATS, drawing, legend, save
+from semfocus.report.figures.scales import logarithmic
+from semfocus.report.figures.style import PAPERS, Look, Theme, look
+from semfocus.theory.looseness import ATTENTION_FORMS, SOFTMAX_FORMS, AttentionRow, SoftmaxRow
+from semfocus.theory.regions import Region, region
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DISPERSIONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+SINK_RATIOS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+REFUTED = {"light": "#c0392b", "dark": "#ff7b6b"}
+FORMS = {
+    "paper": Look("#a6611a", "#e0a35c", (5, 2), "s"),
+    "simple": Look("#7d808a", "#a3a7b0", (1.5, 1.5), "v"),
+    "sharp": Look("#3f78b5", "#7fb2ea", (6, 2, 1.5, 2), "^"),
+    "certified": Look("#0d8577", "#38c7b4", (), "o"),
+}
+
+
+def share_where(found: Region, condition: str, reachable: bool = True) -> float:
+    """The share of the plane, or of the triangle that one model can reach, in which `w` or `x` is below 1."""
+    holds = getattr(found, condition) < 1
+    return (holds[found.reachable] if reachable else holds).double().mean().item()
+
+
+def draw_regions(
+    condition: str,
+    stem: Path,
+    *,
+    sink_ratios: Sequence[float] = SINK_RATIOS,
+    dispersions: Sequence[float] = DISPERSIONS,
+    formats: Sequence[str] = FORMATS,
+    theme: Theme = "light",
+) -> list[Path]:
+    """Where W (figure 21, one panel) or X (figure 22, one a sink ratio) is below 1, for each dispersion."""
+    from matplotlib.figure import Figure
+
+    betas = (1.0,) if condition == "w" else tuple(sink_ratios)
+    across = min(3, len(betas))
+    down = -(-len(betas) // across)
+    size = (5.4, 5.9) if len(betas) == 1 else (0.9 + 2.8 * across, 1.3 + 2.95 * down)
+    with drawing(theme):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+        for beta, panel in zip(betas, axes.ravel(), strict=False):
+            _region_panel(panel, condition, beta, dispersions, theme)
+            panel.set_title("" if condition == "w" else f"β = {beta:g}", loc="left")
+        for panel in axes.ravel()[len(betas) :]:
+            panel.set_visible(False)
+        for panel in axes[-1]:
+            panel.set_xlabel("c₁ = δ heavy / δ full")
+        for panel in axes[:, 0]:
+            panel.set_ylabel("c₂ = Δ / δ full")
+        figure.suptitle(
+            f"{condition.upper()} < 1 lies to the left of each line. One model stays below the diagonal.",
+            fontsize=9, x=0.01, ha="left",
+        )  # fmt: skip
+        legend(figure, list(axes.ravel()), columns=4)
+        return save(figure, stem, formats)
+
+
+def _region_panel(panel: Axes, condition: str, beta: float, dispersions: Sequence[float], theme: Theme) -> None:
+    paper, nowhere = PAPERS[theme], []
+    across = np.linspace(0, 1, 241)
+    up = np.concatenate([np.geomspace(1e-5, 0.02, 80), np.linspace(0.02, 1, 240)[1:]])  # lines bend near 0
+    colours = {delta: _shade(i / max(1, len(dispersions) - 1), theme) for i, delta in enumerate(sorted(dispersions))}
+    for delta, colour in colours.items():
+        panel.plot([], [], color=colour, label=f"δ full {delta:g}")
+    for delta, colour in reversed(colours.items()):  # the widest region first, the others on top of it
+        values = getattr(region(delta, beta, c1=across, c2=up), condition).numpy()
+        if not (values < 1).any():
+            nowhere.append(delta)
+            continue
+        panel.contourf(across, up, values, levels=[-1e9, 1.0], colors=[_tint(colour, paper.ground)])
+        panel.contour(across, up, values, levels=[1.0], colors=[colour], linewidths=1.7)
+    panel.fill_between([0, 1], [1, 0], [1, 1], color=paper.ground, alpha=0.62, linewidth=0, zorder=2.5)
+    panel.plot([0, 1], [1, 0], color=paper.quiet, linewidth=0.8, zorder=2.6)
+    if nowhere:
+        panel.set_title(f"nowhere for δ full ≤ {max(nowhere):g}", loc="right", fontsize=7.5, color=paper.quiet,
+                        fontweight="normal")  # fmt: skip
+    panel.set_xlim(0, 1)
+    panel.set_ylim(0, 1)
+    panel.set_aspect("equal")
+    panel.grid(visible=False)
+
+
+def _shade(place: float, theme: Theme) -> tuple[float, ...]:
+    """A colour of viridis that stands out from the ground: the larger the dispersion, the stronger."""
+    import matplotlib as mpl
+
+    first, last = (0.8, 0.0) if theme == "light" else (0.28, 1.0)
+    return mpl.colormaps["viridis"](first + place * (last - first))[:3]
+
+
+def _tint(colour: tuple[float, ...], ground: str) -> tuple[float, ...]:
+    from matplotlib.colors import to_rgb
+
+    return tuple(0.16 * own + 0.84 * far for own, far in zip(colour, to_rgb(ground), strict=True))
+
+
+def draw_softmax_looseness(
+    rows: Sequence[SoftmaxRow], stem: Path, *, formats: Sequence[str] = FORMATS, theme: Theme = "light"
+) -> list[Path]:
+    """What a search attains of each form of the softmax's stability; above 1 a form is refuted."""
+    from matplotlib.figure import Figure
+
+    norms, deltas = (sorted({getattr(row, name) for row in rows}) for name in ("norm", "delta"))
+    with drawing(theme):
+        figure = Figure(figsize=(1.2 + 2.6 * len(deltas), 1.2 + 2.2 * len(norms)), layout="constrained")
+        axes = figure.subplots(len(norms), len(deltas), sharex=True, sharey=True, squeeze=False)
+        for across, norm in zip(axes, norms[::-1], strict=True):
+            for panel, delta in zip(across, deltas, strict=True):
+                _softmax_panel(panel, [row for row in rows if (row.norm, row.delta) == (norm, delta)], theme)
+                panel.set_title(f"{norm}-norm, δ = {delta:g}")
+            across[0].set_ylabel("attained / bound")
+        for panel in axes[-1]:
+            panel.set_xlabel("separation")
+        figure.suptitle(
+            f"How much of each bound on the softmax a search attains, k = {rows[0].k}: 1 is tight, above 1 is refuted",
+            fontsize=9, x=0.01, ha="left",
+        )  # fmt: skip
+        legend(figure, list(axes.ravel()))
+        return save(figure, stem, formats)
+
+
+def _softmax_panel(panel: Axes, rows: Sequence[SoftmaxRow], theme: Theme) -> None:
+    for form in SOFTMAX_FORMS:
+        shape = FORMS[form]
+        shares = [row.shares[form] for row in rows]
+        panel.plot(
+            range(len(rows)), shares, marker=shape.marker, color=shape.on(theme), linestyle=shape.linestyle,
+            label=form, markersize=4.5, linewidth=1.3,
+        )  # fmt: skip
+    panel.set_ylim(min(0.03, *(share for row in rows for share in row.shares.values())), 2.2)
+    logarithmic(panel, "y")
+    _mark_refuted(panel.axhspan, panel.axhline, theme)
+    panel.set_xticks(
+        range(len(rows)), ["fixed\nmask" if row.separation is None else f"{row.separation:g}" for row in rows]
+    )
+
+
+def draw_attention_looseness(
+    rows: Sequence[AttentionRow], stem: Path, *, formats: Sequence[str] = FORMATS, theme: Theme = "light"
+) -> list[Path]:
+    """The same for attention in its weights and its tokens."""
+    names = [f"{row.mechanism}, in {row.of.upper()}, |W| = {row.gamma:g}" for row in rows]
+    points = {form: [row.shares[form] for row in rows] for form in ATTENTION_FORMS}
+    title = "How much of each bound on attention a search attains (four tokens): 1 is tight, above 1 is refuted"
+    return _draw_dots(names, points, FORMS, title, stem, formats, theme)
+
+
+def draw_model_looseness(
+    found: Mapping[str, Mapping[str, float]], stem: Path, *, formats: Sequence[str] = FORMATS, theme: Theme = "light"
+) -> list[Path]:
+    """Gradients of trained models as shares of their certified constants; `found` by mechanism, then by group."""
+    names = list(next(iter(found.values())))
+    points = {mechanism: [shares.get(name, float("nan")) for name in names] for mechanism, shares in found.items()}
+    looks = {mechanism: look(mechanism) for mechanism in found}
+    title = "Largest gradient of a trained model / certified constant, by group of parameters"
+    shown = [name.removeprefix("blocks.") for name in names]
+    return _draw_dots(shown, points, looks, title, stem, formats, theme)
+
+
+def _draw_dots(
+    names: Sequence[str],
+    points: Mapping[str, Sequence[float]],
+    looks: Mapping[str, Look],
+    title: str,
+    stem: Path,
+    formats: Sequence[str],
+    theme: Theme,
+) -> list[Path]:
+    """A line a name, a mark a series, on one logarithmic scale."""
+    from matplotlib.figure import Figure
+
+    with drawing(theme):
+        figure = Figure(figsize=(6.6, 1.5 + 0.24 * len(names)), layout="constrained")
+        panel = figure.subplots()
+        for i, values in enumerate(zip(*points.values(), strict=True)):
+            panel.plot([min(values), max(values)], [i, i], color=PAPERS[theme].line, linewidth=2.4, zorder=1)
+        for series, values in points.items():
+            panel.plot(
+                values, range(len(names)), linestyle="none", marker=looks[series].marker,
+                color=looks[series].on(theme), label=series, markersize=6, zorder=3,
+            )  # fmt: skip
+        panel.set_xscale("log")
+        panel.set_xlim(right=2.2)
+        logarithmic(panel, "x")
+        _mark_refuted(panel.axvspan, panel.axvline, theme)
+        panel.set_yticks(range(len(names)), names)
+        panel.set_ylim(len(names) - 0.4, -0.6)
+        panel.tick_params(axis="y", labelcolor=PAPERS[theme].ink)
+        panel.grid(visible=True, axis="x")
+        panel.grid(visible=False, axis="y")
+        panel.set_xlabel("attained / bound")
+        figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+        legend(figure, [panel])
+        return save(figure, stem, formats)
+
+
+def _mark_refuted(span: Any, line: Any, theme: Theme) -> None:
+    """A line where a bound is tight, and a warning colour beyond it."""
+    span(1, 10, color=REFUTED[theme], alpha=0.1, linewidth=0, zorder=0)
+    line(1, color=PAPERS[theme].quiet, linewidth=0.9, zorder=1)

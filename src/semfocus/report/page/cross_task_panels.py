@@ -1,0 +1,77 @@
+"""Panels over all tasks: what was measured on the runs of each, against how much sooner it learned.
+
+One point a task, for the top-k that most tasks have; two tasks make a picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from semfocus.analysis.comparison import BASE
+from semfocus.analysis.dispersion_vs_speedup import WHENS, dispersion_against_speed, dispersion_points, drawn_points
+from semfocus.analysis.masks_vs_speedup import OUTCOMES, drawn_masks, mask_points
+from semfocus.analysis.records import Record
+from semfocus.report.figures.diagnosis import draw_against_speed
+from semfocus.report.figures.masks_vs_speedup import draw_masks_against_speed
+from semfocus.report.page.pictures import digest, picture
+from semfocus.report.page.stored import Json
+
+AT = "95"  # the percentile that is drawn over training
+Documents = Mapping[str, Mapping[str, Json]]  # by run and name
+
+
+def over_tasks(records: Sequence[Record], documents: Documents) -> list[Json]:
+    """Dispersion against speed-up, and the stability of masks against how soon tasks are learned."""
+    return [*_dispersion(records, documents), *_masks(records, documents)]
+
+
+def _dispersion(records: Sequence[Record], documents: Documents) -> list[Json]:
+    runs = [record for record in records if "dispersion" in documents.get(record.id, {})]
+    focused = _focused(runs)
+    if not focused or not any(record.mechanism == BASE for record in runs):
+        return []
+    tasks = {name: dispersion_points(runs, documents, name) for name in focused}
+    mechanism, points = max(tasks.items(), key=lambda item: len(item[1]))
+    panels = []
+    for when in WHENS:
+        known, correlation = drawn_points(points, when), dispersion_against_speed(points, when)
+        if len(known) < 2:
+            continue
+        words = (
+            f"One point a task: dispersion of the k heaviest keys of {mechanism} over that of all keys of full "
+            f"attention, at the {when} of training (median over seeds, percentile {AT}), and the measured speed-up."
+            + ("" if when == "start" else " At the end dispersion is an outcome of training, and predicts nothing.")
+            + _left_out(points)
+        )
+        draw = partial(draw_against_speed, known, correlation, when=when)
+        title = f"Dispersion against speed-up, {when} of training"
+        panels.append(picture(title, words, draw, key=digest("speed", [when, mechanism, known, str(correlation)])))
+    return panels
+
+
+def _masks(records: Sequence[Record], documents: Documents) -> list[Json]:
+    focused = _focused([record for record in records if "mask_stability" in documents.get(record.id, {})])
+    tasks = {name: mask_points(records, documents, name).points for name in focused}
+    drawn = {name: [drawn_masks(points, outcome) for outcome in OUTCOMES] for name, points in tasks.items()}
+    mechanism = max(drawn, key=lambda name: len(drawn[name][0]), default="")
+    if not mechanism or len(drawn[mechanism][0]) < 2:
+        return []
+    points = tasks[mechanism]
+    words = (
+        f"One point a task: the share of kept keys of {mechanism} that stay when noise is added to the inputs (mean "
+        "over the sizes of noise, median over seeds), against the epochs it needs and against its speed-up over full "
+        f"attention.{_left_out(points)}"
+    )
+    draw = partial(draw_masks_against_speed, points, mechanism=mechanism)
+    return [picture("Stability of masks against speed", words, draw, key=digest("masks", [mechanism, str(points)]))]
+
+
+def _focused(runs: Sequence[Record]) -> list[str]:
+    return list(dict.fromkeys(run.mechanism for run in runs if run.mechanism.startswith("topk:")))
+
+
+def _left_out(points: Sequence[Any]) -> str:
+    count = sum(len(point.left_out) for point in points)
+    return f" {count} measured in another way left out." if count else ""

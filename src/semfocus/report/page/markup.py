@@ -1,0 +1,87 @@
+"""What every page of ours is made with: templates that escape, one style sheet, the policy that lets nothing else run.
+
+css = style_sheet(["full", "topk:5"])
+template("page.html.j2").render(css=Markup(css), policy=policy(script, css), ...)
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from semfocus.report.figures.heatmap import FASTER, SLOWER
+from semfocus.report.figures.style import PAPERS, Theme, look
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jinja2 import Environment, Template
+
+_ACCENTS: dict[Theme, dict[str, str]] = {
+    "light": {
+        "raised": "#f4f5f7", "link": "#0b5cad", "focus": "#0b5cad", "good": "#0a6b58", "bad": "#b3261e",
+        "some": "#855300", "fast": FASTER, "slow": SLOWER,
+    },
+    "dark": {
+        "raised": "#1f2229", "link": "#8ec2ff", "focus": "#8ec2ff", "good": "#4fd1b5", "bad": "#ff8f85",
+        "some": "#f0b95c", "fast": "#12a594", "slow": "#b8742c",
+    },
+}  # fmt: skip
+
+
+@cache
+def asset(name: str) -> str:
+    """The text of a file that comes with this package."""
+    return resources.files("semfocus.report.page").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def template(name: str) -> Template:
+    """One of our templates; whatever is put into it is escaped."""
+    return _environment().get_template(name)
+
+
+def style_sheet(mechanisms: Sequence[str] = ()) -> str:
+    """The one style sheet, with a colour for each of these mechanisms."""
+    return _colours(mechanisms) + asset("page.css")
+
+
+def policy(script: str, css: str) -> str:
+    """A content policy that allows this script, this style sheet and images that are part of the page."""
+    return (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(css)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _colours(mechanisms: Sequence[str]) -> str:
+    """The two sets of variables: light, dark where the reader's system or the button asks for it; light on paper."""
+    light, dark = _variables("light", mechanisms), _variables("dark", mechanisms)
+    classes = "".join(f".m{place}{{--c:var(--m{place})}}" for place in range(len(mechanisms)))
+    return (
+        f":root{{color-scheme:light;{light}}}"
+        f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light]){{color-scheme:dark;{dark}}}}}"
+        f"@media screen{{:root[data-theme=dark]{{color-scheme:dark;{dark}}}}}{classes}\n"
+    )
+
+
+def _variables(theme: Theme, mechanisms: Sequence[str]) -> str:
+    shown = {"light": ("block", "none"), "dark": ("none", "block")}[theme]  # of a picture that is drawn for each
+    values = {**PAPERS[theme]._asdict(), **_ACCENTS[theme], "on-light": shown[0], "on-dark": shown[1]}
+    values |= {f"m{place}": look(name).on(theme) for place, name in enumerate(mechanisms)}
+    return "".join(f"--{name}:{value};" for name, value in values.items())
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    return Environment(
+        loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )

@@ -1,0 +1,107 @@
+"""The numbers that the page's charts draw, as plain JSON: thinned and rounded, so that a thousand runs stay small."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from semfocus.analysis.comparison import Arm
+from semfocus.analysis.groups import Group
+from semfocus.report.figures.series import METRICS, Floats, columns_of, held, series
+from semfocus.report.figures.style import look
+
+CURVE_NUMBERS = 400_000  # of medians and quartiles in a page, all told
+SEED_NUMBERS = 250_000  # of single runs
+MOST_POINTS, FEWEST_POINTS = 240, 40
+MOST_SEED_POINTS, FEWEST_SEED_POINTS = 120, 16
+Json = dict[str, Any]
+
+
+def charts(groups: Sequence[Group], mechanisms: Sequence[str]) -> list[Json]:
+    """One entry a group: its epochs, and for each mechanism the curves, single seeds and share still waiting."""
+    arms = sum(len(group.comparison.arms) for group in groups)
+    runs = sum(len(group.records) for group in groups)
+    points = _within(CURVE_NUMBERS // max(1, 3 * len(METRICS) * arms), FEWEST_POINTS, MOST_POINTS)
+    few = _within(SEED_NUMBERS // max(1, len(METRICS) * runs), FEWEST_SEED_POINTS, MOST_SEED_POINTS)
+    return [_chart(group, mechanisms, points, few) for group in groups]
+
+
+def shapes(mechanisms: Sequence[str]) -> list[Json]:
+    """Names and dashes; colours are the style sheet's."""
+    return [{"name": name, "dash": list(look(name).dash)} for name in mechanisms]
+
+
+def _chart(group: Group, mechanisms: Sequence[str], points: int, few: int) -> Json:
+    columns = [columns_of(record, "epoch")[0] for record in group.records if record.metrics]
+    epochs = np.unique(np.concatenate(columns)) if columns else np.empty(0)
+    return {
+        "name": group.name,
+        "horizon": group.comparison.horizon,
+        "baselines": {kind: round(level, 4) for kind, level in group.comparison.baselines.items()},
+        "epochs": _plain(thinned(epochs, points)),
+        "seedEpochs": _plain(thinned(epochs, few)),
+        "arms": [
+            _arm(group, arm, mechanisms.index(arm.mechanism), epochs, points, few) for arm in group.comparison.arms
+        ],
+    }
+
+
+def _arm(group: Group, arm: Arm, place: int, epochs: Floats, points: int, few: int) -> Json:
+    runs = group.runs(arm.mechanism)
+    grid = thinned(epochs, points)
+    found: Json = {"m": place, "median": arm.times.median, "curves": {}, "waiting": None, "seeds": []}
+    for metric in METRICS:
+        curve = series(runs, metric)
+        if curve is None:
+            continue
+        found |= {"runs": curve.runs, "inProgress": curve.in_progress}
+        # A value is held until the next measurement; past the last epoch of runs in progress there is none.
+        known = grid <= curve.epochs[-1] if curve.in_progress else np.ones(len(grid), dtype=bool)
+        lines = [curve.middle] if curve.runs == 1 else [curve.middle, curve.low, curve.high]
+        found["curves"][metric] = [
+            _numbers(np.where(known, held(curve.epochs, line, grid), np.nan), metric) for line in lines
+        ]
+    if len(arm.times):
+        steps = arm.times.curve()
+        found["waiting"] = [_plain(steps.epochs), [round(float(share), 4) for share in steps.waiting]]
+    for run in runs:
+        if run.metrics:
+            found["seeds"].append({"seed": run.seed, "id": run.id, "values": _seed(run, thinned(epochs, few))})
+    return found
+
+
+def _seed(run: Any, grid: Floats) -> Json:
+    """One run's own values, as far as it went."""
+    values = {}
+    for metric in METRICS:
+        own, line = columns_of(run, metric)
+        values[metric] = _numbers(held(own, line, grid)[grid <= own[-1]], metric)
+    return values
+
+
+def thinned(epochs: Floats, points: int) -> Floats:
+    """At most so many of these epochs: half evenly, half ever denser towards the start, where some learn at once."""
+    count = len(epochs)
+    if count <= points:
+        return epochs
+    even = np.linspace(0, count - 1, points // 2)
+    early = np.geomspace(1, count, points - points // 2) - 1
+    return epochs[np.unique(np.concatenate([even, early]).round().astype(int))]
+
+
+def _numbers(values: Floats, metric: str) -> list[float | None]:
+    """Rounded to what can be seen, None for what is not finite."""
+    loss = metric.endswith("loss")
+    rounded: list[float] = [float(f"{v:.4g}") for v in values.tolist()] if loss else np.round(values, 4).tolist()
+    return [value if math.isfinite(value) else None for value in rounded]
+
+
+def _plain(epochs: Floats) -> list[float | int]:
+    return [int(epoch) if epoch == int(epoch) else round(epoch, 4) for epoch in epochs.tolist()]
+
+
+def _within(value: int, low: int, high: int) -> int:
+    return max(low, min(value, high))

@@ -1,0 +1,121 @@
+"""How it was made: versions, commit, devices and seeds of the runs, and the commands that make them again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from semfocus.analysis.groups import Group
+from semfocus.config import RunConfig
+from semfocus.errors import SemfocusError
+from semfocus.experiments import recipes
+from semfocus.store import RunDirectory
+
+# What a run's status says about the machine and the software it was trained with.
+FACTS = {
+    "semfocus": "semfocus",
+    "commit": "commit",
+    "torch": "PyTorch",
+    "python": "Python",
+    "device": "device",
+    "device_name": "device name",
+    "threads": "CPU threads",
+    "compiled": "compiled",
+}
+_MOST_SEEDS = 256  # that a command is looked for
+
+
+def facts_of(runs: Iterable[RunDirectory]) -> dict[str, list[tuple[str, int]]]:
+    """Each fact with its values and how many runs have each, the most frequent first."""
+    counts: dict[str, Counter[str]] = {}
+    for run in runs:
+        try:
+            status = run.status() or {}
+        except SemfocusError:
+            continue  # a damaged status is a fault of the run, and listed as such
+        for name, title in FACTS.items():
+            if isinstance(status.get(name), (str, int, float)):
+                counts.setdefault(title, Counter())[str(status[name])] += 1
+    return {title: counts[title].most_common() for title in FACTS.values() if title in counts}
+
+
+def commit() -> str | None:
+    """The commit of the source tree that this runs from, marked when files differ from it; None when installed."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        found = _git(root, "rev-parse", "--short=12", "HEAD").strip()
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no").strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{found}, with changes" if changed else found
+
+
+def command(group: Group) -> str | None:
+    """One command that trains these very runs again; None where no single one does."""
+    found = [text for text in (_command(group, base) for base in ("quick", "clean", "paper")) if text is not None]
+    return min(found, key=len, default=None)
+
+
+def _command(group: Group, base: str) -> str | None:
+    first = group.records[0].config
+    seeds = _seed_count({record.seed for record in group.records})
+    task = first["task"]
+    try:
+        wanted = RunConfig.model_validate({name: first[name] for name in RunConfig.model_fields if name in first})
+        start = (
+            recipes.quick(task["name"], wanted.attention.mechanism, wanted.seed)
+            if base == "quick"
+            else recipes.configure(
+                task["name"], wanted.attention.mechanism, wanted.seed, "paper" if base == "paper" else "clean",
+                task["options"],
+            )
+        )  # fmt: skip
+    except (SemfocusError, ValueError, TypeError, KeyError):
+        return None
+    if seeds is None or task["name"].startswith("-") or start.task.options != wanted.task.options:
+        return None
+    words = ["semfocus", "compare", task["name"], "--attention", ",".join(group.mechanisms), "--seeds", str(seeds)]
+    words += {"quick": ["--quick"], "clean": [], "paper": ["--recipe", "paper"]}[base]
+    if base != "quick":
+        words += [w for name, value in wanted.task.options.items() for w in ("--option", f"{name}={_plain(value)}")]
+    for name, value in _changes(start, wanted):
+        words += {"training.epochs": ["--epochs", str(value)]}.get(name, ["--set", f"{name}={json.dumps(value)}"])
+    return shlex.join(words)
+
+
+def _changes(start: RunConfig, wanted: RunConfig) -> Iterator[tuple[str, Any]]:
+    """(dotted field, value wanted) wherever a recipe gives something else."""
+    before, after = start.model_dump(mode="json"), wanted.model_dump(mode="json")
+    for part in ("task", "attention", "model", "training"):
+        for field, value in after[part].items():
+            if before[part][field] != value and (part, field) != ("task", "options"):
+                yield f"{part}.{field}", value
+    if before["precision"] != after["precision"]:
+        yield "precision", after["precision"]
+
+
+def _seed_count(seeds: set[int]) -> int | None:
+    """How many of the recipes' seeds these are; None when they are others."""
+    count = len(seeds)
+    return count if count <= _MOST_SEEDS and seeds == set(recipes.seeds(count)) else None
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def config_for_training(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a run's config.json `semfocus train` takes."""
+    return {name: config[name] for name in RunConfig.model_fields if name in config}
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout

@@ -1,0 +1,171 @@
+"""The page's tables, row by row: texts to show, numbers to sort by, and places of dots for the strips beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from semfocus.analysis.accuracy import Accuracies, accuracy_difference
+from semfocus.analysis.comparison import BASE, Arm
+from semfocus.analysis.groups import Group
+from semfocus.analysis.records import Record
+from semfocus.report.terminal.progress import duration
+from semfocus.report.terminal.tables import epochs_text, interval_text, signed
+
+STRIP_HEIGHT = 30
+NEVER_AT = 93.0  # per cent of a strip's width: where runs stand that never got there
+REACH = 82.0  # per cent that the epochs take
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is shown, and what is sorted by and exported."""
+
+    text: str
+    value: float | str | None = None
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One run on a strip, in per cent of the width and pixels of the height."""
+
+    x: float
+    y: float
+    title: str
+    hollow: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mechanism."""
+
+    mechanism: str
+    cells: list[Cell]
+    dots: list[Dot] = field(default_factory=list)
+    middle: float | None = None  # of the strip, in per cent
+
+
+CONVERGENCE = (
+    "median epochs",
+    "range",
+    "seeds there",
+    "speed-up",
+    "95 % interval",
+    "of medians",
+    "p (Holm)",
+    "diverged",
+)
+ACCURACY = ("held out, final", "quartiles", "against full", "95 % interval", "held out, best", "training, final")
+
+
+def convergence(group: Group) -> list[Row]:
+    """Epochs to the threshold: each seed a dot, in the same lane for every mechanism."""
+    horizon = group.comparison.horizon
+    lanes = _lanes(group)
+    found = []
+    for arm in group.comparison.arms:
+        median, spread = epochs_text(arm)
+        speed = arm.speed_up
+        ratio = speed.ratio if speed else None
+        low = speed.interval.low if speed and speed.interval else None
+        cells = [
+            Cell(median, arm.times.median if arm.times.median is not None else math.inf),
+            Cell(spread, spread),
+            Cell(f"{arm.reached} of {len(arm.times)}", arm.reached),
+            Cell("" if speed is None else signed(speed.ratio), ratio.value if ratio else None),
+            Cell(interval_text(arm), low),
+            Cell("" if speed is None else signed(speed.median_ratio), speed.median_ratio.value if speed else None),
+            Cell("" if arm.p is None else f"{arm.p:.2g}", arm.p),
+            Cell(str(arm.diverged or ""), arm.diverged),
+        ]
+        dots = [
+            Dot(
+                REACH * epoch / horizon if there else NEVER_AT,
+                lanes[seed],
+                f"seed {seed}: {f'{epoch:g} epochs' if there else 'never'}",
+                hollow=not there,
+            )
+            for seed, epoch, there in zip(
+                arm.times.seeds, arm.times.epochs.tolist(), arm.times.reached.tolist(), strict=True
+            )
+        ]
+        middle = None if arm.times.median is None else REACH * arm.times.median / horizon
+        found.append(Row(arm.mechanism, cells, dots, middle))
+    return found
+
+
+def accuracy(group: Group) -> list[Row]:
+    """Held-out accuracy at the last epoch: each seed a dot, from 0 to 100 %."""
+    lanes = _lanes(group)
+    base = next((arm for arm in group.comparison.arms if arm.mechanism == BASE), None)
+    found = []
+    for arm in group.comparison.arms:
+        final, quartiles = arm.final_heldout, arm.final_heldout.quartiles
+        dots = [
+            Dot(100 * value, lanes[seed], f"seed {seed}: {value:.1%}")
+            for seed, value in zip(final.seeds, final.values.tolist(), strict=True)
+        ]
+        cells = [
+            _share(final),
+            Cell("" if quartiles is None else f"{quartiles[0]:.1%} to {quartiles[1]:.1%}", quartiles and quartiles[0]),
+            *_difference(base, arm),
+            _share(arm.best_heldout),
+            _share(arm.final_train),
+        ]
+        middle = None if final.median is None else 100 * final.median
+        found.append(Row(arm.mechanism, cells, dots, middle))
+    return found
+
+
+def baseline_marks(baselines: Mapping[str, float]) -> list[tuple[float, str]]:
+    """(per cent, names) of the accuracies that need no learning; equal ones together."""
+    levels: dict[float, list[str]] = {}
+    for kind, level in baselines.items():
+        levels.setdefault(round(100 * level, 1), []).append(kind)
+    return [(level, ", ".join(kinds)) for level, kinds in sorted(levels.items())]
+
+
+def ticks(top: float, wanted: int = 5) -> list[float]:
+    """Round numbers from 0 up to `top`."""
+    raw = top / wanted
+    size = 10.0 ** math.floor(math.log10(raw))
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw)
+    return [round(step * i, 6) for i in range(int(top / step + 1e-9) + 1)]
+
+
+def run_cells(record: Record) -> list[Cell]:
+    """A run's line in the list of runs, after its id, group, mechanism, seed and state."""
+    epoch, there = record.final("epoch") or 0, record.converged_at
+    train, heldout = record.final("train_accuracy"), record.final("heldout_accuracy")
+    return [
+        Cell(f"{epoch:g} of {record.horizon}", epoch),
+        Cell("" if train is None else f"{train:.1%}", train),
+        Cell("" if heldout is None else f"{heldout:.1%}", heldout),
+        Cell("" if there is None else f"{there:g}", math.inf if there is None else there),
+        Cell(duration(record.seconds), round(record.seconds, 1)),
+    ]
+
+
+def _lanes(group: Group) -> dict[int, float]:
+    """A height for each seed."""
+    seeds = sorted({record.seed for record in group.records})
+    room = STRIP_HEIGHT - 10
+    return {seed: round(5 + room * (place + 0.5) / len(seeds), 1) for place, seed in enumerate(seeds)}
+
+
+def _difference(base: Arm | None, arm: Arm) -> Sequence[Cell]:
+    """The paired difference to full attention in points, and its interval."""
+    if base is None or arm is base:
+        return Cell(""), Cell("")
+    found = accuracy_difference(base.final_heldout, arm.final_heldout)
+    if found.mean is None:
+        return Cell(""), Cell("")
+    mean = Cell(f"{100 * found.mean:+.1f} points", found.mean)
+    if found.interval is None:
+        return mean, Cell("")
+    return mean, Cell(f"{100 * found.interval.low:+.1f} to {100 * found.interval.high:+.1f}", found.interval.low)
+
+
+def _share(accuracies: Accuracies) -> Cell:
+    return Cell(f"{accuracies.median:.1%}", accuracies.median) if len(accuracies) else Cell("")

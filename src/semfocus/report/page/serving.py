@@ -1,0 +1,109 @@
+"""A page that keeps up with its runs: written again when they change, or served to this machine alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from semfocus.errors import StorageError, UsageError
+from semfocus.report.page.gather import condition, gather
+from semfocus.report.page.page import REFRESH, render, write_page
+
+EVERY = 2.0  # seconds between looks at the runs
+LOOPBACK = "127.0.0.1"
+
+
+def watch(
+    store_root: Path,
+    out: Path,
+    *,
+    title: str | None = None,
+    every: float = EVERY,
+    told: Callable[[str], None] = lambda text: None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Write the page, and again whenever a run changes, until `stop` is set or Ctrl-C raises KeyboardInterrupt."""
+    stop = stop or threading.Event()
+    seen = None
+    while True:
+        now = condition(store_root)
+        if now != seen:
+            write_page(store_root, out, title=title, live=True)
+            told(f"wrote {out}")
+            seen = now
+        if stop.wait(every):
+            return
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves one page at `/` on the loopback interface; it is made anew when the runs have changed."""
+
+    daemon_threads = True
+
+    def __init__(self, store_root: Path, *, port: int = 0, title: str | None = None) -> None:
+        self.store_root, self.title = store_root, title
+        self._lock = threading.Lock()
+        self._seen: object = None
+        self._page = b""
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise UsageError(f"cannot serve on port {port}: {error}; choose another with --port") from error
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self.server_port}/"
+
+    @property
+    def names(self) -> set[str]:
+        """What a browser on this machine calls it; another name in a request is another site's doing."""
+        return {f"{host}:{self.server_port}" for host in (LOOPBACK, "localhost")}
+
+    def page(self) -> bytes:
+        """The page as the runs are now."""
+        with self._lock:
+            now = condition(self.store_root)
+            if now != self._seen or not self._page:
+                found = gather(self.store_root)
+                refresh = REFRESH if "running" in found.states else None
+                self._page, self._seen = render(found, title=self.title, refresh=refresh).encode(), now
+            return self._page
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_version = "semfocus"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _answer(self, body: bool) -> None:
+        server = self.server
+        if not isinstance(server, PageServer) or self.headers.get("Host") not in server.names:
+            return self._send(403, b"this page is for this machine alone\n", "text/plain", body)
+        if self.path.partition("?")[0] != "/":
+            return self._send(404, b"there is one page here: /\n", "text/plain", body)
+        try:
+            page = server.page()
+        except (StorageError, UsageError) as error:
+            return self._send(503, f"{error}\n".encode(errors="backslashreplace"), "text/plain", body)
+        return self._send(200, page, "text/html", body)
+
+    def _send(self, code: int, content: bytes, kind: str, body: bool) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: a reload every few seconds would fill the terminal."""

@@ -1,0 +1,135 @@
+"""C4 and C5 on runs made by hand: fitting, generalising, staying near chance, as well and earlier."""
+
+from __future__ import annotations
+
+import pytest
+
+from semfocus.analysis.records import Record
+from semfocus.analysis.verdicts.generalisation import GENERALISING
+from semfocus.analysis.verdicts.settings import TASKS
+from semfocus.tasks import get_task
+from tests.analysis.made import both, run, verdict
+
+
+def _baseline(task: str) -> float:
+    known = get_task(task).baselines
+    return max(known["chance"], known["majority"])
+
+
+def _full(generalising=GENERALISING, fits: bool = True, tasks=TASKS, seeds: int = 10, **more) -> list[Record]:
+    """Full attention: 90 % on the tasks that generalise, within a point of the baseline on the others."""
+    records = []
+    for task in tasks:
+        for seed in range(seeds):
+            level = 0.9 if task in generalising else _baseline(task) + 0.002 * (seed % 5 - 2)
+            records.append(run(task, "full", seed, at=20 if fits else None, fits=fits, heldout=level, **more))
+    return records
+
+
+def test_c4_holds_for_the_four_tasks_that_the_paper_names() -> None:
+    found = verdict("C4", _full())
+    assert found.outcome == "holds"
+    assert found.runs == 80
+
+
+def test_c4_holds_in_part_when_a_fifth_task_generalises_or_none_fits() -> None:
+    found = verdict("C4", _full((*GENERALISING, "parity")))
+    assert found.outcome == "holds in part"
+    assert "1 refuted: parity: stays near its baseline (90.0% against 50.0%)" in found.because
+    assert verdict("C4", _full(fits=False)).outcome == "holds in part"
+
+
+def test_c4_does_not_hold_when_nothing_fits_and_the_wrong_tasks_generalise() -> None:
+    others = [task for task in TASKS if task not in GENERALISING]
+    assert verdict("C4", _full(others, fits=False)).outcome == "does not hold"
+
+
+def test_near_chance_is_an_interval_within_two_points_and_not_a_difference_that_is_not_significant() -> None:
+    def parity(levels: list[float]) -> list[Record]:
+        return [run("parity", "full", seed, heldout=level) for seed, level in enumerate(levels)]
+
+    near = verdict("C4", parity([0.50, 0.51, 0.49, 0.50, 0.51, 0.49, 0.50, 0.50, 0.51, 0.49]))
+    assert "parity: stays near its baseline (50.0%" in near.because
+    wide = verdict("C4", parity([0.44, 0.56, 0.42, 0.58, 0.47, 0.53, 0.45, 0.55, 0.50, 0.50]))
+    assert "undecided" in wide.because
+    assert "parity: stays near its baseline (50.0% against 50.0%)" in wide.because.split("undecided")[1]
+
+
+@pytest.mark.parametrize("seeds", [1, 5])
+def test_c4_says_nothing_of_few_runs_or_of_runs_that_stop_early(seeds: int) -> None:
+    assert verdict("C4", _full(seeds=seeds)).outcome == "not enough data"
+    stopped = verdict("C4", _full(changes={"training.until": 0.95}))
+    assert stopped.outcome == "not enough data"
+    assert "trained to the last epoch" in stopped.because
+
+
+def test_c4_asks_for_thirty_runs_where_some_are_stuck_and_others_not() -> None:
+    def half_stuck(seeds: int) -> list[Record]:
+        return [run("even_pairs", "full", s, heldout=0.5 if s % 5 == 0 else 0.97) for s in range(seeds)]
+
+    few = verdict("C4", half_stuck(10))
+    assert "runs fall in two groups, which takes 30 seeds; there are 10" in few.because
+    assert (
+        "even_pairs: generalises (87.6% against 50.0%)" in verdict("C4", half_stuck(30)).because.split("undecided")[0]
+    )
+
+
+def _pairs(
+    full: float, topk: float, tasks=TASKS, full_at: float = 60, topk_at: float = 20, seeds: int = 10
+) -> list[Record]:
+    wobble = [0.0, 0.004, -0.004]
+    return [
+        run(task, mechanism, seed, heldout=level + wobble[seed % 3] * sign, heldout_at=at + 0.3 * (seed % 4))
+        for task in tasks
+        for seed in range(seeds)
+        for mechanism, level, at, sign in (("full", full, full_at, 1), ("topk:5", topk, topk_at, -1))
+    ]
+
+
+def test_c5_holds_when_top_k_is_as_good_and_earlier_everywhere() -> None:
+    assert verdict("C5", _pairs(0.9, 0.9)).outcome == "holds"
+    assert verdict("C5", _pairs(0.9, 0.97)).outcome == "holds"
+
+
+def test_c5_holds_in_part_when_it_is_as_good_but_later() -> None:
+    found = verdict("C5", _pairs(0.9, 0.9, full_at=20, topk_at=60))
+    assert found.outcome == "holds in part"
+    assert "8 of 16 shown" in found.because
+    assert "8 refuted" in found.because
+
+
+def test_c5_does_not_hold_when_top_k_is_worse_and_later() -> None:
+    assert verdict("C5", _pairs(0.9, 0.8, full_at=20, topk_at=60)).outcome == "does not hold"
+
+
+def test_c5_says_nothing_of_five_seeds() -> None:
+    assert verdict("C5", _pairs(0.9, 0.9, seeds=5)).outcome == "not enough data"
+
+
+def test_earlier_is_not_asked_where_full_attention_learns_nothing_that_carries_over() -> None:
+    found = verdict("C5", _pairs(0.5, 0.5, ["parity"]))
+    assert "of 15 shown" in found.because  # seven other tasks have both parts
+    assert "parity: earlier" not in found.because
+
+
+def test_a_diverged_run_counts_as_guessing_and_not_with_what_it_knew_before() -> None:
+    sound = [r for r in _pairs(0.9, 0.9, ["even_pairs"]) if not (r.mechanism == "topk:5" and r.seed < 8)]
+    lost = [run("even_pairs", "topk:5", seed, heldout=0.9, state="diverged") for seed in range(8)]
+    assert "even_pairs: as well (worse by more than 2%)" in verdict("C5", sound + lost).because
+
+
+def test_both_marks_of_a_seed_are_the_same_so_that_swapping_arms_swaps_the_answer() -> None:
+    one = verdict("C5", _pairs(0.9, 0.93, ["even_pairs"], full_at=60, topk_at=20))
+    other = verdict("C5", _pairs(0.93, 0.9, ["even_pairs"], full_at=20, topk_at=60))
+    assert "even_pairs: earlier" in one.because.split(" undecided")[0]
+    assert "refuted" in other.because
+    assert "even_pairs: earlier (slower" in other.because
+
+
+def test_the_mark_is_one_that_both_runs_of_a_seed_attain() -> None:
+    found = verdict("C5", _pairs(0.9, 0.95, ["even_pairs"], full_at=20, topk_at=60))
+    assert "even_pairs: earlier (slower" in found.because  # that top-k ends higher does not make it earlier
+
+
+def test_runs_of_both_are_counted_once() -> None:
+    assert verdict("C5", both(60, 20, ["parity"])).runs == 20

@@ -1,0 +1,260 @@
+"""Sightings examined together, as on a GPU, give what each gives alone, as on a CPU: every number, to the bit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from semfocus import attend
+from semfocus.diagnostics import batching, diagnose
+from semfocus.diagnostics.aggregate import Tally
+from semfocus.diagnostics.diagnosing import Diagnosis, observe
+from semfocus.diagnostics.sketch import EXACT
+from semfocus.tasks.base import Batch
+from tests.diagnostics.models import Calls, attention_layer, encoder, rows, sdpa_model, tokens
+from tests.diagnostics.together import Given, assert_same, draw, facts, gathered, pairs, told
+from tests.integrations import tiny
+
+
+@pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:2+1s+2w", "banded:3", "bottomk:2"])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_our_models(mechanism: str, heads: int, examined: list[int]) -> None:
+    lengths = torch.tensor([8, 8, 5, 8, 3])
+    batches = [Batch(rows(seed=seed), torch.zeros(5), lengths.roll(seed)) for seed in range(4)]
+    assert_same(encoder(mechanism, heads=heads, blocks=3), batches, rounding=1e-5)
+    assert examined == [1] * 12 + [12]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_models_of_torch(causal: bool, examined: list[int]) -> None:
+    assert_same(sdpa_model(causal), [tokens(seed=seed) for seed in range(3)])
+    assert examined == [1] * 6 + [6]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_models_of_transformers_with_padding_and_grouped_heads(family: str, implementation: str) -> None:
+    model = tiny.FAMILIES[family](attn_implementation=implementation)
+    batches = [
+        {"input_ids": tiny.tokens(2, 12), "attention_mask": (torch.arange(12) < torch.tensor([[12], [n]])).long()}
+        for n in (8, 12, 1)
+    ]
+    assert_same(model, batches)
+
+
+@pytest.mark.parametrize(("room", "sizes"), [(1, [1] * 5), (2, [2, 2, 1]), (5, [5]), (9, [5])])
+def test_any_room_for_scores_and_grouped_heads(room: int, sizes: list[int], examined: list[int]) -> None:
+    batches = pairs(5, (1, 6, 7, 4), (1, 3, 9, 4))
+    assert_same(Given("topk:3", enable_gqa=True), batches, scores=room * 6 * 7 * 9)
+    assert examined == [1] * 5 + sizes
+
+
+def test_copies_are_not_held_beyond_their_limit(monkeypatch: pytest.MonkeyPatch, examined: list[int]) -> None:
+    monkeypatch.setattr(batching, "HELD_BYTES", 2 * 2 * 2 * 6 * 4 * 4)  # queries and keys of two sightings
+    batches = [*pairs(1, (1, 2, 6, 4), (1, 2, 6, 4)), *pairs(4, (2, 6, 4), (2, 6, 4))]
+    assert_same(Given(), batches)
+    assert examined == [1] * 5 + [1, 1, 2, 1]  # whatever waits is examined, also of another kind
+
+
+def test_batches_of_different_lengths_and_layers_called_twice(examined: list[int]) -> None:
+    assert_same(Calls("topk:2"), [tokens(length=length, seed=i) for i, length in enumerate((9, 7, 9, 5, 9))])
+    assert sorted(examined[10:]) == [1, 1, 1, 1, 3, 3]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 6, 6), (6, 6), (2, 1, 1, 6), (3, 6, 6), (2, 3, 6, 1)])
+@pytest.mark.parametrize("floating", [False, True])
+def test_masks_of_any_shape(shape: tuple[int, ...], floating: bool, examined: list[int]) -> None:
+    batches = []
+    for i, (q, k) in enumerate(pairs(3, (2, 3, 6, 4), (2, 3, 6, 4))):
+        mask = draw(*shape, seed=50 + i) > -2
+        batches.append((q, k, torch.where(mask, draw(*shape, seed=90 + i), -1e9) if floating else mask))
+    assert_same(Given(), batches, k=2)
+    assert examined == [1, 1, 1, 3]
+
+
+def test_lengths_and_leads_that_broadcast(examined: list[int]) -> None:
+    lengths = Given("full", lengths=torch.tensor([6, 4]))
+    assert_same(lengths, pairs(3, (2, 3, 6, 4), (2, 1, 6, 4)), k=2)
+    assert_same(Given(), pairs(3, (1, 6, 4), (2, 3, 6, 4)), k=2)
+    assert_same(Given("banded:3"), pairs(3, (6, 4), (6, 4)), k=2)
+
+    class ManyValues(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return attend(q, k, k.expand(5, 2, 6, 4), "full")
+
+    found = assert_same(ManyValues(), pairs(3, (1, 2, 6, 4), (1, 2, 6, 4)), k=2)
+    assert found.whole.queries == 3 * 5 * 2 * 6
+    assert examined == [1, 1, 1, 3] * 4
+
+
+def test_one_model_in_two_precisions(examined: list[int]) -> None:
+    single = [(q / 7, k / 7) for q, k in pairs(2, (1, 2, 6, 4), (1, 2, 6, 4))]
+    assert_same(Given(), [*single, *((q.double(), k.double()) for q, k in single)], k=2)
+    assert examined == [1] * 4 + [2, 2]
+
+
+def test_not_every_sighting_of_a_pile_is_whole(examined: list[int]) -> None:
+    batches = [(*pair, torch.ones(6, 6, dtype=torch.bool)) for pair in pairs(5, (1, 2, 6, 4), (1, 2, 6, 4))]
+    batches[1][2][2] = False
+    batches[2][0][0, 1, 3] = math.nan
+    batches[3][1][0, 0, 2] = -math.inf
+    batches[4][0][...] = 1.0  # ties
+    found = assert_same(Given(), batches, k=2)
+    assert (found.whole.empty, found.whole.not_finite > 0) == (2, True)
+    assert examined == [1] * 5 + [5]
+
+
+def test_nothing_but_nan_and_k_as_long_as_the_row() -> None:
+    assert_same(Given(), [(torch.full((1, 1, 4, 2), math.nan), draw(1, 1, 4, 2))] * 2)
+    assert_same(sdpa_model(), [tokens(seed=seed) for seed in range(2)], k=9)
+
+
+@pytest.mark.parametrize("mechanism", ["randomk:4", "randomk_replaced:4"])
+def test_random_choices_are_those_of_the_call(mechanism: str, examined: list[int]) -> None:
+    assert_same(Given(mechanism), pairs(3, (2, 3, 6, 4), (2, 3, 6, 4)), k=2)
+    assert examined == [1] * 6
+
+
+def test_more_values_than_are_kept(examined: list[int]) -> None:
+    seldom, often = (1, 1, 16, 4), (256, 1, 16, 4)
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.often, self.seldom = Given(), Given()
+
+        def forward(self, q: Tensor, k: Tensor) -> None:
+            (self.often if len(q) > 1 else self.seldom)(q, k)
+
+    batches = [*pairs(4, often, often), *pairs(2, seldom, seldom)]
+    found = assert_same(Two(), batches, scores=2 * 256 * 16 * 16)
+    assert EXACT < 4 * 256 * 16
+    assert [layer.whole.exact for layer in found.layers] == [False, True]
+    assert examined == [1] * 6 + [2, 2, 2]
+    same_shape = [draw(40, 16, 16, seed=i) for i in range(12)]
+    found = assert_same(attention_layer("full"), same_shape, scores=5 * 40 * 4 * 16 * 16)
+    assert not found.whole.exact
+    assert examined[-3:] == [5, 5, 2]
+
+
+class Writing(nn.Module):
+    """A model that writes into its queries, keys and mask once they are used."""
+
+    def __init__(self, inference: bool = False) -> None:
+        super().__init__()
+        self.inference = inference
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode(self.inference):
+            q, k = x.clone(), x.flip(0).clone()
+            mask = q[..., :1] > 0
+            out = functional.scaled_dot_product_attention(q, k, k, attn_mask=mask | mask.mT)
+            for tensor in (q, k, mask):
+                tensor.zero_()
+            return out
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_a_model_does_to_its_tensors_afterwards_changes_nothing(inference: bool, examined: list[int]) -> None:
+    found = assert_same(Writing(inference), [draw(2, 1, 9, 4, seed=seed) for seed in range(3)])
+    assert found.whole.at("delta_full") != 0
+    assert examined == [1, 1, 1, 3]
+
+
+def test_what_was_seen_before_an_exception_does_not_reach_the_next_look() -> None:
+    model, good = sdpa_model(), tokens(seed=1)
+
+    def interrupted() -> Diagnosis:
+        with pytest.raises(RuntimeError):
+            diagnose(model, [tokens(seed=2), torch.zeros(1, 2, 3)], k=3)
+        return diagnose(model, [good], k=3)
+
+    assert told(gathered(interrupted)) == told(diagnose(model, [good], k=3))
+
+
+def test_results_may_be_read_in_between() -> None:
+    batches = [tokens(300, seed=seed) for seed in range(4)]
+
+    def read(*parts: list[Tensor]) -> Any:
+        seen, found = Tally(3), None
+        for part in parts:
+            observe(sdpa_model(), part, seen.see)
+            found = facts(seen.whole()), [facts(layer.whole) for layer in seen.layers()]
+        return found
+
+    assert gathered(lambda: read(*([batch] for batch in batches))) == read(batches)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Given("full"), Given("topk:2")),
+        (Given("topk:3"), Given("topk:2")),
+        (Given("full"), Given("full", causal=True)),
+        (Given("full"), Given("full", scale=2.0)),
+        (Given("full"), Given("full", lengths=torch.tensor([5]))),
+        (Given("full"), Given("full", mask=torch.ones(6, 6).tril())),
+        (Given("full"), Given("full", mask=torch.ones(6, 6).tril() > 0)),
+        (Given("full", mask=torch.ones(6, 6).tril()), Given("full", mask=torch.ones(6, 6).tril() > 0)),
+        (Given("full", mask=torch.ones(6, 6).tril() > 0), Given("full", mask=torch.arange(6) < 4)),
+    ],
+)
+def test_layers_that_differ_in_anything_are_not_put_together(one: Given, other: Given, examined: list[int]) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = one, other
+
+        def forward(self, q: Tensor, k: Tensor) -> None:
+            self.one(q, k)
+            self.other(q, k)
+
+    assert_same(Both(), pairs(3, (1, 2, 6, 4), (1, 2, 6, 4)), k=2)
+    assert examined == [1] * 6 + [3, 3]
+
+
+def test_batches_without_rows_are_nothing() -> None:
+    empty = torch.empty(0, 2, 6, 4)
+    assert_same(Given(), [(empty, empty), *pairs(2, (1, 2, 6, 4), (1, 2, 6, 4)), (empty, empty)], k=2)
+
+
+def test_layers_keep_the_order_of_the_first_pass() -> None:
+    class Uneven(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.long, self.short = Given(), Given()
+
+        def forward(self, x: Tensor) -> None:
+            self.long(x, x)
+            self.short(x[..., :4, :], x)
+
+    found = assert_same(Uneven(), [draw(1, 2, 9, 4, seed=seed) for seed in range(3)])
+    assert [layer.name for layer in found.layers] == ["long", "short"]
+
+
+def test_fifty_sightings_take_few_operations_and_few_waits() -> None:
+    class Counting(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.all = self.waits = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.all += 1
+            self.waits += func.__name__.split(".")[0] in ("_local_scalar_dense", "nonzero", "bincount", "unique")
+            return func(*args, **(kwargs or {}))
+
+    model, batches = encoder("topk:3", blocks=5), [rows(seed=seed) for seed in range(10)]
+    with Counting() as forward, torch.no_grad():
+        for batch in batches:
+            model(batch)
+    with Counting() as watched:
+        seen = Tally(3)
+        gathered(lambda: (observe(model, batches, seen.see), seen._add(seen._gathering.take())))
+    assert watched.all - forward.all < 20 * 50
+    assert watched.waits - forward.waits < 20

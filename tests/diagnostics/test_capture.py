@@ -1,0 +1,210 @@
+"""Every attention of a model is seen, whoever wrote it; its outputs keep their bits; everything is put back."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from semfocus import attend
+from semfocus.attention.hooks import observers, observing
+from semfocus.diagnostics.capture import Sighting, watching
+from semfocus.errors import UsageError
+from tests.diagnostics.models import (
+    HEADS,
+    WIDTH,
+    Calls,
+    attention_layer,
+    encoder,
+    rows,
+    sdpa_model,
+    seeded,
+    tokens,
+)
+
+ORIGINALS = {
+    "attention": functional.scaled_dot_product_attention,
+    "fused": torch._native_multi_head_attention,
+    "layer": torch._transformer_encoder_layer_fwd,
+}
+
+
+def assert_put_back() -> None:
+    assert functional.scaled_dot_product_attention is ORIGINALS["attention"]
+    assert torch._C._nn.scaled_dot_product_attention is ORIGINALS["attention"]
+    assert torch._native_multi_head_attention is ORIGINALS["fused"]
+    assert torch._transformer_encoder_layer_fwd is ORIGINALS["layer"]
+    assert not observers
+    assert not torch.nn.modules.module._global_forward_hooks
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def watched(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Any, list[Sighting]]:
+    seen: list[Sighting] = []
+    with watching(model, seen.append) as watch:
+        watch.begin_pass()
+        out = model(*inputs, **named)
+    assert_put_back()
+    return out, seen
+
+
+def plain_output(sighting: Sighting) -> Tensor:
+    """What full attention over the problem seen gives."""
+    problem = sighting.problem
+    mask = problem.mask if problem.mask is not None else problem.bias
+    return attend(problem.q, problem.k, problem.v, causal=problem.causal, mask=mask, scale=problem.scale)
+
+
+def encoder_layers(**options: Any) -> nn.Module:
+    layer = {"d_model": WIDTH, "nhead": HEADS, "dim_feedforward": 24, "batch_first": True, "dropout": 0.0} | options
+    return seeded(lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(**layer), 2, enable_nested_tensor=False))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("masks", ["none", "padding", "rows", "both"])
+def test_torch_s_encoder_is_seen_on_its_fused_and_on_its_plain_path(grad: bool, norm_first: bool, masks: str) -> None:
+    model, x = encoder_layers(norm_first=norm_first), tokens()
+    named: dict[str, Tensor] = {}
+    if masks in ("padding", "both"):
+        named["src_key_padding_mask"] = torch.arange(9).expand(3, -1) >= torch.tensor([[9], [7], [4]])
+    if masks in ("rows", "both"):
+        named["mask"] = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    with torch.set_grad_enabled(grad):
+        alone = model(x, **named)
+        out, seen = watched(model, x, **named)
+    assert torch.equal(alone.detach().nan_to_num(), out.detach().nan_to_num())
+    assert len(seen) == 2
+    assert [len(sighting.problem.lead) for sighting in seen] == [2, 2]
+    first = model.layers[0]
+    normed = first.norm1(x) if norm_first else x
+    q = functional.linear(normed, first.self_attn.in_proj_weight, first.self_attn.in_proj_bias)[..., :WIDTH]
+    expected = q.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    torch.testing.assert_close(seen[0].problem.q.reshape(expected.shape), expected)
+    problem = seen[0].problem
+    allowed = torch.ones(3, 1, 9, 9, dtype=torch.bool)
+    if "src_key_padding_mask" in named:
+        allowed = allowed & ~named["src_key_padding_mask"][:, None, None, :]
+    if "mask" in named:
+        allowed = allowed & ~named["mask"]
+    given = problem.mask if problem.mask is not None else None if problem.bias is None else problem.bias == 0
+    found = torch.ones_like(allowed) if given is None else given.expand(3, -1, 9, 9)
+    if problem.causal:
+        found = found & torch.ones(9, 9, dtype=torch.bool).tril()
+    assert torch.equal(found, allowed.expand_as(found))
+
+
+@pytest.mark.parametrize("heads", [3, 4])
+def test_torch_s_multihead_attention_is_seen(heads: int) -> None:
+    module = seeded(lambda: nn.MultiheadAttention(12, heads, batch_first=True))
+    x = tokens()[..., :12]
+    with torch.no_grad():
+        alone, _ = module(x, x, x, need_weights=False)
+        (out, _), (sighting,) = watched(module, x, x, x, need_weights=False)
+    assert torch.equal(alone, out)
+    mixed = plain_output(sighting).reshape(3, heads, 9, -1).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(module.out_proj(mixed), out)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_plain_torch_model_is_seen_layer_by_layer_and_keeps_its_bits(causal: bool) -> None:
+    model, x = sdpa_model(causal), tokens()
+    alone = model(x)
+    out, seen = watched(model, x)
+    assert torch.equal(alone, out)
+    assert [sighting.place for sighting in seen] == [("0", 0), ("1", 0)]
+    assert all(sighting.problem.causal == causal for sighting in seen)
+    assert seen[0].problem.lead == (3, HEADS)
+
+
+def test_a_name_imported_elsewhere_is_seen_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    stranger = ModuleType("a_stranger_s_module")
+    stranger.__dict__["own_name"] = functional.scaled_dot_product_attention
+    monkeypatch.setitem(sys.modules, stranger.__name__, stranger)
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return stranger.own_name(x, x, x)
+
+    _, seen = watched(Model(), tokens())
+    assert len(seen) == 1
+    assert stranger.own_name is ORIGINALS["attention"]
+
+
+def test_torch_s_causal_mask_of_fewer_queries_than_keys_starts_at_the_first_key() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.scaled_dot_product_attention(x[:, :4], x, x, is_causal=True)
+
+    out, (sighting,) = watched(Model(), tokens())
+    torch.testing.assert_close(plain_output(sighting), out)
+
+
+@pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3", "randomk:2+5r"])
+def test_what_calls_attend_is_seen_once_for_each_call(mechanism: str) -> None:
+    layer, x = attention_layer(mechanism), tokens()
+    alone, _ = layer(x)
+    (out, _), seen = watched(layer, x)
+    assert torch.equal(alone, out)
+    assert [str(sighting.problem.mechanism) for sighting in seen] == [mechanism]
+    calls = Calls(mechanism)
+    assert torch.equal(calls(x), watched(calls, x)[0])
+    assert [sighting.place for sighting in watched(calls, x)[1]] == [("", 0), ("", 1)]
+
+
+def test_our_encoder_is_seen_block_by_block_and_keeps_its_bits() -> None:
+    model, given = encoder(), rows()
+    alone = model(given)
+    out, seen = watched(model, given)
+    assert torch.equal(alone, out)
+    assert [sighting.place for sighting in seen] == [("", 0), ("", 1)]
+
+
+def test_an_exception_inside_leaves_nothing_behind() -> None:
+    with pytest.raises(RuntimeError, match="stop"), watching(sdpa_model(), lambda sighting: None):
+        raise RuntimeError("stop")
+    assert_put_back()
+
+    def fail(sighting: Sighting) -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"), watching(sdpa_model(), fail):
+        sdpa_model()(tokens())
+    assert_put_back()
+
+
+def test_a_compiled_model_is_refused_by_name() -> None:
+    compiled = torch.compile(sdpa_model(), backend="eager")
+    with pytest.raises(UsageError, match="_orig_mod"), watching(compiled, lambda sighting: None):
+        pass
+
+
+def test_nested_tensors_are_refused_with_what_to_do() -> None:
+    layer = {"d_model": WIDTH, "nhead": HEADS, "dim_feedforward": 24, "batch_first": True}
+    model = seeded(lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(**layer), 1))
+    padding = torch.arange(9).expand(3, -1) >= torch.tensor([[9], [7], [4]])
+    with (
+        pytest.warns(UserWarning, match="nested"),
+        pytest.raises(UsageError, match="enable_nested_tensor=False"),
+        torch.no_grad(),
+        watching(model, lambda sighting: None),
+    ):
+        model(tokens(), src_key_padding_mask=padding)
+    assert_put_back()
+
+
+def test_attend_stays_one_graph_while_nobody_observes_and_is_seen_when_someone_does() -> None:
+    x = tokens().unsqueeze(1)
+    whole = torch.compile(lambda x: attend(x, x, x, "topk:3", backend="dense"), backend="eager", fullgraph=True)
+    torch.testing.assert_close(whole(x), attend(x, x, x, "topk:3"))
+    seen: list[Any] = []
+    broken = torch.compile(lambda x: attend(x, x, x, "topk:3", backend="dense"), backend="eager")
+    with observing(lambda problem, grouped: seen.append(problem.mechanism)):
+        torch.testing.assert_close(broken(x), attend(x, x, x, "topk:3"))
+    assert len(seen) == 2
+    torch.compiler.reset()

@@ -1,0 +1,96 @@
+"""Figures that say what the numbers say, in every format and theme, whatever things are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semfocus.analysis.comparison import compare_records
+from semfocus.analysis.groups import grouped
+from semfocus.analysis.records import Record
+from semfocus.report.figures.curves import draw_curves
+from semfocus.report.figures.gallery import draw_all, write_figures
+from semfocus.report.figures.heatmap import cell_texts, strength
+from semfocus.report.figures.style import PAPERS
+from semfocus.report.terminal.tables import epochs_text, interval_text
+from tests.analysis.test_comparison import record
+from tests.report.helpers import configs, store
+from tests.report.test_groups import record as made_up
+
+
+def test_the_figure_is_written_twice_over_and_is_the_same_each_time(tmp_path: Path) -> None:
+    runs = [record(m, s, a) for s in range(3) for m, a in (("full", [0.5] * 10), ("topk:5", [0.5, 1.0]))]
+    found = compare_records("<b>task</b>", runs, {"chance": 0.5, "majority": 0.5})
+    written = draw_curves(found, runs, tmp_path / "curves")
+    assert [path.suffix for path in written] == [".svg", ".png"]
+    svg = written[0].read_text()
+    assert "<b>task" not in svg
+    assert "chance, majority" in svg
+    assert draw_curves(found, runs, tmp_path / "again")[0].read_text() == svg
+
+
+def test_every_figure_of_a_store_is_drawn_in_every_format_and_theme_asked_for(tmp_path: Path) -> None:
+    store(tmp_path / "runs", seeds=2, training__epochs=8)
+    written = write_figures(tmp_path / "runs", tmp_path / "figures", themes=["light"])
+    kinds = ("curves", "convergence", "speed-up")
+    assert [path.name for path in written] == [f"{kind}.{suffix}" for kind in kinds for suffix in ("svg", "pdf", "png")]
+    assert [path.read_bytes()[:4] for path in written[:3]] == [b"<?xm", b"%PDF", b"\x89PNG"]
+    store(tmp_path / "runs", seeds=2, training__epochs=8, model__blocks=2)
+    dark = write_figures(tmp_path / "runs", tmp_path / "figures", formats=["svg"], themes=["dark"])
+    assert [path.name for path in dark] == [f"{kind}-dark.svg" for kind in (*kinds, "ablation-even-pairs-blocks")]
+    assert PAPERS["dark"].ground in dark[0].read_text()
+    assert PAPERS["dark"].ground not in written[0].read_text()
+
+
+def test_many_tasks_are_split_into_sheets_of_four(tmp_path: Path) -> None:
+    tasks = ("even_pairs", "parity", "missing_duplicate", "cycle_navigation", "solve_equation")
+    groups = grouped(made_up(config) for config in configs(tasks, seeds=1, training__epochs=6)).groups
+    names = [path.name for path in draw_all(groups, tmp_path, formats=["svg"])]
+    assert names == ["curves-1.svg", "convergence-1.svg", "curves-2.svg", "convergence-2.svg", "speed-up.svg"]
+
+
+def test_a_figure_survives_every_name(tmp_path: Path) -> None:
+    runs = []
+    for name in ("$x^2", "<script>alert(1)</script>", "\u05e9\u05dc\u05d5\u05dd \U0001f600", "a" * 300):
+        runs += [record("full", 1, [0.5, 1.0]), record("topk:5", 1, [1.0])]
+        for run in runs[-2:]:
+            run.config["task"]["name"] = name
+    written = draw_all(grouped(runs).groups, tmp_path, formats=["svg"])
+    assert len(written) == 3
+    for path in written:
+        assert "<script>" not in path.read_text()
+        assert "$x^2" in path.read_text()
+
+
+def test_nothing_measured_means_no_figure_and_nothing_learned_means_no_wrong_one(tmp_path: Path) -> None:
+    store(tmp_path / "empty", state="empty", seeds=1, training__epochs=1)
+    for run in (tmp_path / "empty").iterdir():
+        (run / "metrics.jsonl").write_bytes(b"")
+    assert write_figures(tmp_path / "empty", tmp_path / "out") == []
+    stuck = [record(m, s, [0.5] * 10) for s in range(3) for m in ("full", "topk:5")]
+    assert draw_all(grouped(stuck).groups, tmp_path / "stuck", formats=["svg"])
+
+
+def test_a_cell_tells_faster_slower_never_and_not_even_full_attention_apart() -> None:
+    def cell(full: list[float], other: list[float]) -> tuple[str, str]:
+        runs: list[Record] = [record(m, s, a) for s in range(3) for m, a in (("full", full), ("topk:5", other))]
+        return cell_texts(compare_records("task", runs, {}).arm("topk:5"))
+
+    late, soon, never = [0.5] * 7 + [1.0], [0.5, 1.0], [0.5]
+    assert cell(late, soon) == ("4x", "4 to 4")
+    assert cell(never, soon)[0] == "≥ 5x"
+    assert cell(soon, never) == ("never", "0.2x or less")
+    assert cell(never, never) == ("never", "nor does full")
+    assert strength(8) == 1
+    assert strength(1) == 0
+    assert strength(0.5) == pytest.approx(-1 / 3)
+    assert strength(None) == 0
+
+
+def test_epochs_are_written_as_median_and_range_or_never() -> None:
+    runs = [record("full", s, [0.5] * (s + 1) + [1.0]) for s in range(3)] + [record("topk:5", 0, [0.5])]
+    found = compare_records("parity", runs, {})
+    assert epochs_text(found.arm("full")) == ("3", "2-4")
+    assert epochs_text(found.arm("topk:5")) == ("never", "")
+    assert interval_text(found.arm("full")) == ""
