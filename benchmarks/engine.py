@@ -27,7 +27,7 @@ from semfocus.model import positions
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator
 from semfocus.training.runtime import Runtime, flop_per_row, numerics
-from semfocus.training.step import Stepper
+from semfocus.training.step import TrainStep
 
 SHAPES = {
     "nnch": (TaskConfig(name="even_pairs", train_rows=5000, heldout_rows=2000), ModelConfig(blocks=5)),
@@ -66,7 +66,7 @@ def plain_loop(shape: str, mechanism: str, device: torch.device, steps: int) -> 
     task = task_config.build()
     batch = task.sample(task_config.train_rows or 0, seed=0)
     tokens, labels = batch.tokens.to(device), batch.labels.to(device)
-    network = PlainModel(task.num_symbols + 1, task.num_classes, model.blocks, 5 if mechanism == "topk:5" else None).to(
+    network = PlainModel(task.vocab_size + 1, task.num_classes, model.blocks, 5 if mechanism == "topk:5" else None).to(
         device
     )
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
@@ -105,7 +105,7 @@ def ours(
     cohort = cohort_of(shape, mechanism, members, device)
     runtime = Runtime(device=device.type, compile="on" if compiled else "off")
     parts = runtime.parts(cohort.spec, 0, device)
-    stepper, evaluator = Stepper(cohort, parts), Evaluator(cohort, parts)
+    stepper, evaluator = TrainStep(cohort, parts), Evaluator(cohort, parts)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     started = _clock(device)

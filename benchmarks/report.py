@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from semfocus.experiments import recipes
+from semfocus import recipes
 
 TASKS = ("even_pairs", "parity", "missing_duplicate", "stack_manipulation", "cycle_navigation")
 MECHANISMS = (

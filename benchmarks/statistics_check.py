@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from semfocus.analysis import Accuracies, Times, accuracy_difference, paired_logrank, speed_up
+from semfocus.analysis import Accuracies, ConvergenceTimes, accuracy_difference, paired_logrank, speed_up
 from semfocus.analysis.correlation import fisher_interval, mean_ranks
 from semfocus.analysis.survival import logrank_scores
 from semfocus.randomness import stream
@@ -71,9 +71,9 @@ def simulate_epochs(setting: Setting, repetitions: int) -> tuple[Floats, Floats]
     return full, other
 
 
-def as_times(epochs: Floats, horizon: float) -> Times:
+def as_times(epochs: Floats, horizon: float) -> ConvergenceTimes:
     """One repetition as the library takes it."""
-    return Times(epochs, np.isfinite(epochs), horizon, tuple(range(len(epochs))))
+    return ConvergenceTimes(epochs, np.isfinite(epochs), horizon, tuple(range(len(epochs))))
 
 
 def rejection_rates(setting: Setting, repetitions: int, alpha: float = 0.05) -> tuple[float, float]:

@@ -56,7 +56,7 @@ OTHER: dict[str, str] = {
     "training.clip": "null",
     "training.weight_decay": "0.1",
     "training.drop_one_row": "true",
-    "training.until": "0.95",
+    "training.stop_accuracy": "0.95",
     "training.patience": "3",
     "seed": "8",
     "precision": "tf32",
@@ -86,7 +86,7 @@ def test_all_these_ids_are_different() -> None:
     [
         ["label=mine"],
         ["label=" + "\u202e\U0001f600 a\u0301"],
-        ["model.blocks=5", "training.lr=0.1", "training.until=null"],  # the defaults, written out
+        ["model.blocks=5", "training.lr=0.1", "training.stop_accuracy=null"],  # the defaults, written out
         ["attention.mechanism= TOPK:3 "],
         ["training.clip=0.50"],
         ["attention.inverse_temperature=1"],
@@ -149,7 +149,7 @@ def test_configs_are_frozen_values() -> None:
         (["model.dropout=NaN"], r"model\.dropout = nan: must be a finite number"),
         (["training.decay=1.1"], r"training\.decay = 1\.1: must be less than or equal to 1"),
         (["training.clip=0"], r"training\.clip = 0: must be greater than 0"),
-        (["training.until=1.5"], r"training\.until = 1\.5: must be less than or equal to 1"),
+        (["training.stop_accuracy=1.5"], r"training\.stop_accuracy = 1\.5: must be less than or equal to 1"),
         (["training.weight_decay=-1"], r"training\.weight_decay = -1: must be greater than or equal to 0"),
         (["attention.inverse_temperature=0"], r"attention\.inverse_temperature = 0: must be greater than 0"),
         (["attention.mechanism=tpok:3"], r"attention\.mechanism: unknown mechanism 'tpok'; did you mean 'topk'"),
@@ -217,7 +217,7 @@ options = { length = 10 }
 mechanism = "topk:5"
 [training]
 lr = 1e-3
-until = 0.95
+stop_accuracy = 0.95
 """
 YAML = """
 label: from a file  # comments are fine
@@ -227,7 +227,7 @@ attention:
   mechanism: topk:5
 training:
   lr: 1e-3
-  until: .95
+  stop_accuracy: .95
 """
 
 
@@ -326,5 +326,5 @@ def test_an_override_that_cannot_be_meant_is_refused(override: str, message: str
 
 
 def test_a_config_survives_json(tmp_path: Path) -> None:
-    config = parse_config(apply_overrides(BASE, ["training.until=0.9", "model.dropout=0", "training.lr=1"]))
+    config = parse_config(apply_overrides(BASE, ["training.stop_accuracy=0.9", "model.dropout=0", "training.lr=1"]))
     assert parse_config(json.loads(config.model_dump_json())) == config

@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from semfocus import counter_rng
 from semfocus.config import AttentionConfig, ModelConfig
-from semfocus.model import Encoder, _evaluation_seeds, assemble, forward, positions
+from semfocus.model import Encoder, _evaluation_seeds, build_inputs, forward, sinusoidal_encoding
 from semfocus.spec import Spec, initial
 from semfocus.tasks import get_task
-from tests.training.plain import PlainEncoder, waves
+from tests.training.plain import PlainEncoder, pos_enc
 
 SYMBOLS, CLASSES, WIDTH = 5, 3, 8
 SMALL: dict[str, Any] = {"blocks": 2, "d_model": 8, "d_mlp": 12, "dropout": 0.0}
@@ -42,14 +42,14 @@ def batch(width: int = WIDTH, padded: bool = True, members: int = 1, seed: int =
 
 
 def engine(spec: Spec, matrix: Tensor, tokens: Tensor, lengths: Tensor, seeds: Tensor | None = None) -> Tensor:
-    rows, filled = assemble(tokens, lengths, spec)
-    return forward(spec.layout.split(matrix), rows, None if filled.all() else filled, spec, seeds)
+    rows, valid_mask = build_inputs(tokens, lengths, spec)
+    return forward(spec.layout.split(matrix), rows, None if valid_mask.all() else valid_mask, spec, seeds)
 
 
 def compare(spec: Spec, padded: bool, seeds: Tensor | None = None, masks: Any = None) -> None:
     """Logits and gradients of three members at once against three plain models."""
     members = 3
-    tokens, lengths, labels = batch(spec.width, padded, members)
+    tokens, lengths, labels = batch(spec.seq_len, padded, members)
     matrix = rows_of(spec, [11, 12, 13]).requires_grad_()
     logits = engine(spec, matrix, tokens, lengths, seeds)
     loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
@@ -102,12 +102,12 @@ def test_the_quirks_of_the_input_compute_what_a_plain_model_with_them_computes(m
 
 def test_sparse_rows_are_padded_to_a_multiple_of_k_and_full_ones_are_not() -> None:
     def width(mechanism: str) -> int:
-        return spec_of(mechanism, width=40, pad_to_multiple=True).padded_width
+        return spec_of(mechanism, width=40, pad_to_multiple=True).padded_len
 
     assert {name: width(name) for name in ("full", "topk:5", "topk:9", "banded:9", "block_local:9+1g")} == {
         "full": 40, "topk:5": 40, "topk:9": 45, "banded:9": 45, "block_local:9+1g": 45,
     }  # fmt: skip
-    assert spec_of("topk:9", width=40).padded_width == 40
+    assert spec_of("topk:9", width=40).padded_len == 40
 
 
 def test_what_stands_in_the_padding_changes_nothing_unless_it_is_visible() -> None:
@@ -131,11 +131,11 @@ def test_filler_positions_of_long_rows_change_nothing(
     tokens, lengths, _ = batch(width)
     options = {"blocks": 1, "pooling": pooling}
     aligned = spec_of(mechanism, width=width, **options)
-    assert aligned.filler > 0
+    assert aligned.alignment_padding > 0
     assert aligned.length % 8 == 0
     monkeypatch.setattr("semfocus.spec.LONG", 10**6)
     bare = spec_of(mechanism, width=width, **options)
-    assert bare.filler == 0
+    assert bare.alignment_padding == 0
     matrix = rows_of(bare, [11])
     torch.testing.assert_close(
         engine(aligned, matrix, tokens, lengths), engine(bare, matrix, tokens, lengths), rtol=1e-9, atol=1e-9
@@ -144,30 +144,32 @@ def test_filler_positions_of_long_rows_change_nothing(
 
 @pytest.mark.parametrize("mechanism", ["banded:3", "banded:3+1g", "topk:3+4w"])
 def test_a_window_that_counts_from_the_end_gets_no_filler(mechanism: str) -> None:
-    assert spec_of(mechanism, width=131).filler == 0
+    assert spec_of(mechanism, width=131).alignment_padding == 0
 
 
 def test_positions_first_asked_for_inside_a_transform_or_in_inference_serve_everybody_afterwards() -> None:
     def inside(x: torch.Tensor) -> torch.Tensor:
-        return (x * positions(11, 6, torch.device("cpu"))).sum()
+        return (x * sinusoidal_encoding(11, 6, torch.device("cpu"))).sum()
 
-    positions.cache_clear()
+    sinusoidal_encoding.cache_clear()
     ones = torch.ones(11, 6)
     torch.func.grad(lambda x: torch.func.grad(inside)(x).sum())(ones)
-    kept = positions(11, 6, torch.device("cpu"))
-    torch.testing.assert_close(kept, waves(11, 6).float(), rtol=0, atol=1e-6)
+    kept = sinusoidal_encoding(11, 6, torch.device("cpu"))
+    torch.testing.assert_close(kept, pos_enc(11, 6).float(), rtol=0, atol=1e-6)
     torch.testing.assert_close(torch.func.grad(inside)(ones), kept, rtol=0, atol=0)
-    positions.cache_clear()
+    sinusoidal_encoding.cache_clear()
     with torch.inference_mode():
-        positions(11, 6, torch.device("cpu"))
+        sinusoidal_encoding(11, 6, torch.device("cpu"))
     x = ones.clone().requires_grad_()
-    inside(x).backward()  # saves the waves, which an inference tensor refuses
+    inside(x).backward()  # saves the pos_enc, which an inference tensor refuses
     torch.testing.assert_close(x.grad, kept, rtol=0, atol=0)
 
 
 def test_positions_are_sines_and_cosines_at_any_length() -> None:
-    torch.testing.assert_close(positions(700, 6, torch.device("cpu")), waves(700, 6).float(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(positions(9, 7, torch.device("cpu")), waves(9, 7).float(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        sinusoidal_encoding(700, 6, torch.device("cpu")), pos_enc(700, 6).float(), rtol=0, atol=1e-6
+    )
+    torch.testing.assert_close(sinusoidal_encoding(9, 7, torch.device("cpu")), pos_enc(9, 7).float(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3+1g"])
@@ -192,7 +194,7 @@ def test_the_module_of_a_member_gives_its_row_back() -> None:
 @pytest.mark.parametrize(("task", "blocks", "count"), [("even_pairs", 5, 125_000), ("listops", 10, 251_000)])
 def test_the_paper_models_have_the_paper_number_of_parameters(task: str, blocks: int, count: int) -> None:
     source = get_task(task)
-    spec = Spec(ModelConfig(blocks=blocks), AttentionConfig(), source.num_symbols, source.num_classes, source.width)
+    spec = Spec(ModelConfig(blocks=blocks), AttentionConfig(), source.vocab_size, source.num_classes, source.seq_len)
     assert abs(spec.layout.num_parameters - count) < 0.002 * count
     module = PlainEncoder(spec, initial(spec, 0))
     assert sum(p.numel() for p in module.parameters()) == spec.layout.num_parameters
@@ -234,7 +236,7 @@ def test_initial_parameters_depend_on_the_seed_and_not_on_the_mechanism() -> Non
 
 
 def drop_seeds(spec: Spec, members: list[int], step: int = 4) -> Tensor:
-    return counter_rng.derive(torch.tensor(members), torch.tensor(step), spec.places)
+    return counter_rng.fold_in(torch.tensor(members), torch.tensor(step), spec.num_dropout_sites)
 
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3+1g"])
@@ -250,7 +252,7 @@ def test_dropout_acts_where_the_paper_has_it(mechanism: str, norm: str) -> None:
         return counter_rng.dropout(torch.ones_like(x).unsqueeze(0), seeds[place, member : member + 1], 0.25)[0]
 
     compare(spec, padded=True, seeds=seeds, masks=masks)
-    assert used == set(range(spec.places)) == set(range(9))
+    assert used == set(range(spec.num_dropout_sites)) == set(range(9))
 
 
 def test_in_evaluation_nothing_is_dropped_and_two_forwards_are_equal() -> None:
@@ -317,8 +319,8 @@ def test_what_a_row_draws_in_evaluation_depends_on_the_row_alone(options: dict[s
 @pytest.mark.parametrize("mechanism", ["randomk:3", "randomk_replaced:3"])
 def test_random_keys_are_drawn_anew_at_every_training_step_even_without_dropout(mechanism: str) -> None:
     spec = spec_of(mechanism, dropout=0.0)
-    assert spec.draws
-    assert not spec_of("topk:3", dropout=0.0).draws
+    assert spec.is_stochastic
+    assert not spec_of("topk:3", dropout=0.0).is_stochastic
     tokens, lengths, _ = batch(padded=False)
     row = rows_of(spec, [11])
     steps = [engine(spec, row, tokens, lengths, drop_seeds(spec, [5], step)) for step in (1, 2)]

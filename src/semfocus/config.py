@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -18,6 +19,7 @@ from semfocus.errors import UsageError
 from semfocus.tasks import Task, get_task
 
 FORMAT = 1  # of the identity below: raise it when the same config starts to mean another result
+OLD_NAMES = {"until": "stop_accuracy"}  # of training's fields, before 0.2
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 # Beyond what anyone trains here, and small enough that a stranger's config cannot ask for the whole memory.
@@ -108,7 +110,7 @@ class ModelConfig(_Part):
 
 
 class TrainingConfig(_Part):
-    """How it learns. `until` stops a run at that training accuracy; `patience` after so many epochs without a gain."""
+    """How it learns. A run ends early at `stop_accuracy` of training, or after `patience` epochs without a gain."""
 
     epochs: Positive = 100
     batch_size: Positive = 25
@@ -118,8 +120,16 @@ class TrainingConfig(_Part):
     clip: Rate | None = 0.5  # of the gradient's norm over all of a member's parameters
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     drop_one_row: bool = False  # a quirk: leave out one shuffled training row an epoch, and the last row in evaluation
-    until: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    stop_accuracy: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     patience: Positive | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_names(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and "until" in fields and "stop_accuracy" not in fields:
+            warnings.warn("training.until is now training.stop_accuracy", DeprecationWarning, stacklevel=2)
+            return {OLD_NAMES.get(name, name): value for name, value in fields.items()}
+        return fields
 
 
 class RunConfig(_Part):
@@ -136,11 +146,11 @@ class RunConfig(_Part):
     def check(self, task: Task) -> None:
         """The checks that need the task itself: sizes against lengths, rows against what there is."""
         size = self.attention.size
-        if size is not None and size > task.width:
+        if size is not None and size > task.seq_len:
             kind = "width" if isinstance(self.attention.value, Local) else "k"
             raise UsageError(
                 f"attention.mechanism = {self.attention.mechanism}: {kind} = {size} exceeds the sequence length "
-                f"{task.width} of task {self.task.name}; choose {kind} <= {task.width}"
+                f"{task.seq_len} of task {self.task.name}; choose {kind} <= {task.seq_len}"
             )
         for field, split in (("train_rows", "train"), ("heldout_rows", "heldout")):
             wanted, there = getattr(self.task, field), task.size(split)
@@ -159,6 +169,8 @@ class RunConfig(_Part):
     def identity(self, task: Task) -> dict[str, Any]:
         """What decides the result, as plain JSON: a file's content instead of its path, no label."""
         fields = self.model_dump(mode="json", exclude={"label": True, "task": {"name", "options"}})
+        for old, new in OLD_NAMES.items():  # an identity is hashed: it keeps its names, so that runs keep their ids
+            fields["training"][old] = fields["training"].pop(new)
         return {"format": FORMAT, **fields, "data": task.fingerprint()}
 
     def run_id(self, task: Task) -> str:

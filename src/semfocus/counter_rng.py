@@ -49,14 +49,14 @@ def row_hash(seed: Tensor, rows: Tensor) -> Tensor:
     return mix(mix(rows + low) ^ high)
 
 
-def transformed() -> bool:
+def in_functorch() -> bool:
     """Whether torch.func (vmap, grad, jvp) is at work: then only plain tensor operations do what they should."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _suits_numpy(*tensors: Tensor) -> bool:
     """Whether these are what they seem, in this machine's memory, and nobody traces what is done with them."""
-    if torch.compiler.is_compiling() or transformed():
+    if torch.compiler.is_compiling() or in_functorch():
         return False
     return all(type(tensor) is Tensor and tensor.device.type == "cpu" for tensor in tensors)
 
@@ -107,7 +107,7 @@ def _mix_array(x: np.ndarray, spare: np.ndarray | None = None, last: bool = Fals
     return x
 
 
-def derive(seed: Tensor, step: Tensor, places: int) -> Tensor:
+def fold_in(seed: Tensor, step: Tensor, places: int) -> Tensor:
     """(places, *seed.shape) int64: an independent seed for each place of a training step, from a member's own seed."""
     low, high = _halves(seed)
     place = torch.arange(places, dtype=torch.int32, device=seed.device).view(places, *[1] * seed.dim())

@@ -73,7 +73,7 @@ def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> Us
     return UsageError(f"unknown {kind} {name!r}{guess} known: {', '.join(names) or 'none'}{hint}")
 
 
-def whole_number(name: str, value: Any, at_least: int | None = None, at_most: int | None = None) -> int:
+def check_int(name: str, value: Any, at_least: int | None = None, at_most: int | None = None) -> int:
     """`value` as an int, or an error that names it: booleans, floats and texts are not whole numbers here."""
     try:
         if isinstance(value, bool):

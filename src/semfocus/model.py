@@ -30,30 +30,32 @@ NORM_EPSILON = 1e-5
 ENOUGH_PROGRAMS = 128  # that a large GPU wants to run at once
 
 
-def assemble(tokens: Tensor, lengths: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
+def build_inputs(tokens: Tensor, lengths: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
     """Rows (..., width) as the model reads them (..., L) int64, and which positions hold something (..., L) bool."""
-    pad = spec.num_symbols
-    rows = functional.pad(tokens.long(), (0, spec.padded_width + spec.filler - spec.width), value=pad)
+    pad = spec.vocab_size
+    rows = functional.pad(tokens.long(), (0, spec.padded_len + spec.alignment_padding - spec.seq_len), value=pad)
     extra = torch.arange(pad + 1, pad + 1 + spec.extra_tokens, device=tokens.device)
     rows = torch.cat([rows, extra.expand(*rows.shape[:-1], -1)], dim=-1)
     position = torch.arange(spec.length, device=tokens.device)
-    ends = torch.full_like(lengths, spec.padded_width) if spec.model.padding_visible else lengths
-    return rows, (position < ends.unsqueeze(-1)) | (position >= spec.padded_width + spec.filler)
+    ends = torch.full_like(lengths, spec.padded_len) if spec.model.padding_visible else lengths
+    return rows, (position < ends.unsqueeze(-1)) | (position >= spec.padded_len + spec.alignment_padding)
 
 
 @lru_cache(maxsize=64)
-def positions(length: int, width: int, device: torch.device, filler_end: int = 0, filler: int = 0) -> Tensor:
-    """(L, d) fixed sine and cosine waves, for any length. Kept: a captured GPU step cannot copy from the host.
+def sinusoidal_encoding(
+    length: int, width: int, device: torch.device, padding_end: int = 0, alignment_padding: int = 0
+) -> Tensor:
+    """(L, d) fixed sine and cosine pos_enc, for any length. Kept: a captured GPU step cannot copy from the host.
 
-    What stands behind the filler is counted as if there were none.
+    What stands behind the alignment_padding is counted as if there were none.
     """
     with torch.inference_mode(False):  # whoever asks first: what is kept must serve every later caller
         place = torch.arange(length, dtype=torch.float64).unsqueeze(-1)
-        place = torch.where(place >= filler_end, place - filler, place)
+        place = torch.where(place >= padding_end, place - alignment_padding, place)
         rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
-        waves = torch.stack([(place * rate).sin(), (place * rate).cos()], dim=-1).flatten(-2)
-        # Inside torch.func every tensor is wrapped for as long as the transform lasts; the waves outlast it.
-        return torch.func.debug_unwrap(waves[:, :width].float().to(device))
+        pos_enc = torch.stack([(place * rate).sin(), (place * rate).cos()], dim=-1).flatten(-2)
+        # Inside torch.func every tensor is wrapped for as long as the transform lasts; the pos_enc outlast it.
+        return torch.func.debug_unwrap(pos_enc[:, :width].float().to(device))
 
 
 class Padding(NamedTuple):
@@ -63,38 +65,38 @@ class Padding(NamedTuple):
     mask: Tensor | None = None
 
     @staticmethod
-    def of(filled: Tensor | None, spec: Spec) -> Padding:
-        if filled is None:
+    def of(valid_mask: Tensor | None, spec: Spec) -> Padding:
+        if valid_mask is None:
             return Padding()
         if spec.extra_tokens:  # which stand behind it
-            return Padding(mask=filled[:, :, None, None, :])
-        return Padding(lengths=filled.sum(dim=-1))
+            return Padding(mask=valid_mask[:, :, None, None, :])
+        return Padding(lengths=valid_mask.sum(dim=-1))
 
 
 def forward(
     parameters: dict[str, Tensor],
     tokens: Tensor,
-    filled: Tensor | None,
+    valid_mask: Tensor | None,
     spec: Spec,
     seeds: Tensor | None = None,
-    parts: Parts | None = None,
+    parts: ForwardFns | None = None,
 ) -> Tensor:
     """Logits (E, B, C) of rows (E, B, L). `seeds` (places, E): a training step.
 
-    `filled` (E, B, L) is what `assemble` gives; None: no row has padding.
+    `valid_mask` (E, B, L) is what `build_inputs` gives; None: no row has padding.
     """
-    parts = parts or PLAIN
-    behind = spec.padded_width + spec.filler
-    waves = positions(spec.length, spec.model.d_model, tokens.device, behind, spec.filler)
-    x = parts.embed(parameters["embedding"], tokens, waves, spec, None if seeds is None else seeds[0])
+    parts = parts or EAGER
+    behind = spec.padded_len + spec.alignment_padding
+    pos_enc = sinusoidal_encoding(spec.length, spec.model.d_model, tokens.device, behind, spec.alignment_padding)
+    x = parts.embed(parameters["embedding"], tokens, pos_enc, spec, None if seeds is None else seeds[0])
     own_seeds = _evaluation_seeds(spec, tokens) if seeds is None else seeds[1:].unflatten(0, (spec.model.blocks, -1))
-    padding = Padding.of(filled, spec)
+    padding = Padding.of(valid_mask, spec)
     for i in range(spec.model.blocks):
         weights = [parameters[f"blocks.{i}.{name}"] for name in BLOCK_PARAMETERS]
         epsilon = 0.0 if spec.model.first_norm_exact and i == 0 else NORM_EPSILON
         block_seeds = None if own_seeds is None else own_seeds[i]
         x = parts.block(x, weights, padding, block_seeds, spec, epsilon, seeds is not None)
-    return parts.read_out(x, filled, parameters["readout.weight"], parameters["readout.bias"], spec)
+    return parts.head(x, valid_mask, parameters["readout.weight"], parameters["readout.bias"], spec)
 
 
 BLOCK_PARAMETERS = [f"{name}.{kind}" for name in ("qkv", "o", "mlp_in", "mlp_out") for kind in ("weight", "bias")]
@@ -119,8 +121,8 @@ def block(
     pre = spec.model.norm == "pre"
     y = norm(x, epsilon) if pre else x
     q, k, v = (_heads(part, spec) for part in _linear(y, aw, ab).chunk(3, dim=-1))
-    mixed = attend(q, k, v, spec.mechanism, **padding._asdict(), **attention_settings(seeds, spec, train))
-    x = drop(_linear(mixed.transpose(2, 3).flatten(3), ow, ob), 1).add_(x)
+    attn_out = attend(q, k, v, spec.mechanism, **padding._asdict(), **attention_settings(seeds, spec, train))
+    x = drop(_linear(attn_out.transpose(2, 3).flatten(3), ow, ob), 1).add_(x)
     x = x if pre else norm(x, epsilon)
     hidden = drop(_linear(norm(x, NORM_EPSILON) if pre else x, iw, ib), 2)
     x = drop(_linear(ACTIVATIONS[spec.model.activation](hidden), tw, tb), 3).add_(x)
@@ -139,29 +141,29 @@ def attention_settings(seeds: Tensor | None, spec: Spec, train: bool) -> dict[st
     }
 
 
-def embed(table: Tensor, tokens: Tensor, waves: Tensor, spec: Spec, seed: Tensor | None) -> Tensor:
+def embed(table: Tensor, tokens: Tensor, pos_enc: Tensor, spec: Spec, seed: Tensor | None) -> Tensor:
     """(E, B, L, d): each member's own vectors, scaled, plus positions."""
     members, ids, d = table.shape
     offsets = (torch.arange(members, device=table.device) * ids).view(-1, 1, 1)
     x = functional.embedding(tokens + offsets, table.flatten(0, 1)) * math.sqrt(d)
-    x = x + waves
+    x = x + pos_enc
     return counter_rng.dropout(x, seed, spec.model.dropout) if seed is not None and spec.model.dropout else x
 
 
-def read_out(x: Tensor, filled: Tensor | None, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
+def head(x: Tensor, valid_mask: Tensor | None, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
     """(E, B, C) logits."""
-    return _pool(x, filled, spec) @ weight + bias.unsqueeze(1)
+    return _pool(x, valid_mask, spec) @ weight + bias.unsqueeze(1)
 
 
-def _pool(x: Tensor, filled: Tensor | None, spec: Spec) -> Tensor:
+def _pool(x: Tensor, valid_mask: Tensor | None, spec: Spec) -> Tensor:
     """(E, B, d): the mean over what each row holds; global tokens count only where padding does."""
     if spec.model.pooling == "cls":
-        return x[:, :, spec.padded_width + spec.filler]
+        return x[:, :, spec.padded_len + spec.alignment_padding]
     if not spec.model.padding_visible:
-        x = x[:, :, : spec.padded_width]
-    if filled is None:
+        x = x[:, :, : spec.padded_len]
+    if valid_mask is None:
         return x.mean(dim=2)
-    inside = filled[:, :, : x.shape[2], None].to(x.dtype)
+    inside = valid_mask[:, :, : x.shape[2], None].to(x.dtype)
     return (x * inside).sum(dim=2) / inside.sum(dim=2)
 
 
@@ -186,25 +188,25 @@ def _evaluation_seeds(spec: Spec, tokens: Tensor) -> Tensor | None:
 
     They follow from a row's own tokens, so that its scores depend neither on its batch nor on its member's cohort.
     """
-    if not spec.model.dropout_in_evaluation and not spec.mechanism.draws:
+    if not spec.model.dropout_in_evaluation and not spec.mechanism.is_stochastic:
         return None
     first = getattr(spec.mechanism, "seed", 0)
     zero = torch.zeros((), dtype=torch.int64, device=tokens.device)
     place = torch.arange(tokens.shape[-1], dtype=torch.int32, device=tokens.device)
     content = counter_rng.random_bits(zero + first, tokens.to(torch.int32), place).to(torch.int64).sum(dim=-1)
-    return counter_rng.derive(content, zero, spec.places)[1:].unflatten(0, (spec.model.blocks, -1))
+    return counter_rng.fold_in(content, zero, spec.num_dropout_sites)[1:].unflatten(0, (spec.model.blocks, -1))
 
 
 @dataclass(frozen=True)
-class Parts:
+class ForwardFns:
     """The three functions a forward pass is made of, plain or compiled."""
 
     embed: Callable[..., Tensor] = embed
     block: Callable[..., Tensor] = block
-    read_out: Callable[..., Tensor] = read_out
+    head: Callable[..., Tensor] = head
 
     @staticmethod
-    def compiled() -> Parts:
+    def compiled() -> ForwardFns:
         """Compiled afresh. Every cohort has its own shapes; without the reset torch counts them as one function's
         recompilations and, after a few, quietly stops compiling."""
         torch.compiler.reset()
@@ -213,9 +215,9 @@ class Parts:
         # What draws stays plain on a CPU. There torch 2.13 writes the hash of `counters` as C++ in which signed numbers
         # overflow, which a C++ compiler may take never to happen: g++ ran a loop past its end and looked up tokens that
         # were none. The hash also uses each of its values twice, and writing it all out took Inductor minutes.
-        def by_device_embed(table: Tensor, tokens: Tensor, waves: Tensor, spec: Spec, seed: Tensor | None) -> Tensor:
+        def by_device_embed(table: Tensor, tokens: Tensor, pos_enc: Tensor, spec: Spec, seed: Tensor | None) -> Tensor:
             chosen = embed if seed is not None and table.device.type == "cpu" else fast_embed
-            return chosen(table, tokens, waves, spec, seed)
+            return chosen(table, tokens, pos_enc, spec, seed)
 
         def by_device_block(
             x: Tensor, weights: list[Tensor], padding: Padding, seeds: Tensor | None, *rest: Any
@@ -223,10 +225,10 @@ class Parts:
             chosen = block if seeds is not None and x.device.type == "cpu" else fast_block
             return chosen(x, weights, padding, seeds, *rest)
 
-        return Parts(by_device_embed, by_device_block, torch.compile(read_out, dynamic=False))
+        return ForwardFns(by_device_embed, by_device_block, torch.compile(head, dynamic=False))
 
 
-PLAIN = Parts()
+EAGER = ForwardFns()
 
 
 class Encoder(nn.Module):
@@ -242,9 +244,9 @@ class Encoder(nn.Module):
         """Rows may be of any length: positions extend; a row ends at its length, or at the last column."""
         spec = self._spec_for(tokens.shape[-1])
         ends = torch.full(tokens.shape[:1], tokens.shape[-1], device=tokens.device) if lengths is None else lengths
-        rows, filled = assemble(tokens, ends, spec)
+        rows, valid_mask = build_inputs(tokens, ends, spec)
         parameters = {name.replace("__", "."): value.unsqueeze(0) for name, value in self.named_parameters()}
-        return forward(parameters, rows.unsqueeze(0), filled.unsqueeze(0), spec)[0]
+        return forward(parameters, rows.unsqueeze(0), valid_mask.unsqueeze(0), spec)[0]
 
     @torch.no_grad()
     def predict(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -257,4 +259,4 @@ class Encoder(nn.Module):
 
     def _spec_for(self, width: int) -> Spec:
         spec = self.spec
-        return Spec(spec.model, spec.attention, spec.num_symbols, spec.num_classes, width)
+        return Spec(spec.model, spec.attention, spec.vocab_size, spec.num_classes, width)

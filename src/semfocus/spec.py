@@ -1,6 +1,6 @@
 """What shapes the paper's encoder: sizes, the columns of its parameters in a row, and the row a seed starts from.
 
-spec = Spec(model_config, attention_config, num_symbols, num_classes, width)
+spec = Spec(model_config, attention_config, vocab_size, num_classes, seq_len)
 row = initial(spec, seed)                             (P,)
 spec.layout.split(matrix)["blocks.0.o.weight"]        (E, inputs, outputs), a view of the columns of E rows
 """
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from semfocus.attention.mechanisms import BlockLocal, BottomK, Full, Mechanism, RandomK, RandomKReplaced, TopK
+from semfocus.attention.mechanisms import BlockLocal, BottomK, Full, Mechanism, RandomK, RandomKWithReplacement, TopK
 from semfocus.config import AttentionConfig, ModelConfig
 from semfocus.randomness import stream
 
-PLACES_PER_BLOCK = 4  # dropout on attention weights, after attention, inside the MLP, after the MLP
-ALIGNMENT, LONG = 8, 128  # positions that long rows are filled up to a multiple of, and from which on they are long
+DROPOUT_SITES_PER_BLOCK = 4  # dropout on attention weights, after attention, inside the MLP, after the MLP
+ALIGNMENT, LONG = 8, 128  # positions that long rows are valid_mask up to a multiple of, and from which on they are long
 
 
 @dataclass(frozen=True)
@@ -30,56 +30,60 @@ class Spec:
 
     model: ModelConfig
     attention: AttentionConfig
-    num_symbols: int
+    vocab_size: int
     num_classes: int
-    width: int  # of the task's rows, before anything is added
+    seq_len: int  # of the task's rows, before anything is added
     # What follows from these, worked out once: a compiler that traces the model must not meet a parser.
     mechanism: Mechanism = field(init=False)
-    padded_width: int = field(init=False)
+    padded_len: int = field(init=False)
     extra_tokens: int = field(init=False)  # after the row: a CLS token if that is what is pooled, then the global ones
-    filler: int = field(init=False)  # invisible positions between the two, so that long rows suit tensor cores
+    alignment_padding: int = field(
+        init=False
+    )  # invisible positions between the two, so that long rows suit tensor cores
     length: int = field(init=False)  # L
 
     def __post_init__(self) -> None:
         mechanism, size = self.attention.value, self.attention.size
-        padded = self.width
+        padded = self.seq_len
         if self.model.pad_to_multiple and size is not None:
-            padded = math.ceil(self.width / size) * size
+            padded = math.ceil(self.seq_len / size) * size
         extra = self.attention.globals + (self.model.pooling == "cls")
-        filler = -(padded + extra) % ALIGNMENT if padded + extra >= LONG and _ignores_filler(mechanism) else 0
+        alignment_padding = (
+            -(padded + extra) % ALIGNMENT if padded + extra >= LONG and _ignores_alignment_padding(mechanism) else 0
+        )
         for name, value in {
             "mechanism": mechanism,
-            "padded_width": padded,
+            "padded_len": padded,
             "extra_tokens": extra,
-            "filler": filler,
-            "length": padded + filler + extra,
+            "alignment_padding": alignment_padding,
+            "length": padded + alignment_padding + extra,
         }.items():
             object.__setattr__(self, name, value)
 
     @property
     def num_ids(self) -> int:
-        return self.num_symbols + 1 + self.extra_tokens
+        return self.vocab_size + 1 + self.extra_tokens
 
     @property
-    def places(self) -> int:
+    def num_dropout_sites(self) -> int:
         """How many places of a step draw dropout."""
-        return 1 + PLACES_PER_BLOCK * self.model.blocks
+        return 1 + DROPOUT_SITES_PER_BLOCK * self.model.blocks
 
     @property
-    def draws(self) -> bool:
+    def is_stochastic(self) -> bool:
         """Whether a training step needs random numbers at all: for dropout, or to choose keys."""
-        return self.model.dropout > 0 or self.mechanism.draws
+        return self.model.dropout > 0 or self.mechanism.is_stochastic
 
     @cached_property
     def layout(self) -> Layout:
         return Layout.of(self)
 
 
-def _ignores_filler(mechanism: Mechanism) -> bool:
+def _ignores_alignment_padding(mechanism: Mechanism) -> bool:
     """Whether masked positions behind the row change nothing. A window counts from the end, and would move."""
     if isinstance(mechanism, TopK):
         return not mechanism.window
-    return isinstance(mechanism, (Full, BlockLocal, BottomK, RandomK, RandomKReplaced))
+    return isinstance(mechanism, (Full, BlockLocal, BottomK, RandomK, RandomKWithReplacement))
 
 
 @dataclass(frozen=True)

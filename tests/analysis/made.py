@@ -13,7 +13,7 @@ from semfocus.analysis.verdicts import CLAIMS, Verdict
 from semfocus.analysis.verdicts.evidence import conclude
 from semfocus.analysis.verdicts.settings import TASKS, gather
 from semfocus.config_files import apply_overrides
-from semfocus.experiments.recipes import configure
+from semfocus.recipes import configure
 from semfocus.tasks import get_task
 
 WIDTH = 40
@@ -64,7 +64,7 @@ def _config(task: str, recipe: str, changes: str, width: int) -> str:
     options = json.loads(json.dumps(get_task(known).options)) | config["task"]["options"]
     config["task"]["name"] = task
     config["data"] = {"task": task, "version": 1, "options": options}
-    config["sizes"] = {"num_symbols": 2, "num_classes": get_task(known).num_classes, "width": width}
+    config["sizes"] = {"vocab_size": 2, "num_classes": get_task(known).num_classes, "seq_len": width}
     return json.dumps(config)
 
 

@@ -10,7 +10,7 @@ from semfocus.analysis.correlation import spearman
 from semfocus.analysis.masks_vs_speedup import drawn_masks, mask_points, masks_against
 from semfocus.analysis.records import Record
 from semfocus.errors import UsageError
-from tests.analysis.test_against_speed import record
+from tests.analysis.test_dispersion_vs_speedup import record
 
 TASKS = {"parity": (0.5, 40.0), "even_pairs": (0.9, 10.0), "listops": (0.6, 20.0), "stack_manipulation": (0.8, 16.0)}
 NOISE = [0.01, 0.1, 0.3]

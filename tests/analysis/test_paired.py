@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semfocus.analysis import Times, Unpaired, paired_logrank, pooled_logrank
+from semfocus.analysis import ConvergenceTimes, Unpaired, paired_logrank, pooled_logrank
 from semfocus.analysis.paired import EXACT_PAIRS, exact_swap_p, sampled_swap_p
 from semfocus.analysis.pairing import paired_seeds
 from semfocus.errors import UsageError
@@ -46,15 +46,15 @@ def by_seed(values: list, first: int = 0) -> dict:
 @settings(max_examples=60, deadline=None)
 def test_p_is_the_share_of_all_swaps_of_whole_runs(pairs: list) -> None:
     full, other = (by_seed([pair[arm] for pair in pairs]) for arm in (0, 1))
-    test = paired_logrank(Times.of(full, horizon=12), Times.of(other, horizon=12))
+    test = paired_logrank(ConvergenceTimes.of(full, horizon=12), ConvergenceTimes.of(other, horizon=12))
     assert test.method == "exact"
     assert test.p == pytest.approx(brute_force(full, other, 12))
 
 
 @pytest.mark.parametrize("n", [2, 5, 10, 20])
 def test_a_clean_sweep_gives_the_smallest_p(n: int) -> None:
-    full = Times.of(by_seed([50.0 + i for i in range(n)]), horizon=100)
-    other = Times.of(by_seed([5.0 + i / 4 for i in range(n)]), horizon=100)
+    full = ConvergenceTimes.of(by_seed([50.0 + i for i in range(n)]), horizon=100)
+    other = ConvergenceTimes.of(by_seed([5.0 + i / 4 for i in range(n)]), horizon=100)
     test = paired_logrank(full, other)
     assert test.p == test.smallest_p == 2.0 ** (1 - n)
     assert test.favours == "other"
@@ -64,28 +64,28 @@ def test_a_clean_sweep_gives_the_smallest_p(n: int) -> None:
 
 def test_the_statistic_agrees_with_a_case_worked_by_hand() -> None:
     # Order of arrival: other 1, full 2, other 3, full never; scores 3/4, 5/12, -1/12, -13/12.
-    full, other = Times.of({1: 2.0, 2: None}, horizon=5), Times.of({1: 1.0, 2: 3.0}, horizon=5)
+    full, other = ConvergenceTimes.of({1: 2.0, 2: None}, horizon=5), ConvergenceTimes.of({1: 1.0, 2: 3.0}, horizon=5)
     test = paired_logrank(full, other)
     assert test.statistic == pytest.approx((3 / 4 - 1 / 12) - (5 / 12 - 13 / 12))
     assert test.p == 0.5
 
 
 def test_arms_that_do_not_differ_are_not_told_apart() -> None:
-    same = Times.of({1: 4.0, 2: None, 3: 7.0}, horizon=10)
+    same = ConvergenceTimes.of({1: 4.0, 2: None, 3: 7.0}, horizon=10)
     test = paired_logrank(same, same)
     assert (test.p, test.favours, test.informative) == (1.0, "neither", 0)
     assert "nothing to tell the arms apart" in test.why
 
 
 def test_all_censored_arms_give_p_one() -> None:
-    never = Times.of(by_seed([None] * 10), horizon=10)
+    never = ConvergenceTimes.of(by_seed([None] * 10), horizon=10)
     test = paired_logrank(never, never)
     assert (test.p, test.pairs, test.informative) == (1.0, 10, 0)
 
 
 @pytest.mark.parametrize("n", [0, 1])
 def test_no_test_is_claimed_below_two_pairs(n: int) -> None:
-    arm = Times.of(by_seed([3.0] * n), horizon=10)
+    arm = ConvergenceTimes.of(by_seed([3.0] * n), horizon=10)
     test = paired_logrank(arm, arm)
     assert (test.p, test.method, test.pairs) == (None, "none", n)
     assert f"not enough data: {n} paired seed" in test.why
@@ -97,8 +97,8 @@ def test_shared_seeds_come_in_rising_order_however_large() -> None:
 
 
 def test_seeds_of_one_arm_alone_are_left_out_and_listed() -> None:
-    full = Times.of({1: 50.0, 2: 60.0, 3: 1.0}, horizon=100)
-    other = Times.of({4: 99.0, 2: 6.0, 1: 5.0}, horizon=100)
+    full = ConvergenceTimes.of({1: 50.0, 2: 60.0, 3: 1.0}, horizon=100)
+    other = ConvergenceTimes.of({4: 99.0, 2: 6.0, 1: 5.0}, horizon=100)
     test = paired_logrank(full, other)
     assert test.left_out == (Unpaired(3, "other"), Unpaired(4, "full"))
     assert test.pairs == 2
@@ -111,13 +111,16 @@ def test_results_do_not_depend_on_the_order_of_runs() -> None:
     full = {int(seed): float(e) for seed, e in zip(rng.permutation(30), rng.uniform(1, 50, 30), strict=True)}
     other = {seed: float(e) for seed, e in zip(full, rng.uniform(1, 40, 30), strict=True)}
     shuffled = dict(sorted(other.items(), reverse=True))
-    one, two = (paired_logrank(Times.of(full, horizon=50), Times.of(arm, horizon=50)) for arm in (other, shuffled))
+    one, two = (
+        paired_logrank(ConvergenceTimes.of(full, horizon=50), ConvergenceTimes.of(arm, horizon=50))
+        for arm in (other, shuffled)
+    )
     assert one == two
 
 
 def test_different_horizons_are_refused_with_the_way_out() -> None:
-    with pytest.raises(UsageError, match=r"horizon = 100 .* 60 .*Times\.until"):
-        paired_logrank(Times.of({1: 5.0}, horizon=100), Times.of({1: 5.0}, horizon=60))
+    with pytest.raises(UsageError, match=r"horizon = 100 .* 60 .*ConvergenceTimes\.until"):
+        paired_logrank(ConvergenceTimes.of({1: 5.0}, horizon=100), ConvergenceTimes.of({1: 5.0}, horizon=60))
 
 
 def test_matching_halves_counts_every_swap_once() -> None:
@@ -146,7 +149,7 @@ def test_sampled_swaps_agree_with_counted_ones() -> None:
 
 def test_more_pairs_than_can_be_counted_are_sampled_and_say_so() -> None:
     n = EXACT_PAIRS + 1
-    full, other = (Times.of(by_seed([base + i / 8 for i in range(n)]), horizon=100) for base in (50.0, 5.0))
+    full, other = (ConvergenceTimes.of(by_seed([base + i / 8 for i in range(n)]), horizon=100) for base in (50.0, 5.0))
     test = paired_logrank(full, other)
     assert test.method == "sampled"
     assert test.p == test.smallest_p == 1e-5
@@ -154,8 +157,14 @@ def test_more_pairs_than_can_be_counted_are_sampled_and_say_so() -> None:
 
 
 def test_pooled_tasks_are_scored_apart_and_swapped_within_task_and_seed() -> None:
-    easy = (Times.of({1: 10.0, 2: 12.0}, horizon=20), Times.of({1: 5.0, 2: 6.0, 3: 7.0}, horizon=20))
-    hard = (Times.of({1: 900.0, 2: None}, horizon=1000), Times.of({1: 300.0, 2: 400.0}, horizon=1000))
+    easy = (
+        ConvergenceTimes.of({1: 10.0, 2: 12.0}, horizon=20),
+        ConvergenceTimes.of({1: 5.0, 2: 6.0, 3: 7.0}, horizon=20),
+    )
+    hard = (
+        ConvergenceTimes.of({1: 900.0, 2: None}, horizon=1000),
+        ConvergenceTimes.of({1: 300.0, 2: 400.0}, horizon=1000),
+    )
     pooled = pooled_logrank({"hard": hard, "easy": easy})
     apart = [paired_logrank(*arms) for arms in (easy, hard)]
     assert pooled.pairs == 4

@@ -80,8 +80,9 @@ def test_everything_else_is_a_fault_that_says_what_it_is(tmp_path: Path) -> None
     assert [record.id for record in found.records] == ["aaaaaaaa"]
     kinds = {fault.name: fault.what.split(":")[0] for fault in found.faults}
     assert kinds == {
-        "bbbbbbbb": "torn", "cccccccc": "torn", "dddddddd": "empty", "notes.txt": "foreign", "eeeeeeee": "foreign",
-        "ffffffff": "foreign", "abababab": "torn", "acacacac": "torn",
+        "bbbbbbbb": "corrupt", "cccccccc": "corrupt", "dddddddd": "empty", "notes.txt": "unrecognised",
+        "eeeeeeee": "unrecognised",
+        "ffffffff": "unrecognised", "abababab": "corrupt", "acacacac": "corrupt",
     }  # fmt: skip
     why = dict(found.faults)
     assert "step 1 after step 2" in why["bbbbbbbb"]

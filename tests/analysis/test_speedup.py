@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from semfocus.analysis import Interval, Ratio, SpeedUp, Times, Unpaired, speed_up
+from semfocus.analysis import ConvergenceTimes, Interval, Ratio, SpeedUp, Unpaired, speed_up
 from semfocus.errors import UsageError
 
 FULL = {1: 54.0, 2: 27.0, 3: 85.0, 4: 61.0}
@@ -13,8 +13,8 @@ TOPK = {1: 4.0, 2: 3.0, 3: 8.0, 4: 4.5}
 NEVER = dict.fromkeys(FULL)
 
 
-def times(epochs: dict, horizon: float = 100) -> Times:
-    return Times.of(epochs, horizon=horizon)
+def times(epochs: dict, horizon: float = 100) -> ConvergenceTimes:
+    return ConvergenceTimes.of(epochs, horizon=horizon)
 
 
 def test_the_ratio_of_restricted_means_counts_censored_runs_at_the_horizon() -> None:

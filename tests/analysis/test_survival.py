@@ -4,22 +4,22 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from semfocus.analysis import Times
+from semfocus.analysis import ConvergenceTimes
 from semfocus.analysis.survival import logrank_scores
 from semfocus.errors import UsageError
 
 SOME = {3: 54.0, 1: 27.5, 2: None, 5: 61.25, 4: 54.0, 9: None, 8: 100.0}
 
 
-def scipy_survival(times: Times):
+def scipy_survival(times: ConvergenceTimes):
     never = times.epochs[~times.reached]
     return stats.ecdf(stats.CensoredData(uncensored=times.epochs[times.reached], right=never)).sf
 
 
-def random_times(n: int, seed: int, horizon: float = 30.0) -> Times:
+def random_times(n: int, seed: int, horizon: float = 30.0) -> ConvergenceTimes:
     rng = np.random.default_rng(seed)
     epochs = np.ceil(rng.exponential(20.0, n) * 4) / 4  # quarters of an epoch, with ties
-    return Times(np.minimum(epochs, horizon), epochs <= horizon, horizon, tuple(range(n)))
+    return ConvergenceTimes(np.minimum(epochs, horizon), epochs <= horizon, horizon, tuple(range(n)))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -56,16 +56,16 @@ def test_the_median_is_where_scipys_curve_passes_one_half(n: int, seed: int) -> 
 
 
 def test_the_median_is_the_middle_of_the_flat_piece_at_one_half() -> None:
-    assert Times.of({1: 4.0, 2: 5.0, 3: 9.0, 4: None}, horizon=10).median == 7.0
+    assert ConvergenceTimes.of({1: 4.0, 2: 5.0, 3: 9.0, 4: None}, horizon=10).median == 7.0
 
 
 def test_the_median_is_unknown_when_only_half_of_the_runs_got_there() -> None:
-    assert Times.of({1: 4.0, 2: None}, horizon=10).median is None
-    assert Times.of({1: 4.0, 2: 4.0, 3: None}, horizon=10).median == 4.0
+    assert ConvergenceTimes.of({1: 4.0, 2: None}, horizon=10).median is None
+    assert ConvergenceTimes.of({1: 4.0, 2: 4.0, 3: None}, horizon=10).median == 4.0
 
 
 def test_the_worked_example_of_the_docstring_holds() -> None:
-    times = Times.of({7: 54.0, 8: 61.5, 9: None}, horizon=100)
+    times = ConvergenceTimes.of({7: 54.0, 8: 61.5, 9: None}, horizon=100)
     assert times.median == 61.5
     assert times.restricted_mean == pytest.approx((54 + 61.5 + 100) / 3)
     np.testing.assert_allclose(times.curve().epochs, [0, 54, 61.5])
@@ -73,7 +73,9 @@ def test_the_worked_example_of_the_docstring_holds() -> None:
 
 
 def test_runs_are_kept_by_seed_whatever_order_they_come_in() -> None:
-    forward, backward = (Times.of(dict(items), horizon=100) for items in (SOME.items(), reversed(SOME.items())))
+    forward, backward = (
+        ConvergenceTimes.of(dict(items), horizon=100) for items in (SOME.items(), reversed(SOME.items()))
+    )
     assert forward.seeds == backward.seeds == (1, 2, 3, 4, 5, 8, 9)
     np.testing.assert_array_equal(forward.epochs, [27.5, 100, 54, 54, 61.25, 100, 100])
     np.testing.assert_array_equal(forward.reached, [True, False, True, True, True, True, False])
@@ -82,22 +84,22 @@ def test_runs_are_kept_by_seed_whatever_order_they_come_in() -> None:
 
 
 def test_a_run_that_stopped_early_without_arriving_counts_to_the_horizon() -> None:
-    diverged = Times(np.array([3.0, np.nan]), np.array([False, False]), 50, (1, 2))
+    diverged = ConvergenceTimes(np.array([3.0, np.nan]), np.array([False, False]), 50, (1, 2))
     assert diverged.restricted_mean == 50
     assert diverged.median is None
 
 
 def test_an_earlier_horizon_censors_what_comes_after_it() -> None:
-    cut = Times.of(SOME, horizon=100).until(54)
+    cut = ConvergenceTimes.of(SOME, horizon=100).until(54)
     np.testing.assert_array_equal(cut.reached, [True, False, True, True, False, False, False])
     np.testing.assert_array_equal(cut.epochs, [27.5, 54, 54, 54, 54, 54, 54])
     with pytest.raises(UsageError, match=r"horizon = 101 exceeds 100"):
-        cut = Times.of(SOME, horizon=100).until(101)
+        cut = ConvergenceTimes.of(SOME, horizon=100).until(101)
 
 
 def test_stored_values_cannot_be_changed_afterwards() -> None:
     with pytest.raises(ValueError, match="read-only"):
-        Times.of(SOME, horizon=100).epochs[0] = 1
+        ConvergenceTimes.of(SOME, horizon=100).epochs[0] = 1
 
 
 @pytest.mark.parametrize(
@@ -115,23 +117,23 @@ def test_stored_values_cannot_be_changed_afterwards() -> None:
 )
 def test_impossible_epochs_are_refused(epochs: dict, horizon: float, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Times.of(epochs, horizon=horizon)
+        ConvergenceTimes.of(epochs, horizon=horizon)
 
 
 def test_two_runs_of_one_seed_are_refused() -> None:
     with pytest.raises(UsageError, match="seed = 7 appears twice"):
-        Times(np.array([1.0, 2.0]), np.array([True, True]), 10, (7, 7))
+        ConvergenceTimes(np.array([1.0, 2.0]), np.array([True, True]), 10, (7, 7))
 
 
 def test_columns_of_different_lengths_are_refused() -> None:
     with pytest.raises(UsageError, match="one entry for each of the 2 seeds"):
-        Times(np.array([1.0, 2.0]), np.array([True]), 10, (7, 8))
+        ConvergenceTimes(np.array([1.0, 2.0]), np.array([True]), 10, (7, 8))
     with pytest.raises(UsageError, match="True or False"):
-        Times(np.array([1.0, 2.0]), np.array([1, 0]), 10, (7, 8))
+        ConvergenceTimes(np.array([1.0, 2.0]), np.array([1, 0]), 10, (7, 8))
 
 
 def test_no_runs_give_no_numbers() -> None:
-    nothing = Times.of({}, horizon=10)
+    nothing = ConvergenceTimes.of({}, horizon=10)
     assert len(nothing) == 0
     assert nothing.median is None
     assert nothing.restricted_mean is None

@@ -44,7 +44,7 @@ def test_one_line_a_claim_each_starting_with_its_id(store: Path) -> None:
     assert [line.split()[0] for line in lines] == [f"C{i}" for i in range(1, 15)]
     assert lines[0].startswith("C1   holds in part    Top-k attention")
     assert "18 runs, even_pairs: 2.9" in lines[0]
-    assert "notes.txt: foreign" in found.stderr
+    assert "notes.txt: unrecognised" in found.stderr
     assert found.stderr.count("interrupted, left out") == 2
 
 
@@ -63,7 +63,7 @@ def test_for_machines_it_is_json_with_faults_and_unfinished_runs(store: Path) ->
     assert document["verdicts"][0]["outcome"] == "holds in part"
     assert document["runs"] == 20
     assert len(document["unfinished"]) == 2
-    assert document["faults"] == [{"name": "notes.txt", "what": "foreign: not a run directory"}]
+    assert document["faults"] == [{"name": "notes.txt", "what": "unrecognised: not a run directory"}]
 
 
 def test_missing_data_are_an_answer_and_a_missing_store_is_an_error(tmp_path: Path) -> None:
@@ -80,5 +80,5 @@ def test_export_writes_the_file_and_says_how_much(store: Path, tmp_path: Path) -
     assert found.exit_code == 0, found.output
     rows = out.read_text().splitlines()
     assert f"{len(rows) - 1} rows of 20 runs" in found.stdout
-    assert "notes.txt: foreign" in found.stderr
+    assert "notes.txt: unrecognised" in found.stderr
     assert call("export", store, "--to", "xls", "--out", out).exit_code == 2

@@ -58,7 +58,7 @@ def test_near_chance_is_an_interval_within_two_points_and_not_a_difference_that_
 @pytest.mark.parametrize("seeds", [1, 5])
 def test_c4_says_nothing_of_few_runs_or_of_runs_that_stop_early(seeds: int) -> None:
     assert verdict("C4", _full(seeds=seeds)).outcome == "not enough data"
-    stopped = verdict("C4", _full(changes={"training.until": 0.95}))
+    stopped = verdict("C4", _full(changes={"training.stop_accuracy": 0.95}))
     assert stopped.outcome == "not enough data"
     assert "trained to the last epoch" in stopped.because
 

@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from semfocus import Banded, BlockLocal, Full, RandomK, TopK, attend
 from semfocus.attention import operator, sdpa
-from semfocus.attention.inputs import pose
+from semfocus.attention.inputs import prepare_inputs
 from semfocus.attention.normalisers import Softmax
 from semfocus.attention.operator import BACKENDS
 from tests.attention.helpers import qkv
@@ -126,13 +126,13 @@ def test_causal_full_attention_shows_a_kept_nan_from_its_position_on() -> None:
 
 def test_on_a_gpu_a_fall_back_from_the_kernels_is_logged_once_with_its_reason(monkeypatch, caplog) -> None:
     q, k, v = qkv(9, 70, dtype=torch.float32)
-    problem = pose(q, k, v, TopK(5), normaliser=Softmax())
+    inputs = prepare_inputs(q, k, v, TopK(5), normaliser=Softmax())
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    refusing = operator.Backend(BACKENDS["triton"].run, lambda problem, want_info: "no kernel today")
+    refusing = operator.Backend(BACKENDS["triton"].run, lambda inputs, want_info: "no kernel today")
     monkeypatch.setitem(BACKENDS, "triton", refusing)
     operator._say_once.cache_clear()
     with caplog.at_level("INFO", logger="semfocus"):
-        chosen = {operator.choose_backend(problem) for _ in range(3)}
+        chosen = {operator.choose_backend(inputs) for _ in range(3)}
     assert chosen <= {"chunked", "dense"}
     assert caplog.messages == [f"topk:5 by the backend {chosen.pop()}, not by a Triton kernel: no kernel today"]
 
@@ -142,7 +142,7 @@ def test_on_a_gpu_lists_too_long_for_the_kernels_are_logged(monkeypatch, caplog)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     operator._say_once.cache_clear()
     with caplog.at_level("INFO", logger="semfocus"):
-        assert operator.choose_backend(pose(q, k, v, TopK(300), normaliser=Softmax())) == "dense"
-        assert operator.choose_backend(pose(q, k, v, Full(), normaliser=Softmax())) == "sdpa"
+        assert operator.choose_backend(prepare_inputs(q, k, v, TopK(300), normaliser=Softmax())) == "dense"
+        assert operator.choose_backend(prepare_inputs(q, k, v, Full(), normaliser=Softmax())) == "sdpa"
     assert len(caplog.messages) == 1
     assert "topk:300 by the backend dense, not by a Triton kernel: rows of 2000 keys" in caplog.messages[0]

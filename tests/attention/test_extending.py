@@ -9,11 +9,11 @@ import torch
 
 from semfocus import Banded, RandomK, TopK, attend
 from semfocus.attention import chunked, dense, parse_mechanism, registry
-from semfocus.attention.inputs import Problem
-from semfocus.attention.mechanisms import Selective
+from semfocus.attention.inputs import AttentionInputs
+from semfocus.attention.mechanisms import ScoreRanked
 from semfocus.attention.normalisers import Softmax
 from semfocus.attention.operator import BACKENDS, Backend, choose_backend
-from semfocus.attention.selection import keep_by_sorting
+from semfocus.attention.selection import topk_mask_by_sorting
 from tests.attention.helpers import qkv
 from tests.conformance import test_attention_hazards as hazards
 from tests.conformance.cases import Case, case_for, restrictions
@@ -26,31 +26,33 @@ class LargestMagnitude(TopK):
 
     name = "largest_magnitude"
 
-    def priority(self, scores, places, seed):
+    def priority(self, scores, positions, seed):
         return scores.abs()
 
 
 @dataclass(frozen=True)
-class BestAndSelf(Selective):
+class BestAndSelf(ScoreRanked):
     """A user's own: the k best besides the query's own position."""
 
     name = "best_and_self"
-    input_dependent = True
+    depends_on_input = True
 
-    def priority(self, scores, places, seed):
+    def priority(self, scores, positions, seed):
         return scores
 
-    def forced(self, places, causal):
-        return places.key == places.position
+    def always_kept(self, positions, causal):
+        return positions.key == positions.position
 
-    def most(self, keys):
+    def max_kept(self, keys):
         return min(self.k + 1, keys)
 
 
 @pytest.mark.parametrize("cls", [LargestMagnitude, BestAndSelf])
 def test_a_users_mechanism_is_one_class_and_one_registration(cls, monkeypatch) -> None:
     mechanism = cls(3)
-    assert choose_backend(Problem(*qkv(400, 400), mechanism, Softmax())) == "dense", "unregistered: no lists of keys"
+    assert choose_backend(AttentionInputs(*qkv(400, 400), mechanism, Softmax())) == "dense", (
+        "unregistered: no lists of keys"
+    )
     monkeypatch.setitem(registry._registered, cls.name, cls)
     assert parse_mechanism(str(mechanism)) == mechanism
     for backend in ("dense", "chunked"):
@@ -59,15 +61,15 @@ def test_a_users_mechanism_is_one_class_and_one_registration(cls, monkeypatch) -
             case.check(case.tensors(9, 9), **options)
 
 
-def _narrow_refuses(problem: Problem, want_info: bool) -> str | None:
-    wide = problem.q.dtype != torch.float64 and problem.q.shape[-1] >= 16
+def _narrow_refuses(inputs: AttentionInputs, want_info: bool) -> str | None:
+    wide = inputs.q.dtype != torch.float64 and inputs.q.shape[-1] >= 16
     return None if wide else "it takes float32 and heads of 16 or more"
 
 
 @pytest.mark.parametrize(("factor", "right"), [(1.0, True), (1.001, False)])
 def test_a_backend_is_tested_at_what_it_takes_once_it_is_registered(factor, right, monkeypatch) -> None:
-    def run(problem: Problem, want_info: bool):
-        out, info = dense.dense(problem, want_info)
+    def run(inputs: AttentionInputs, want_info: bool):
+        out, info = dense.dense(inputs, want_info)
         return out * factor, info
 
     monkeypatch.setitem(BACKENDS, "own", Backend(run, _narrow_refuses))
@@ -95,17 +97,17 @@ def test_many_chunks_give_what_one_gives(mechanism, backend, monkeypatch) -> Non
 
 def _keep_highest_index(priority, candidates, k):
     flipped = torch.ones_like(priority, dtype=torch.bool) if candidates is None else candidates.flip(-1)
-    return keep_by_sorting(priority.flip(-1), flipped, k).flip(-1)
+    return topk_mask_by_sorting(priority.flip(-1), flipped, k).flip(-1)
 
 
 MUTATIONS = {
-    "ties go to the highest index": (dense, "keep_best", _keep_highest_index),
-    "a masked key is let in": (Problem, "valid", lambda self, first=0, queries=None: None),
+    "ties go to the highest index": (dense, "topk_mask", _keep_highest_index),
+    "a masked key is let in": (AttentionInputs, "valid", lambda self, first=0, queries=None: None),
     "one key too many": (
-        dense, "keep_best", lambda priority, candidates, k, keep=dense.keep_best: keep(priority, candidates, k + 1)
+        dense, "topk_mask", lambda priority, candidates, k, keep=dense.topk_mask: keep(priority, candidates, k + 1)
     ),
     "the list backend loses its scale in the backward pass": (
-        chunked, "_pair_scores", lambda problem, places, q, k, kept: (k * q.unsqueeze(-2)).sum(dim=-1)
+        chunked, "_pair_scores", lambda inputs, positions, q, k, kept: (k * q.unsqueeze(-2)).sum(dim=-1)
     ),
     "dropped values leak": (dense, "_mix", lambda weights, keep, v: weights @ v),
 }  # fmt: skip

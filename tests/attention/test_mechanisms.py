@@ -19,8 +19,8 @@ from semfocus.attention import (
     parse_mechanism,
     register_mechanism,
 )
-from semfocus.attention.positions import Places
-from semfocus.attention.selection import best_indices, keep_best, keep_by_sorting
+from semfocus.attention.positions import Positions
+from semfocus.attention.selection import best_indices, topk_mask, topk_mask_by_sorting
 from semfocus.errors import UsageError
 from tests.conftest import DEVICE
 
@@ -148,10 +148,10 @@ def test_the_fast_choices_equal_the_definition_on_tied_rows(data, mask, k) -> No
     scores = torch.tensor([data], device=DEVICE)
     candidates = torch.tensor([[bool(mask >> i & 1) for i in range(len(data))]], device=DEVICE)
     candidates &= scores > float("-inf")
-    defined = keep_by_sorting(scores, candidates, k)
+    defined = topk_mask_by_sorting(scores, candidates, k)
     ranked = sorted((j for j in range(len(data)) if candidates[0, j]), key=lambda j: (-data[j], j))
     assert sorted(ranked[:k]) == defined[0].nonzero().flatten().tolist()
-    assert torch.equal(keep_best(scores, candidates, k) & candidates, defined)
+    assert torch.equal(topk_mask(scores, candidates, k) & candidates, defined)
     listed = best_indices(scores, candidates, k)
     assert sorted(listed[listed >= 0].tolist()) == sorted(ranked[:k])
 
@@ -164,9 +164,9 @@ def test_lists_of_positions_are_the_pattern_again(mechanism, causal) -> None:
     if causal and mechanism.globals:
         return
     for queries, keys in ((7, 7), (5, 9), (9, 5), (1, 4)):
-        places = Places(queries, keys, DEVICE, 0, queries)
-        pattern = mechanism.pattern(places, causal)
-        for i, row in enumerate(mechanism.indices(places, causal)):
+        positions = Positions(queries, keys, DEVICE, 0, queries)
+        pattern = mechanism.pattern(positions, causal)
+        for i, row in enumerate(mechanism.indices(positions, causal)):
             if i + keys - queries < keys - mechanism.globals:
                 assert sorted(row[row >= 0].tolist()) == pattern[i].nonzero().flatten().tolist()
 
@@ -213,9 +213,9 @@ def test_a_wrong_text_is_refused_with_what_would_be_right(text, message) -> None
 
 
 def test_each_mechanism_says_whether_it_depends_on_the_input() -> None:
-    assert TopK(3).input_dependent
-    assert BottomK(3).input_dependent
-    assert not any(m.input_dependent for m in (Full(), Banded(3), BlockLocal(3), RandomK(3)))
+    assert TopK(3).depends_on_input
+    assert BottomK(3).depends_on_input
+    assert not any(m.depends_on_input for m in (Full(), Banded(3), BlockLocal(3), RandomK(3)))
 
 
 def test_the_six_mechanisms_are_registered_and_a_name_is_taken_once() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from semfocus import Banded, RandomK, TopK, attend
-from semfocus.counter_rng import bernoulli_keep, derive, random_bits
+from semfocus.counter_rng import bernoulli_keep, fold_in, random_bits
 from tests.attention.helpers import qkv
 from tests.conftest import DEVICE
 
@@ -76,8 +76,8 @@ def test_randomk_chooses_by_other_bits_than_those_that_drop() -> None:
 
 
 def counted(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    places = torch.arange(max(rows, columns), dtype=torch.int32, device=DEVICE)
-    return places[:rows, None], places[:columns]
+    positions = torch.arange(max(rows, columns), dtype=torch.int32, device=DEVICE)
+    return positions[:rows, None], positions[:columns]
 
 
 def number(value: int) -> torch.Tensor:
@@ -88,8 +88,8 @@ def test_seeds_that_differ_by_one_share_no_row() -> None:
     drawn = [bernoulli_keep(number(seed), *counted(64, 32), 0.5) for seed in range(6)]
     seen = {tuple(row) for keep in drawn for row in keep.tolist()}
     assert len(seen) == 6 * 64
-    places = [derive(number(seed)[None], number(step), 5).flatten() for seed in range(4) for step in range(4)]
-    assert len(torch.cat(places).unique()) == 16 * 5
+    positions = [fold_in(number(seed)[None], number(step), 5).flatten() for seed in range(4) for step in range(4)]
+    assert len(torch.cat(positions).unique()) == 16 * 5
 
 
 def _uint32_mix(x: np.ndarray) -> np.ndarray:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from semfocus.attention.mechanisms import RandomKReplaced, parse_mechanism
+from semfocus.attention.mechanisms import RandomKWithReplacement, parse_mechanism
 
 
 def test_each_draw_may_fall_on_any_valid_key_and_those_drawn_twice_count_once() -> None:
     valid = torch.tensor([True, False] * 4)
-    keep = RandomKReplaced(3).keep(torch.zeros(4000, 8), valid)
+    keep = RandomKWithReplacement(3).keep(torch.zeros(4000, 8), valid)
     assert not keep[:, 1::2].any()
     sizes = keep.sum(dim=-1)
     # Three draws from four keys: one key 1/16, two 9/16, three 6/16.
@@ -21,9 +21,9 @@ def test_each_draw_may_fall_on_any_valid_key_and_those_drawn_twice_count_once() 
 
 def test_the_choice_follows_the_seed_and_never_the_scores() -> None:
     scores = torch.randn(50, 9, generator=torch.Generator().manual_seed(0))
-    keep = RandomKReplaced(4).keep(scores)
-    assert torch.equal(keep, RandomKReplaced(4).keep(-scores))
-    assert not torch.equal(keep, RandomKReplaced(4, seed=1).keep(scores))
-    assert not torch.equal(keep, RandomKReplaced(4).keep(scores, seed=torch.tensor(7)))
-    assert parse_mechanism("randomk_replaced:4+1r") == RandomKReplaced(4, seed=1)
-    assert RandomKReplaced(4).most(3) == 3
+    keep = RandomKWithReplacement(4).keep(scores)
+    assert torch.equal(keep, RandomKWithReplacement(4).keep(-scores))
+    assert not torch.equal(keep, RandomKWithReplacement(4, seed=1).keep(scores))
+    assert not torch.equal(keep, RandomKWithReplacement(4).keep(scores, seed=torch.tensor(7)))
+    assert parse_mechanism("randomk_replaced:4+1r") == RandomKWithReplacement(4, seed=1)
+    assert RandomKWithReplacement(4).max_kept(3) == 3

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from semfocus.attention import mechanism_names, parse_mechanism
 from semfocus.attention.info import AttentionInfo
-from semfocus.attention.inputs import Problem
+from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.kernels.backend import long_refuses
 from semfocus.attention.mechanisms import Mechanism, mechanism_class
 from semfocus.attention.normalisers import Softmax
@@ -28,13 +28,13 @@ from tests.conftest import DEVICE
 RESULTS = ("out", "dq", "dk", "dv")
 
 
-def long_rows(problem: Problem, want_info: bool) -> tuple[Tensor, AttentionInfo | None]:
+def long_rows(inputs: AttentionInputs, want_info: bool) -> tuple[Tensor, AttentionInfo | None]:
     """The kernels for long rows, with tiles so small that the rows of this suite are dispatch."""
-    from semfocus.attention.kernels.long.dispatch import dispatch
+    from semfocus.attention.kernels.long import dispatch
 
     tiles = dispatch.Tiles(queries=16, lanes=16, group=4, maxima_warps=4)
     with mock.patch.object(dispatch, "tiles_for", return_value=tiles):
-        return dispatch.long(problem, want_info)
+        return dispatch.long(inputs, want_info)
 
 
 BACKENDS["long"] = Backend(long_rows, long_refuses)  # which `triton` takes for rows that the others do not serve
@@ -45,9 +45,9 @@ def examples() -> list[Mechanism]:
     found = []
     for name in mechanism_names():
         cls = mechanism_class(name)
-        sizes = [field.name for field in fields(cls) if field.name not in cls.letters.values()]
+        sizes = [field.name for field in fields(cls) if field.name not in cls.suffixes.values()]
         bases = [f"{name}:{size}" for size in (1, 3, 6)] if sizes else [name]
-        extras = [f"+2{letter}" for letter in cls.letters]
+        extras = [f"+2{letter}" for letter in cls.suffixes]
         found += [parse_mechanism(base) for base in bases]
         found += [parse_mechanism(bases[-1] + extra) for extra in extras]
         if len(extras) > 1:
@@ -154,7 +154,7 @@ def case_for(mechanism: Mechanism, backend: str) -> Case | None:
     """At the widest type and then the narrowest head that the backend serves on this device, if any."""
     for dtype, width in product((torch.float64, torch.float32, torch.bfloat16), (5, 16, 64)):
         q = torch.zeros(1, 2, 8, width, dtype=dtype, device=DEVICE)
-        if BACKENDS[backend].refuses(Problem(q, q, q, mechanism, Softmax()), False) is None:
+        if BACKENDS[backend].refuses(AttentionInputs(q, q, q, mechanism, Softmax()), False) is None:
             return Case(mechanism, backend, dtype, width)
     return None
 

@@ -39,9 +39,9 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     original = aggregate.examine
 
-    def counting(problem: Any, grouped: bool, k: int, owners: list[int] | None = None) -> Any:
+    def counting(inputs: Any, grouped: bool, k: int, owners: list[int] | None = None) -> Any:
         sizes.append(len(owners or [0]))
-        return original(problem, grouped, k, owners)
+        return original(inputs, grouped, k, owners)
 
     monkeypatch.setattr(aggregate, "examine", counting)
     return sizes

@@ -80,7 +80,7 @@ def attention_layer(mechanism: str = "topk:3") -> nn.Module:
 
 def encoder(mechanism: str = "topk:3", heads: int = 2, blocks: int = 2, width: int = 8, scale: float = 3.0) -> Encoder:
     model = ModelConfig(blocks=blocks, heads=heads, d_model=WIDTH, d_mlp=WIDTH, head_width="split")
-    spec = Spec(model, AttentionConfig(mechanism=mechanism), num_symbols=3, num_classes=2, width=width)
+    spec = Spec(model, AttentionConfig(mechanism=mechanism), vocab_size=3, num_classes=2, seq_len=width)
     made = Encoder(spec, initial(spec, 7)).eval()
     with torch.no_grad():  # far from uniform attention
         for name, parameter in made.named_parameters():

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from semfocus import attend
 from semfocus.diagnostics import batching, diagnose
-from semfocus.diagnostics.aggregate import Tally
+from semfocus.diagnostics.aggregate import Aggregate
 from semfocus.diagnostics.diagnosing import Diagnosis, observe
 from semfocus.diagnostics.sketch import EXACT
 from semfocus.tasks.base import Batch
@@ -182,7 +182,7 @@ def test_results_may_be_read_in_between() -> None:
     batches = [tokens(300, seed=seed) for seed in range(4)]
 
     def read(*parts: list[Tensor]) -> Any:
-        seen, found = Tally(3), None
+        seen, found = Aggregate(3), None
         for part in parts:
             observe(sdpa_model(), part, seen.see)
             found = facts(seen.whole()), [facts(layer.whole) for layer in seen.layers()]
@@ -254,7 +254,7 @@ def test_fifty_sightings_take_few_operations_and_few_waits() -> None:
         for batch in batches:
             model(batch)
     with Counting() as watched:
-        seen = Tally(3)
+        seen = Aggregate(3)
         gathered(lambda: (observe(model, batches, seen.see), seen._add(seen._gathering.take())))
     assert watched.all - forward.all < 20 * 50
     assert watched.waits - forward.waits < 20

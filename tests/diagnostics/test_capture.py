@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from semfocus import attend
 from semfocus.attention.hooks import observers, observing
-from semfocus.diagnostics.capture import Sighting, watching
+from semfocus.diagnostics.capture import CapturedCall, watching
 from semfocus.errors import UsageError
 from tests.diagnostics.models import (
     HEADS,
@@ -44,8 +44,8 @@ def assert_put_back() -> None:
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
-def watched(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Any, list[Sighting]]:
-    seen: list[Sighting] = []
+def watched(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Any, list[CapturedCall]]:
+    seen: list[CapturedCall] = []
     with watching(model, seen.append) as watch:
         watch.begin_pass()
         out = model(*inputs, **named)
@@ -53,11 +53,11 @@ def watched(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Any, list[Sig
     return out, seen
 
 
-def plain_output(sighting: Sighting) -> Tensor:
+def plain_output(sighting: CapturedCall) -> Tensor:
     """What full attention over the problem seen gives."""
-    problem = sighting.problem
-    mask = problem.mask if problem.mask is not None else problem.bias
-    return attend(problem.q, problem.k, problem.v, causal=problem.causal, mask=mask, scale=problem.scale)
+    inputs = sighting.inputs
+    mask = inputs.mask if inputs.mask is not None else inputs.bias
+    return attend(inputs.q, inputs.k, inputs.v, causal=inputs.causal, mask=mask, scale=inputs.scale)
 
 
 def encoder_layers(**options: Any) -> nn.Module:
@@ -80,21 +80,21 @@ def test_torch_s_encoder_is_seen_on_its_fused_and_on_its_plain_path(grad: bool, 
         out, seen = watched(model, x, **named)
     assert torch.equal(alone.detach().nan_to_num(), out.detach().nan_to_num())
     assert len(seen) == 2
-    assert [len(sighting.problem.lead) for sighting in seen] == [2, 2]
+    assert [len(sighting.inputs.lead) for sighting in seen] == [2, 2]
     first = model.layers[0]
     normed = first.norm1(x) if norm_first else x
     q = functional.linear(normed, first.self_attn.in_proj_weight, first.self_attn.in_proj_bias)[..., :WIDTH]
     expected = q.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-    torch.testing.assert_close(seen[0].problem.q.reshape(expected.shape), expected)
-    problem = seen[0].problem
+    torch.testing.assert_close(seen[0].inputs.q.reshape(expected.shape), expected)
+    inputs = seen[0].inputs
     allowed = torch.ones(3, 1, 9, 9, dtype=torch.bool)
     if "src_key_padding_mask" in named:
         allowed = allowed & ~named["src_key_padding_mask"][:, None, None, :]
     if "mask" in named:
         allowed = allowed & ~named["mask"]
-    given = problem.mask if problem.mask is not None else None if problem.bias is None else problem.bias == 0
+    given = inputs.mask if inputs.mask is not None else None if inputs.bias is None else inputs.bias == 0
     found = torch.ones_like(allowed) if given is None else given.expand(3, -1, 9, 9)
-    if problem.causal:
+    if inputs.causal:
         found = found & torch.ones(9, 9, dtype=torch.bool).tril()
     assert torch.equal(found, allowed.expand_as(found))
 
@@ -118,8 +118,8 @@ def test_a_plain_torch_model_is_seen_layer_by_layer_and_keeps_its_bits(causal: b
     out, seen = watched(model, x)
     assert torch.equal(alone, out)
     assert [sighting.place for sighting in seen] == [("0", 0), ("1", 0)]
-    assert all(sighting.problem.causal == causal for sighting in seen)
-    assert seen[0].problem.lead == (3, HEADS)
+    assert all(sighting.inputs.causal == causal for sighting in seen)
+    assert seen[0].inputs.lead == (3, HEADS)
 
 
 def test_a_name_imported_elsewhere_is_seen_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_what_calls_attend_is_seen_once_for_each_call(mechanism: str) -> None:
     alone, _ = layer(x)
     (out, _), seen = watched(layer, x)
     assert torch.equal(alone, out)
-    assert [str(sighting.problem.mechanism) for sighting in seen] == [mechanism]
+    assert [str(sighting.inputs.mechanism) for sighting in seen] == [mechanism]
     calls = Calls(mechanism)
     assert torch.equal(calls(x), watched(calls, x)[0])
     assert [sighting.place for sighting in watched(calls, x)[1]] == [("", 0), ("", 1)]
@@ -170,7 +170,7 @@ def test_an_exception_inside_leaves_nothing_behind() -> None:
         raise RuntimeError("stop")
     assert_put_back()
 
-    def fail(sighting: Sighting) -> None:
+    def fail(sighting: CapturedCall) -> None:
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"), watching(sdpa_model(), fail):
@@ -204,7 +204,7 @@ def test_attend_stays_one_graph_while_nobody_observes_and_is_seen_when_someone_d
     torch.testing.assert_close(whole(x), attend(x, x, x, "topk:3"))
     seen: list[Any] = []
     broken = torch.compile(lambda x: attend(x, x, x, "topk:3", backend="dense"), backend="eager")
-    with observing(lambda problem, grouped: seen.append(problem.mechanism)):
+    with observing(lambda inputs, grouped: seen.append(inputs.mechanism)):
         torch.testing.assert_close(broken(x), attend(x, x, x, "topk:3"))
     assert len(seen) == 2
     torch.compiler.reset()

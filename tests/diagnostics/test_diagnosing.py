@@ -327,10 +327,10 @@ def test_memory_does_not_grow_with_the_data() -> None:
     model = sdpa_model()
 
     def kept(passes: int) -> int:
-        from semfocus.diagnostics.aggregate import Tally
+        from semfocus.diagnostics.aggregate import Aggregate
         from semfocus.diagnostics.diagnosing import observe
 
-        tally = Tally(2)
+        tally = Aggregate(2)
         observe(model, (tokens(64, 16, seed=i) for i in range(passes)), tally.see)
         sketches = [sketch for record in tally._records.values() for sketch in record.sketches.values()]
         return sum(

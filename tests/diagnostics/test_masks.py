@@ -12,7 +12,7 @@ from semfocus.attention.hooks import observing
 from semfocus.diagnostics import masks
 from semfocus.diagnostics.masks import measure_mask_stability
 from semfocus.errors import UsageError
-from semfocus.model import assemble, forward
+from semfocus.model import build_inputs, forward
 from semfocus.store import RunDirectory, read_measurement
 from semfocus.tasks.base import Batch
 from tests.diagnostics.models import encoder, rows
@@ -53,21 +53,21 @@ def test_the_shares_are_those_of_sets_compared_one_by_one() -> None:
     kept, gaps = masks._heaviest(model, batch, 2, 0.5 * noise)
     scores = []
 
-    def look(problem, grouped):
-        scores.append(((problem.q @ problem.k.mT) * problem.scale)[0])
+    def look(inputs, grouped):
+        scores.append(((inputs.q @ inputs.k.mT) * inputs.scale)[0])
 
-    ids, filled = assemble(given, batch.lengths, model.spec)
+    ids, valid_mask = build_inputs(given, batch.lengths, model.spec)
     parameters = {name.replace("__", "."): value.unsqueeze(0) for name, value in model.named_parameters()}
     from dataclasses import replace
 
-    from semfocus.model import PLAIN
+    from semfocus.model import EAGER
 
     def shaken(*args):
-        clean = PLAIN.embed(*args)
+        clean = EAGER.embed(*args)
         return clean + 0.5 * noise * clean.std(correction=0)
 
     with observing(look), torch.no_grad():
-        forward(parameters, ids[None], filled[None], model.spec, None, replace(PLAIN, embed=shaken))
+        forward(parameters, ids[None], valid_mask[None], model.spec, None, replace(EAGER, embed=shaken))
     for layer in range(2):
         for row in range(3):
             length = int(batch.lengths[row])

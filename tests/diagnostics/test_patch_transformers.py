@@ -116,7 +116,7 @@ def test_a_position_bias_is_refused_with_the_implementation_that_can_be_seen() -
     assert "sdpa" not in str(refused.value)  # where there is no cap: another model
 
 
-PLAIN = {
+EAGER = {
     "llama": lambda: tiny.llama(attn_implementation="eager"),
     "gpt2": lambda: tiny.gpt2(attn_implementation="eager"),
     "bert": lambda: tiny.bert(attn_implementation="eager"),
@@ -127,14 +127,14 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("family", EAGER)
 def test_plain_eager_models_are_accepted_however_coarsely_they_compute(family: str, dtype: torch.dtype) -> None:
     mask = torch.ones(2, 40, dtype=torch.int64)
     mask[1, :7] = 0
-    found = diagnose(PLAIN[family]().to(dtype), [{"input_ids": tiny.tokens(2, 40), "attention_mask": mask}], k=4)
+    found = diagnose(EAGER[family]().to(dtype), [{"input_ids": tiny.tokens(2, 40), "attention_mask": mask}], k=4)
     assert found.whole.queries
 
 
 def test_models_under_autocast_are_checked_as_coarsely_as_they_compute() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert diagnose(PLAIN["llama"](), [tiny.tokens(1, 40)], k=4).whole.queries
+        assert diagnose(EAGER["llama"](), [tiny.tokens(1, 40)], k=4).whole.queries

@@ -20,7 +20,7 @@ from semfocus.diagnostics.keeping import CHECKPOINTS, keep
 from semfocus.diagnostics.norms import weight_norms
 from semfocus.diagnostics.runs import find_run, measure_run, tables
 from semfocus.errors import CorruptData, UsageError
-from semfocus.model import assemble, positions
+from semfocus.model import build_inputs, sinusoidal_encoding
 from semfocus.store import (
     DamagedMeasurement,
     RunDirectory,
@@ -40,9 +40,9 @@ def scores_by_hand(run: RunDirectory, split: str, rows: int) -> torch.Tensor:
     """(rows, L, L) scores of the first block, straight from the weights."""
     model, config = load(run), config_of(run)
     batch = dict(zip(("train", "heldout"), data.load(config, config.task.build()), strict=True))[split]
-    ids, _ = assemble(batch.tokens[:rows], batch.lengths[:rows], model.spec)
+    ids, _ = build_inputs(batch.tokens[:rows], batch.lengths[:rows], model.spec)
     weights = {name.replace("__", "."): value.detach().double() for name, value in model.named_parameters()}
-    x = weights["embedding"][ids] * math.sqrt(8) + positions(8, 8, torch.device("cpu")).double()
+    x = weights["embedding"][ids] * math.sqrt(8) + sinusoidal_encoding(8, 8, torch.device("cpu")).double()
     x = functional.layer_norm(x, (8,))
     q, k, _ = (x @ weights["blocks.0.qkv.weight"] + weights["blocks.0.qkv.bias"]).chunk(3, -1)
     return q @ k.mT / math.sqrt(8)
@@ -156,7 +156,7 @@ def test_measurements_made_at_the_same_time_are_all_kept(
 def test_a_damaged_measurement_is_made_anew_and_spoils_no_other(runs: list[RunDirectory]) -> None:
     measure_run(runs[0], k=3, rows=10, checkpoint="0")
     measure_run(runs[0], k=4, rows=10)
-    (runs[0].path / "measurements" / "dispersion.json").write_text('{"torn')
+    (runs[0].path / "measurements" / "dispersion.json").write_text('{"corrupt')
     with pytest.warns(DamagedMeasurement, match=r"dispersion\.json"):
         measure_run(runs[0], k=4, rows=10)
     stored = read_measurement(runs[0], "dispersion")

@@ -11,7 +11,7 @@ from torch import Tensor
 from semfocus import attend
 from semfocus.attention import parse_mechanism
 from semfocus.attention.hooks import observing
-from semfocus.attention.inputs import Problem
+from semfocus.attention.inputs import AttentionInputs
 from semfocus.diagnostics import attention_stats, launches
 from semfocus.diagnostics.attention_stats import PER_QUERY, Measured, Values, examine
 from tests.diagnostics.plain import plain_statistics
@@ -21,10 +21,10 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def posed(*args: object, **options: object) -> tuple[Problem, bool]:
+def posed(*args: object, **options: object) -> tuple[AttentionInputs, bool]:
     """The problem that a call of attend poses."""
-    seen: list[tuple[Problem, bool]] = []
-    with observing(lambda problem, grouped: seen.append((problem, grouped))):
+    seen: list[tuple[AttentionInputs, bool]] = []
+    with observing(lambda inputs, grouped: seen.append((inputs, grouped))):
         attend(*args, **options)
     return seen[0]
 
@@ -54,10 +54,10 @@ def test_every_number_agrees_with_a_plain_computation(mechanism: str, chunk: int
     monkeypatch.setattr(launches, "SCORES_IN_CACHES", chunk * 22)
     q, k, v = (3 * draw(2, 11, 4, seed=i) for i in range(3))
     value = parse_mechanism(mechanism)
-    problem, grouped = posed(q, k, v, value)
-    measured = examine(problem, grouped, 3)
+    inputs, grouped = posed(q, k, v, value)
+    measured = examine(inputs, grouped, 3)
     scores = (q.double() @ k.double().mT) / 2
-    keep = value.keep(scores.float(), None, seed=problem.choice_seed)
+    keep = value.keep(scores.float(), None, seed=inputs.choice_seed)
     for head in range(2):
         valid = torch.ones(11, 11, dtype=torch.bool)
         assert_same(of_head(measured, head), plain_statistics(scores[head], valid, 3, keep[head]))
@@ -108,10 +108,10 @@ def test_grouped_heads_are_counted_as_the_heads_of_the_queries() -> None:
 
 def test_ties_go_to_the_lowest_index_as_the_selection_itself_has_it() -> None:
     q, k = torch.ones(1, 5, 1), torch.tensor([1.0, 2.0, 1.0, 1.0, 2.0]).view(1, 5, 1)
-    problem, grouped = posed(q, k, k, "topk:3")
-    measured = examine(problem, grouped, 3)
+    inputs, grouped = posed(q, k, k, "topk:3")
+    measured = examine(inputs, grouped, 3)
     assert measured.in_degree.rows[0].tolist() == [5, 5, 0, 0, 5]
-    keep = problem.mechanism.keep(q @ k.mT)
+    keep = inputs.mechanism.keep(q @ k.mT)
     assert measured.in_degree.rows[0].tolist() == keep[0].sum(0).tolist()
 
 

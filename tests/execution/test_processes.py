@@ -16,7 +16,7 @@ from semfocus.config import RunConfig
 from semfocus.errors import Locked, MissingExtra, StorageError, UsageError
 from semfocus.execution import processes, train
 from semfocus.training import Progress, Runtime, session
-from semfocus.training.step import Stepper
+from semfocus.training.step import TrainStep
 from tests.training.helpers import assert_same_bits, runtime, states, tiny, trained
 
 CONFIGS = [tiny(seed, mechanism, epochs=4) for mechanism in ("full", "topk:3", "banded:3") for seed in (1, 2)]
@@ -44,7 +44,7 @@ def test_side_by_side_gives_what_one_after_the_other_gives_to_the_bit_and_tells_
 def test_processes_are_used_only_where_several_cohorts_have_something_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_Crew", lambda *arguments: pytest.fail("a process was started for one cohort"))
+    monkeypatch.setattr(processes, "WorkerPool", lambda *arguments: pytest.fail("a process was started for one cohort"))
     assert states(side_by_side(CONFIGS[:2], tmp_path)) == ["done"] * 2
     assert states(side_by_side(CONFIGS[:4], tmp_path)) == ["done"] * 4  # the first two are done already
     assert states(side_by_side(CONFIGS, tmp_path, jobs=1)) == ["done"] * 6
@@ -65,7 +65,7 @@ def test_each_process_has_its_share_of_the_threads_unless_told_or_begun_otherwis
 
     def begin(**changes: Any) -> None:
         _, groups = session.prepare(CONFIGS, tmp_path, runtime(**changes))
-        crew = processes._Crew(groups, 2, runtime(**changes), lambda progress: None)
+        crew = processes.WorkerPool(groups, 2, runtime(**changes), lambda progress: None)
         crew._start()
         assert len(crew.workers) == 2
 
@@ -94,7 +94,7 @@ def test_an_error_of_ours_arrives_as_itself(error: Exception, kind: type[errors.
     assert found.exit_code == code
 
 
-@pytest.mark.parametrize("name", ["ZeroDivisionError", "annotations", "Iterable", "whole_number"])
+@pytest.mark.parametrize("name", ["ZeroDivisionError", "annotations", "Iterable", "check_int"])
 def test_another_error_arrives_with_its_trace(name: str) -> None:
     found = processes._Raised(name, "by zero", "line 7").rebuilt()
     assert type(found) is RuntimeError
@@ -105,14 +105,14 @@ def test_a_worker_reports_what_does_not_fit_into_memory_even_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row 63: what it says last is what the crew hands on."""
-    real = Stepper.step
+    real = TrainStep.step
 
-    def wrapped(self: Stepper) -> None:
+    def wrapped(self: TrainStep) -> None:
         if any(config.seed == 2 for config in self.cohort.configs):
             raise torch.OutOfMemoryError("tried to allocate 1 TiB")
         real(self)
 
-    monkeypatch.setattr(Stepper, "step", wrapped)
+    monkeypatch.setattr(TrainStep, "step", wrapped)
     here, there = multiprocessing.Pipe(duplex=False)
     processes._work(there, CONFIGS[:2], tmp_path, runtime())
     messages = []

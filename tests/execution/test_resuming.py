@@ -95,11 +95,11 @@ def test_unfinished_runs_of_a_file_that_changed_are_found_by_those_who_begin_ane
     store = RunStore(tmp_path / "runs")
     for one in (config, tiny(1)):
         interrupted([one], store.root)
-    assert resuming.begun_with_other_data([config, tiny(1)], store) == []
+    assert resuming.stale_runs([config, tiny(1)], store) == []
     old = run_of(config, store.root).id
     reviews(path, last="bad")
-    assert resuming.begun_with_other_data([config], store) == [old]
-    assert resuming.begun_with_other_data([tiny(1)], store) == []
+    assert resuming.stale_runs([config], store) == [old]
+    assert resuming.stale_runs([tiny(1)], store) == []
 
 
 def test_a_config_that_was_edited_does_not_become_another_run(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from semfocus.errors import UsageError
 from semfocus.experiments.files import read_study
 from semfocus.experiments.paper_figures import figure_2
 from semfocus.experiments.registry import find_study
-from tests.studies.test_studies import ids
+from tests.experiments.test_studies import ids
 
 WIDER = """
 title = "Does focus still help wider models?"

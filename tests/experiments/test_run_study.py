@@ -24,7 +24,7 @@ RUNTIME = Runtime(device="cpu", threads=1, compile="off")
 SMALL: dict[str, Any] = {"scale": "smoke", "tasks": ["parity"], "attention": ["full", "topk:5"], "seeds": 2}
 FLAGS = ["--scale", "smoke", "--tasks", "parity", "--attention", "full,topk:5", "--seeds", "2"]
 ALONE = ["--threads", "1", "--jobs", "1"]  # in this process
-GUIDE = Path(__file__).parents[1] / "docs" / "studies.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "studies.md"
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_study_whose_runs_are_all_there_trains_nothing_even_if_another_study_m
     assert [outcome.state for outcome in first.runs] == ["done"] * 4
     before = contents(tmp_path)
     assert len(before) == 4
-    monkeypatch.setattr("semfocus.training.session.Loop", None)
+    monkeypatch.setattr("semfocus.training.session.Trainer", None)
     again = plan("table_6", out=tmp_path, **SMALL)
     assert not again.waiting
     second = carry_out(again, RUNTIME)
@@ -191,7 +191,7 @@ def test_time_is_scaled_from_what_was_measured_when_the_time_to_measure_is_up(tm
 
 
 def test_a_run_that_may_stop_early_makes_the_time_a_bound(tmp_path: Path, capsys) -> None:
-    stopping = ["--set", "training.until=0.9", *ALONE]
+    stopping = ["--set", "training.stop_accuracy=0.9", *ALONE]
     semfocus("run", "controls", *FLAGS, "--out", str(tmp_path), "--dry-run", *stopping)
     assert "steps in all: at most" in capsys.readouterr().out
 

@@ -7,9 +7,9 @@ from functools import cache
 
 import pytest
 
+from semfocus import recipes
 from semfocus.config import RunConfig, TaskConfig
 from semfocus.errors import UsageError
-from semfocus.experiments import recipes
 from semfocus.experiments.paper_figures import FIRST, SECOND, THREE, figure_1, figure_3
 from semfocus.experiments.registry import get_study, studies, study
 from semfocus.experiments.study import Panel, crossed, distinct
@@ -152,7 +152,7 @@ def test_scales_shrink_the_runs_and_smoke_is_tiny() -> None:
     assert quick.model.padding_visible
     for config in figure_1(seeds=1, scale="smoke"):
         assert (config.model.d_model, config.training.epochs, config.task.train_rows) == (8, 2, 60)
-        assert config.task.build().width <= 19
+        assert config.task.build().seq_len <= 19
 
 
 def test_tasks_and_overrides_are_the_user_s_unless_the_study_itself_varies_them() -> None:

@@ -153,7 +153,7 @@ def test_a_newer_format_is_refused_by_its_version(tmp_path: Path) -> None:
     with pytest.raises(OtherFormat, match=r"has format 99; this semfocus reads up to \d+: upgrade"):
         run.config()
     entry = RunStore(tmp_path).entries()[0]
-    assert entry.state == "foreign"
+    assert entry.state == "unrecognised"
     assert "format 99" in entry.why
 
 
@@ -175,7 +175,7 @@ def test_a_document_without_a_version_is_corrupt(tmp_path: Path, version: object
 def test_an_older_format_is_migrated_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if two formats had followed: `lr` was first renamed, then given a unit; metadata got a new field."""
 
-    def from_1(kind: str, body: formats.Document) -> formats.Document:
+    def rename(kind: str, body: formats.Document) -> formats.Document:
         if kind == "config":
             training = body["config"]["training"]
             training["rate"] = training.pop("lr")
@@ -183,14 +183,14 @@ def test_an_older_format_is_migrated_step_by_step(tmp_path: Path, monkeypatch: p
             body["meta"]["migrated"] = True
         return body
 
-    def from_2(kind: str, body: formats.Document) -> formats.Document:
+    def rescale(kind: str, body: formats.Document) -> formats.Document:
         if kind == "config":
             body["config"]["training"]["rate"] *= 10
         return body
 
-    run = filled(tmp_path)
-    monkeypatch.setattr(formats, "FORMAT", 3)
-    monkeypatch.setattr(formats, "MIGRATIONS", {1: from_1, 2: from_2})
+    run, now = filled(tmp_path), formats.FORMAT
+    monkeypatch.setattr(formats, "FORMAT", now + 2)
+    monkeypatch.setattr(formats, "MIGRATIONS", {now: rename, now + 1: rescale})
     assert run.config()["training"] == {"epochs": 3, "rate": 1.0}
     assert run.load_checkpoint().meta == {"rng": [4, 5], "migrated": True}
     with run.lock() as writer:  # a run can go on in the new format
@@ -204,10 +204,10 @@ def test_a_checkpoint_of_a_newer_format_is_refused_and_not_set_aside(
 ) -> None:
     run = filled(tmp_path, last=2)
     with monkeypatch.context() as newer:
-        newer.setattr(formats, "FORMAT", 2)
+        newer.setattr(formats, "FORMAT", formats.FORMAT + 1)
         with run.lock() as writer:
             advance(writer, 3, 4)
-    with run.lock() as writer, pytest.raises(OtherFormat, match="format 2"):
+    with run.lock() as writer, pytest.raises(OtherFormat, match=f"format {formats.FORMAT + 1}"):
         writer.load_checkpoint()
     assert sorted(os.listdir(run.path / "checkpoints")) == ["2", "4"]
 

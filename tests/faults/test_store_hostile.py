@@ -228,7 +228,7 @@ def test_hostile_json_is_corrupt_data_that_names_the_file(tmp_path: Path, data: 
     with pytest.raises(CorruptData, match=r"manifest\.json"):
         run.load_checkpoint(step=4)
     entry = RunStore(tmp_path).entries()[0]
-    assert entry.state == "torn"
+    assert entry.state == "corrupt"
     assert "config.json" in entry.why
 
 

@@ -103,11 +103,11 @@ def test_death_at_every_single_change_of_the_file_system_leaves_the_old_state_or
     assert outcomes == {4, 6, 8}
 
 
-@pytest.mark.parametrize("torn", [b'{"epoch": 1, "st', b"\0\0\0\0", b'{"step": 9}', b"\xff\xfe"])
-def test_a_torn_last_line_is_not_read_and_is_replaced_by_the_next(tmp_path: Path, torn: bytes) -> None:
+@pytest.mark.parametrize("corrupt", [b'{"epoch": 1, "st', b"\0\0\0\0", b'{"step": 9}', b"\xff\xfe"])
+def test_a_torn_last_line_is_not_read_and_is_replaced_by_the_next(tmp_path: Path, corrupt: bytes) -> None:
     run = filled(tmp_path, last=3)
     path = run.path / "metrics.jsonl"
-    path.write_bytes(path.read_bytes() + torn)
+    path.write_bytes(path.read_bytes() + corrupt)
     assert run.metrics() == [row(1), row(2), row(3)]
     with run.lock() as writer:
         writer.append_metrics(row(4))

@@ -44,7 +44,7 @@ def test_a_linked_file_is_neither_read_nor_written_nor_deleted(tmp_path: Path, o
     (run.path / name).symlink_to(outside / "precious.json")
     with pytest.raises(CorruptData, match="symbolic link"):
         READS[name](run)
-    assert RunStore(tmp_path / "runs").entries()[0].state in ("torn", "interrupted")
+    assert RunStore(tmp_path / "runs").entries()[0].state in ("corrupt", "interrupted")
     with pytest.raises((StorageError, CorruptData)):
         _write_everything(run)
     with pytest.raises(StorageError, match=r"symbolic link|Too many levels"):
@@ -109,7 +109,7 @@ def test_a_linked_run_is_listed_as_foreign_and_neither_opened_nor_removed(tmp_pa
     root.mkdir()
     (root / RUN).symlink_to(real.path)
     store = RunStore(root)
-    assert [(entry.name, entry.state) for entry in store.entries()] == [(RUN, "foreign")]
+    assert [(entry.name, entry.state) for entry in store.entries()] == [(RUN, "unrecognised")]
     for use in (lambda: store.open(RUN), lambda: store.create_or_open(RUN, CONFIG), lambda: store.remove(RUN)):
         with pytest.raises(UsageError, match="symbolic link"):
             use()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from semfocus.training import step, train
 from semfocus.training.cohort import Cohort
-from semfocus.training.step import Stepper
+from semfocus.training.step import TrainStep
 from tests.training.helpers import begin, runtime, states, tensors, tiny, trained
 
 CONFIGS = [tiny(seed, "topk:3", optimizer="adam", lr=0.01) for seed in (1, 2, 3)]
@@ -39,7 +39,7 @@ def _spoil(kind: str, member: int, at: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _steps(cohort: Cohort, count: int) -> list[Tensor]:
-    stepper = Stepper(cohort)
+    stepper = TrainStep(cohort)
     stepper.begin_epoch(0, 0)
     seen = []
     for _ in range(count):
@@ -74,14 +74,14 @@ def test_a_member_stops_before_the_update_and_its_siblings_are_the_same_to_the_b
 def test_the_gradient_of_that_test_is_not_finite_while_its_loss_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 20: otherwise it would be row 19."""
     seen: list[tuple[bool, bool]] = []
-    real = Stepper._update
+    real = TrainStep._update
 
-    def update(self: Stepper, loss: Tensor, gradients: tuple[Tensor, ...]) -> None:
+    def update(self: TrainStep, loss: Tensor, gradients: tuple[Tensor, ...]) -> None:
         finite = torch.stack([part[1].isfinite().all() for part in gradients]).all()
         seen.append((bool(loss[1].isfinite()), bool(finite)))
         real(self, loss, gradients)
 
-    monkeypatch.setattr(Stepper, "_update", update)
+    monkeypatch.setattr(TrainStep, "_update", update)
     _spoil("gradient", member=1, at=2, monkeypatch=monkeypatch)
     _steps(begin(CONFIGS), 4)
     assert seen == [(True, True), (True, True), (True, False), (True, True)]

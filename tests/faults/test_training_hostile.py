@@ -110,10 +110,10 @@ def _edit_config(run: RunDirectory, section: str, **values: Any) -> None:
         ("model", {"import": "os"}),
         ("attention", {"mechanism": "os.system:5"}),
         ("attention", {"mechanism": "topk:-5"}),
-        ("sizes", {"num_symbols": -5}),
+        ("sizes", {"vocab_size": -5}),
         ("sizes", {"num_classes": 2.5}),
-        ("sizes", {"width": True}),
-        ("sizes", {"width": None}),
+        ("sizes", {"seq_len": True}),
+        ("sizes", {"seq_len": None}),
         ("training", {"optimizer": "../adam"}),
     ],
 )
@@ -128,7 +128,7 @@ def test_a_config_that_describes_no_model_is_refused(run: RunDirectory, section:
 
 @pytest.mark.parametrize(
     ("section", "values"),
-    [("sizes", {"num_symbols": 10**12}), ("model", {"d_model": 2**40}), ("model", {"heads": 10**9})],
+    [("sizes", {"vocab_size": 10**12}), ("model", {"d_model": 2**40}), ("model", {"heads": 10**9})],
 )
 def test_a_config_of_a_huge_model_is_refused_before_memory_is_taken(
     run: RunDirectory, section: str, values: dict[str, Any]

@@ -16,26 +16,26 @@ import pytest
 from semfocus.config import RunConfig
 from semfocus.training import Interrupted, train
 from semfocus.training.signals import listening
-from semfocus.training.step import Stepper
+from semfocus.training.step import TrainStep
 from tests.training.helpers import assert_same_bits, exit_code, process, run_of, runtime, states, tiny, trained
 
 # Three members: one leaves after the first epoch, one after the third, one stays.
-LEAVING = [tiny(seed, "topk:3", epochs=6, lr=0.3, until=0.55) for seed in (1, 4, 2)]
+LEAVING = [tiny(seed, "topk:3", epochs=6, lr=0.3, stop_accuracy=0.55) for seed in (1, 4, 2)]
 ADAM = [tiny(seed, epochs=4, optimizer="adam", lr=0.01) for seed in (1, 2, 3)]
 
 
 def _at_step(step: int, act: Callable[[], None]) -> None:
     """From now on, do this before step number `step` of a cohort, once."""
-    real = Stepper.step
+    real = TrainStep.step
     done = []
 
-    def wrapped(self: Stepper) -> None:
+    def wrapped(self: TrainStep) -> None:
         if self.cohort.step == step and not done:
             done.append(step)
             act()
         real(self)
 
-    Stepper.step = wrapped
+    TrainStep.step = wrapped
 
 
 def _signal_self(number: int) -> Callable[[], None]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semfocus.training import train
-from semfocus.training.step import Stepper
+from semfocus.training.step import TrainStep
 from tests.training.helpers import run_of, runtime, states, tensors, tiny, trained
 
 CONFIGS = [tiny(seed) for seed in range(5)]
@@ -16,16 +16,16 @@ CONFIGS = [tiny(seed) for seed in range(5)]
 
 def _room_for(members: int, monkeypatch: pytest.MonkeyPatch, at_step: int = 0, error: Exception | None = None) -> list:
     """Steps of larger cohorts fail from step `at_step` on; the sizes of those that failed are returned."""
-    real = Stepper.step
+    real = TrainStep.step
     failed: list[int] = []
 
-    def wrapped(self: Stepper) -> None:
+    def wrapped(self: TrainStep) -> None:
         if self.cohort.members > members and self.cohort.step >= at_step:
             failed.append(self.cohort.members)
             raise error or torch.OutOfMemoryError("CUDA out of memory")
         real(self)
 
-    monkeypatch.setattr(Stepper, "step", wrapped)
+    monkeypatch.setattr(TrainStep, "step", wrapped)
     return failed
 
 
@@ -66,15 +66,15 @@ def test_a_run_that_does_not_fit_even_alone_is_recorded_and_its_siblings_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row 63."""
-    real = Stepper.step
+    real = TrainStep.step
     with monkeypatch.context() as patch:
 
-        def wrapped(self: Stepper) -> None:
+        def wrapped(self: TrainStep) -> None:
             if any(config.seed == 1 for config in self.cohort.configs):
                 raise torch.OutOfMemoryError("CUDA out of memory: tried to allocate 1 TiB")
             real(self)
 
-        patch.setattr(Stepper, "step", wrapped)
+        patch.setattr(TrainStep, "step", wrapped)
         outcomes = train([*CONFIGS, tiny(9, "topk:3")], tmp_path, runtime())
     assert states(outcomes) == ["done", "failed", "done", "done", "done", "done"]
     status = outcomes[1].run.status()

@@ -18,7 +18,7 @@ from semfocus.config import RunConfig
 from semfocus.errors import CorruptData, StorageError, UsageError
 from semfocus.store import DamagedCheckpoint
 from semfocus.training import Progress, train
-from semfocus.training.step import Stepper
+from semfocus.training.step import TrainStep
 from tests.store.helpers import flip
 from tests.store.machine import Machine
 from tests.training.helpers import assert_same_bits, process, run_of, runtime, states, tensors, tiny, trained
@@ -70,7 +70,7 @@ def world_readable() -> Iterator[Path]:
 
 def _train_without_rights(out: Path, answer: Connection) -> None:
     steps: list[int] = []
-    Stepper.step = lambda self: steps.append(self.cohort.step)
+    TrainStep.step = lambda self: steps.append(self.cohort.step)
     config = tiny(1)
     if os.getuid() == 0:
         os.setgid(65534)

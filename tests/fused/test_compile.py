@@ -25,10 +25,12 @@ def step(shape, mechanism, length, tf32):
     spec = Spec(sizes, AttentionConfig(mechanism=mechanism), 4, 2, length)
     matrix = torch.zeros(2, spec.layout.size)
     leaves = {name: view.requires_grad_() for name, view in spec.layout.split(matrix).items()}
-    rows, filled = torch.zeros(2, 3, spec.length, dtype=torch.int64), torch.ones(2, 3, spec.length, dtype=torch.bool)
-    filled[:, 1, 5:] = False
-    seeds, parts = torch.ones(spec.places, 2, dtype=torch.int64), fused_parts(spec, torch.device("cpu"), model.read_out)
-    logits = model.forward(leaves, rows, filled, spec, seeds, parts)
+    rows = torch.zeros(2, 3, spec.length, dtype=torch.int64)
+    valid_mask = torch.ones(2, 3, spec.length, dtype=torch.bool)
+    valid_mask[:, 1, 5:] = False
+    seeds = torch.ones(spec.num_dropout_sites, 2, dtype=torch.int64)
+    parts = fused_parts(spec, torch.device("cpu"), model.head)
+    logits = model.forward(leaves, rows, valid_mask, spec, seeds, parts)
     torch.autograd.grad(logits.sum(), list(leaves.values()))
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from semfocus import model
 from semfocus.config import AttentionConfig, ModelConfig
-from semfocus.counter_rng import derive
+from semfocus.counter_rng import fold_in
 from semfocus.fused import fused_parts, refuses
-from semfocus.model import PLAIN, Parts, forward
+from semfocus.model import EAGER, ForwardFns, forward
 from semfocus.spec import Spec, initial
 from tests.conformance.cases import DEVICE
 
@@ -32,14 +32,14 @@ def spec_of(mechanism: str = "topk:3", width: int = 9, **shape: object) -> Spec:
     return Spec(ModelConfig.model_validate(sizes), AttentionConfig(mechanism=mechanism), 4, 3, width)
 
 
-def parts_of(spec: Spec) -> Parts:
-    found = fused_parts(spec, DEVICE, model.read_out)
+def parts_of(spec: Spec) -> ForwardFns:
+    found = fused_parts(spec, DEVICE, model.head)
     assert found is not None, refuses(spec, DEVICE)
     return found
 
 
 def trained(
-    spec: Spec, parts: Parts, dtype: torch.dtype, rows: int = 3, padded: bool = False, members: slice = slice(3),
+    spec: Spec, parts: ForwardFns, dtype: torch.dtype, rows: int = 3, padded: bool = False, members: slice = slice(3),
     larger: dict[str, Any] | None = None, slope: float = 1.0,
 ) -> list[Tensor]:  # fmt: skip
     """Logits of a training step of three members, or of these alone, and the gradient of every parameter.
@@ -51,19 +51,21 @@ def trained(
         view.mul_(math.prod(factor for end, factor in (larger or {}).items() if name.endswith(end)))
     leaves = {name: view.requires_grad_() for name, view in spec.layout.split(matrix).items()}
     generator = torch.Generator().manual_seed(5)
-    tokens = torch.randint(0, spec.num_symbols, (3, rows, spec.width), generator=generator)
-    lengths = torch.randint(1, spec.width + 1, (3, rows), generator=generator)
-    tokens, filled = model.assemble(tokens[members].to(DEVICE), lengths[members].to(DEVICE), spec)
-    seeds = derive(torch.arange(3, device=DEVICE)[members] + 2**33, torch.tensor(7, device=DEVICE), spec.places)
-    logits = forward(leaves, tokens, filled if padded else None, spec, seeds, parts)
+    tokens = torch.randint(0, spec.vocab_size, (3, rows, spec.seq_len), generator=generator)
+    lengths = torch.randint(1, spec.seq_len + 1, (3, rows), generator=generator)
+    tokens, valid_mask = model.build_inputs(tokens[members].to(DEVICE), lengths[members].to(DEVICE), spec)
+    seeds = fold_in(
+        torch.arange(3, device=DEVICE)[members] + 2**33, torch.tensor(7, device=DEVICE), spec.num_dropout_sites
+    )
+    logits = forward(leaves, tokens, valid_mask if padded else None, spec, seeds, parts)
     slopes = torch.linspace(-1, 1, logits[0].numel(), dtype=torch.float64, device=DEVICE).view_as(logits[0]).to(dtype)
     return [logits.detach(), *torch.autograd.grad((logits * slopes * slope).sum(), list(leaves.values()))]
 
 
 def check(spec: Spec, rounding: float = ROUNDING, **how: object) -> float:
     """The largest error, relative to the largest entry."""
-    exact = trained(spec, PLAIN, torch.float64, **how)
-    plain = trained(spec, PLAIN, torch.float32, **how)
+    exact = trained(spec, EAGER, torch.float64, **how)
+    plain = trained(spec, EAGER, torch.float32, **how)
     ours = trained(spec, parts_of(spec), torch.float32, **how)
     worst = 0.0
     for name, a, b, c in zip(["logits", *spec.layout.shapes], ours, plain, exact, strict=True):
@@ -204,7 +206,7 @@ def errors_of_projections(spec: Spec, **how: Any) -> list[float]:
     """Of the gradients of q's, k's and v's weights in each block, one row of one member, relative to their norm."""
     exact, ours = (
         trained(spec, parts, dtype, rows=1, members=slice(1), **how)
-        for parts, dtype in ((PLAIN, torch.float64), (parts_of(spec), torch.float32))
+        for parts, dtype in ((EAGER, torch.float64), (parts_of(spec), torch.float32))
     )
     pairs = [
         pair
@@ -243,13 +245,13 @@ def test_autocast_is_not_for_these_kernels() -> None:
     spec = spec_of(blocks=1)
     whole = trained(spec, parts_of(spec), torch.float32)
     with torch.autocast(DEVICE.type, torch.bfloat16):
-        cast = trained(spec, Parts(parts_of(spec).embed, parts_of(spec).block, _float_read_out), torch.float32)
+        cast = trained(spec, ForwardFns(parts_of(spec).embed, parts_of(spec).block, _float_read_out), torch.float32)
     torch.testing.assert_close(cast[0], whole[0])
 
 
 def _float_read_out(*arguments: Any) -> Tensor:
     with torch.autocast(DEVICE.type, enabled=False):
-        return model.read_out(*arguments)
+        return model.head(*arguments)
 
 
 def test_a_member_learns_the_same_alone_and_the_same_bits_every_time() -> None:
@@ -264,7 +266,7 @@ def test_a_member_learns_the_same_alone_and_the_same_bits_every_time() -> None:
 def test_evaluation_gives_the_plain_models_logits_and_keeps_no_graph() -> None:
     spec = spec_of()
     matrix = torch.stack([initial(spec, seed) for seed in range(2)]).to(DEVICE)
-    tokens, _ = model.assemble(
+    tokens, _ = model.build_inputs(
         torch.arange(36, device=DEVICE).view(2, 2, 9) % 4, torch.full((2, 2), 9, device=DEVICE), spec
     )
     parameters = spec.layout.split(matrix)
@@ -285,7 +287,7 @@ def test_evaluation_gives_the_plain_models_logits_and_keeps_no_graph() -> None:
 def test_a_model_that_the_kernels_do_not_serve_is_refused_with_the_reason(changed: dict, reason: str) -> None:
     spec = spec_of(**changed)
     assert reason in (refuses(spec, DEVICE) or "")
-    assert fused_parts(spec, DEVICE, model.read_out) is None
+    assert fused_parts(spec, DEVICE, model.head) is None
 
 
 @pytest.mark.parametrize(
@@ -297,7 +299,7 @@ def test_attention_that_the_kernels_do_not_serve_is_refused_with_the_reason(mech
 
 
 def test_a_large_vocabulary_is_looked_up_by_the_plain_model() -> None:
-    spec = dataclasses.replace(spec_of(), num_symbols=200)
+    spec = dataclasses.replace(spec_of(), vocab_size=200)
     assert parts_of(spec).embed is model.embed
 
 

@@ -75,7 +75,7 @@ CASES: dict[str, Settings] = {
     "two heads, split": _case(task=LISTOPS, model={"heads": 2, "head_width": "split"}),
     "two heads, as wide as the model": _case("banded:5", model={"heads": 2}),
     "no dropout": _case("full", model={"dropout": 0.0}),
-    "stops by until": _case(task=_of_length("missing_duplicate"), training={"until": 0.54, "epochs": 6}),
+    "stops by until": _case(task=_of_length("missing_duplicate"), training={"stop_accuracy": 0.54, "epochs": 6}),
     "stops by patience": _case(task=LISTOPS, training={"patience": 2, "epochs": 12}),
     "diverges": _case("full", training={"clip": None, "lr": 1e30}),
     **{

@@ -13,7 +13,7 @@ from torch import Tensor
 from semfocus.errors import UsageError
 from semfocus.landscape.certificate import certify_model, trace
 from semfocus.landscape.groups import constant_of, embedded, gradients, group_masks, looseness, mean_loss
-from semfocus.landscape.trained_model import Subject, open_subject
+from semfocus.landscape.trained_model import TrainedModel, open_subject
 from semfocus.randomness import stream
 from semfocus.store import RunDirectory
 from tests.landscape.conftest import KINDS
@@ -23,7 +23,7 @@ kinds = pytest.mark.parametrize(("norm", "mechanism"), KINDS)
 Kind = Callable[[str, str], RunDirectory]
 
 
-def _subject(run: RunDirectory, rows: int = 6) -> Subject:
+def _subject(run: RunDirectory, rows: int = 6) -> TrainedModel:
     return open_subject(run).first(rows)
 
 
@@ -54,7 +54,7 @@ def test_no_gradient_of_a_trained_model_exceeds_its_certificate(norm: str, mecha
     shares = looseness(subject.spec, subject.parameters[0], subject.rows)
     assert set(shares) == {"input", *group_masks(subject.spec)}
     assert all(0 < share <= 1 for share in shares.values()), shares
-    assert shares["read_out"] > 0.1  # the last layer's bound is nearly met: a certificate of nothing would not be
+    assert shares["head"] > 0.1  # the last layer's bound is nearly met: a certificate of nothing would not be
     everything = certify_model(subject.spec, subject.parameters[0], subject.rows)
     assert gradients(subject.spec, subject.parameters[0], subject.rows)[1].norm().item() <= everything.parameters
 
@@ -109,10 +109,10 @@ def test_padded_rows_and_global_tokens_are_certified_too(pooling: str) -> None:
     task = {"name": "listops", "options": {"min_length": 5, "max_length": 30, "max_depth": 3}}
     config = config.model_copy(update={"task": config.task.model_copy(update=task)})
     cohort = begin([config])
-    assert cohort.train.filled is not None
+    assert cohort.train.valid_mask is not None
     shares = looseness(cohort.spec, cohort.parameters[0], cohort.train)
     assert all(share <= 1 for share in shares.values()), shares
-    assert shares["read_out"] > 0.1
+    assert shares["head"] > 0.1
 
 
 def test_groups_hold_every_parameter_once() -> None:

@@ -23,7 +23,7 @@ FAST = ["--device", "cpu", "--threads", "1"]
 @pytest.fixture(autouse=True)
 def _svg_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drawn is tested elsewhere; three formats of each would take most of the time."""
-    from semfocus.report.figures.gallery import drawing, landscape, theory
+    from semfocus.report.figures import drawing, landscape, theory
 
     def one(figure: object, stem: Path, formats: object = None) -> list[Path]:
         return drawing.save(figure, stem, ("svg",))
@@ -93,7 +93,7 @@ def test_rows_below_zero_are_told_that_zero_is_all(command: str, run_of_kind: Ki
 
 
 def test_regions_are_printed_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from semfocus.report.figures.gallery import theory
+    from semfocus.report.figures import theory
 
     few = partial(theory.draw_regions, dispersions=(2.0, 8.0), sink_ratios=(1.0,))
     monkeypatch.setattr(theory, "draw_regions", few)

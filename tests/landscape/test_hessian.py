@@ -24,8 +24,8 @@ def _cohort(mechanism: str, activation: str = "gelu") -> Cohort:
 def _loss(cohort: Cohort, row: Tensor) -> Tensor:
     """Written out plainly: the mean loss of the first member's rows."""
     rows = cohort.train
-    filled = None if rows.filled is None else rows.filled[:1]
-    logits = forward(cohort.spec.layout.split(row.unsqueeze(0)), rows.tokens[:1].long(), filled, cohort.spec)
+    valid_mask = None if rows.valid_mask is None else rows.valid_mask[:1]
+    logits = forward(cohort.spec.layout.split(row.unsqueeze(0)), rows.tokens[:1].long(), valid_mask, cohort.spec)
     return functional.cross_entropy(logits[0], rows.labels[0].long())
 
 

@@ -23,7 +23,7 @@ def _spec_and_rows(padded: bool, mechanism: str = "topk:3") -> tuple[Spec, Rows,
             update={"task": TaskConfig(name="listops", options=options, train_rows=23, heldout_rows=4)}
         )
     task = config.task.build()
-    spec = Spec(config.model, config.attention, task.num_symbols, task.num_classes, task.width)
+    spec = Spec(config.model, config.attention, task.vocab_size, task.num_classes, task.seq_len)
     batch, _ = data.load(config, task)
     return spec, data.stack([batch], spec, CPU), batch
 
@@ -32,7 +32,7 @@ def _spec_and_rows(padded: bool, mechanism: str = "topk:3") -> tuple[Spec, Rows,
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3+1g"])
 def test_each_of_many_models_has_the_loss_it_has_alone(padded: bool, mechanism: str) -> None:
     spec, rows, batch = _spec_and_rows(padded, mechanism)
-    assert (rows.filled is not None) == padded
+    assert (rows.valid_mask is not None) == padded
     parameters = torch.stack([initial(spec, seed) for seed in range(3)])
     losses = Losses(spec, rows, Plan(members=3, rows=5))  # the last of five chunks is short
     losses.matrix.copy_(parameters)

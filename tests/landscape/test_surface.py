@@ -348,8 +348,8 @@ def test_data_and_shapes_that_do_not_fit_the_run_are_refused(own_run: RunDirecto
     path.write_text(text.replace('"length": 8', '"length": 9', 1))
     with pytest.raises(UsageError, match="trained on other data"):
         measure_surface(own_run, FEW, RUNTIME)
-    path.write_text(text.replace('"width": 8', '"width": 9'))
-    with pytest.raises(UsageError, match=r"has a model for .*'width': 9.*rows of .*'width': 8"):
+    path.write_text(text.replace('"seq_len": 8', '"seq_len": 9'))
+    with pytest.raises(UsageError, match=r"has a model for .*'seq_len': 9.*rows of .*'seq_len': 8"):
         measure_surface(own_run, FEW, RUNTIME)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from semfocus import recipes
 from semfocus.config import RunConfig
-from semfocus.experiments import recipes
 from semfocus.store import RunDirectory, RunStore
 from semfocus.training.loading import document
 

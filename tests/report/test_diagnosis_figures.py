@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from semfocus.cli.shared import console
+from semfocus.report.figures import diagnosis
 from semfocus.report.figures.diagnosis import (
     draw_conditions,
     draw_dispersion_along_training,
     draw_heat_maps,
     draw_mask_stability,
 )
-from semfocus.report.figures.gallery import diagnosis
 from semfocus.report.page.diagnosis import (
     LAYER_HEADS,
     SPREAD_HEADS,

@@ -12,11 +12,11 @@ from semfocus.analysis.records import Record
 from semfocus.report.figures.curves import draw_curves
 from semfocus.report.figures.gallery import draw_all, write_figures
 from semfocus.report.figures.heatmap import cell_texts, strength
-from semfocus.report.figures.style import PAPERS
+from semfocus.report.figures.style import PALETTES
 from semfocus.report.terminal.tables import epochs_text, interval_text
 from tests.analysis.test_comparison import record
+from tests.analysis.test_groups import record as made_up
 from tests.report.helpers import configs, store
-from tests.report.test_groups import record as made_up
 
 
 def test_the_figure_is_written_twice_over_and_is_the_same_each_time(tmp_path: Path) -> None:
@@ -39,8 +39,8 @@ def test_every_figure_of_a_store_is_drawn_in_every_format_and_theme_asked_for(tm
     store(tmp_path / "runs", seeds=2, training__epochs=8, model__blocks=2)
     dark = write_figures(tmp_path / "runs", tmp_path / "figures", formats=["svg"], themes=["dark"])
     assert [path.name for path in dark] == [f"{kind}-dark.svg" for kind in (*kinds, "ablation-even-pairs-blocks")]
-    assert PAPERS["dark"].ground in dark[0].read_text()
-    assert PAPERS["dark"].ground not in written[0].read_text()
+    assert PALETTES["dark"].ground in dark[0].read_text()
+    assert PALETTES["dark"].ground not in written[0].read_text()
 
 
 def test_many_tasks_are_split_into_sheets_of_four(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from semfocus.report.figures.gallery import landscape
+from semfocus.report.figures import landscape
 from semfocus.report.figures.landscape import MARKS, Scale, draw_sharpness
 
 

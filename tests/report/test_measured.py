@@ -14,7 +14,7 @@ from semfocus.analysis.dispersion_vs_speedup import dispersion_against_speed, di
 from semfocus.analysis.table6 import published, two_models
 from semfocus.cli import app
 from semfocus.errors import UsageError
-from semfocus.report.figures.style import PAPERS
+from semfocus.report.figures.style import PALETTES
 from semfocus.report.page import cross_task_panels, measured, measured_surfaces, pictures
 from semfocus.report.page.gather import gather
 from semfocus.report.page.page import render
@@ -99,7 +99,7 @@ def test_pictures_are_inside_the_page_once_for_light_and_once_for_dark(page: str
     for place, theme in ((4, "light"), (5, "dark")):
         drawn = _picture(page, place).decode()  # dispersion over training
         assert "The k heaviest keys" in drawn
-        assert PAPERS[theme].ground in drawn
+        assert PALETTES[theme].ground in drawn
 
 
 def test_table_6_has_w_and_x_of_the_runs_beside_the_paper_s_and_marks_what_is_vacuous(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from matplotlib.transforms import Bbox
 from semfocus.analysis.correlation import spearman
 from semfocus.analysis.masks_vs_speedup import MaskPoint
 from semfocus.analysis.speedup import Ratio, SpeedUp
+from semfocus.report.figures import diagnosis, masks_vs_speedup
 from semfocus.report.figures.diagnosis import draw_against_speed
-from semfocus.report.figures.gallery import diagnosis, masks_vs_speedup
 from semfocus.report.figures.masks_vs_speedup import draw_masks_against_speed
 
 TASKS = (

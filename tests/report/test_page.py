@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from semfocus import recipes
 from semfocus.cli import app
 from semfocus.config import RunConfig
 from semfocus.errors import StorageError, UsageError
-from semfocus.experiments import recipes
 from semfocus.experiments.compare import plan
 from semfocus.report.page.gather import gather
 from semfocus.report.page.page import embedded, render, write_page
@@ -143,11 +143,11 @@ def test_each_state_is_shown_for_what_it_is_and_nothing_is_dropped(tmp_path: Pat
     for part in ("1 done", "1 running", "1 interrupted", "1 diverged", "1 empty", "5 not readable as a run"):
         assert part in words, part
     for part in (
-        f"{torn.id} torn:",
-        f"{half.id} torn: metrics.jsonl has no numbers called epoch",
-        "notes.txt foreign: not a run directory",
+        f"{torn.id} corrupt:",
+        f"{half.id} corrupt: metrics.jsonl has no numbers called epoch",
+        "notes.txt unrecognised: not a run directory",
         "0123456789abcdef empty: an empty directory",
-        "fedcba9876543210 foreign: a symbolic link, not followed",
+        "fedcba9876543210 unrecognised: a symbolic link, not followed",
         "3 unfinished runs are left out",
     ):
         assert part in words, part
@@ -212,7 +212,7 @@ def test_killed_while_the_report_is_written_the_old_one_is_intact(runs: Path, tm
     [
         {"quick": True, "attention": ["full", "topk:5"], "seeds": 2},
         {"recipe": "paper", "attention": ["full", "topk:9", "banded:5+1g"], "seeds": 3},
-        {"options": {"length": 12}, "epochs": 7, "until": 0.9, "attention": ["topk:3"], "seeds": 1},
+        {"options": {"length": 12}, "epochs": 7, "stop_accuracy": 0.9, "attention": ["topk:3"], "seeds": 1},
         {"overrides": ["model.heads=2", "training.clip=null", "precision=tf32"], "attention": ["full"], "seeds": 11},
     ],
 )

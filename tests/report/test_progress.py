@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semfocus.report.terminal import progress
-from semfocus.report.terminal.progress import Board
+from semfocus.report.terminal.progress import ProgressTable
 
 
 @dataclass
@@ -38,12 +38,12 @@ class Told:
 
 
 @pytest.fixture
-def board(monkeypatch: pytest.MonkeyPatch) -> Board:
+def board(monkeypatch: pytest.MonkeyPatch) -> ProgressTable:
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False, raising=False)
-    return Board({"full": 2, "topk:5": 2, "banded:5": 2})
+    return ProgressTable({"full": 2, "topk:5": 2, "banded:5": 2})
 
 
-def test_mechanisms_that_train_side_by_side_are_all_shown_at_work(board: Board) -> None:
+def test_mechanisms_that_train_side_by_side_are_all_shown_at_work(board: ProgressTable) -> None:
     board(Told("full", 10))
     board(Told("topk:5", 20))
     board(Told("full", 30))
@@ -51,13 +51,13 @@ def test_mechanisms_that_train_side_by_side_are_all_shown_at_work(board: Board) 
     assert [line.epoch for line in board.lines.values()] == ["3.0 / 10", "2.0 / 10", ""]
 
 
-def test_a_mechanism_is_done_when_none_of_its_runs_goes_on_even_before_the_last_epoch(board: Board) -> None:
+def test_a_mechanism_is_done_when_none_of_its_runs_goes_on_even_before_the_last_epoch(board: ProgressTable) -> None:
     board(Told("full", 30, going_on=0))
     board(Told("topk:5", 20))
     assert [line.state for line in board.lines.values()] == ["done", "training", "waiting"]
 
 
-def test_the_time_left_counts_what_waits_and_is_shared_by_those_at_work(board: Board) -> None:
+def test_the_time_left_counts_what_waits_and_is_shared_by_those_at_work(board: ProgressTable) -> None:
     board(Told("full", 20))
     assert board.left == "at most 2 min 20 s left"  # 80 steps of half a second, and twice 100
     board(Told("topk:5", 20))
@@ -68,7 +68,7 @@ def test_the_time_left_counts_what_waits_and_is_shared_by_those_at_work(board: B
 
 
 def test_plain_lines_come_for_each_mechanism_now_and_then_and_at_its_end(
-    board: Board, capsys: pytest.CaptureFixture[str]
+    board: ProgressTable, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for told in (Told("full", 0), Told("topk:5", 10), Told("full", 20), Told("topk:5", 30, going_on=0)):
         board(told)

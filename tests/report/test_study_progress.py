@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semfocus.report.terminal.study_progress import StudyBoard, Work
+from semfocus.report.terminal.study_progress import StudyProgressTable, Work
 
 
 @dataclass
@@ -50,7 +50,7 @@ def clock(monkeypatch) -> Clock:
     return clock
 
 
-def left(board: StudyBoard) -> tuple[int, int]:
+def left(board: StudyProgressTable) -> tuple[int, int]:
     """Runs done, and seconds left."""
     found = re.fullmatch(r"(\d+) of \d+ runs done, at most (?:(\d+) h )?(?:(\d+) min ?)?(?:(\d+) s)? ?left", board.left)
     assert found, board.left
@@ -60,7 +60,7 @@ def left(board: StudyBoard) -> tuple[int, int]:
 
 def test_time_left_covers_all_cohorts_by_the_cost_of_their_steps(clock: Clock) -> None:
     work = {"a1": Work("a", 100, 1.0), "a2": Work("a", 100, 1.0), "b1": Work("b", 100, 3.0), "b2": Work("b", 50, 3.0)}
-    board = StudyBoard(work, finished=5)
+    board = StudyProgressTable(work, finished=5)
     board(Report(["a1", "a2"], 0, 0, 0.0))
     clock.now = 10.0
     board(Report(["a1", "a2"], 50, 50, 10.0))  # 100 units in 10 s; 100 units to go here, 450 in line b
@@ -78,7 +78,7 @@ def test_time_left_covers_all_cohorts_by_the_cost_of_their_steps(clock: Clock) -
 
 
 def test_cohorts_that_train_side_by_side_share_the_time_left(clock: Clock) -> None:
-    board = StudyBoard({name: Work(name, 100, 1.0) for name in "abcd"})
+    board = StudyProgressTable({name: Work(name, 100, 1.0) for name in "abcd"})
     for name in "ab":
         board(Report([name], 0, 0, 0.0))
     clock.now = 10.0
@@ -88,7 +88,7 @@ def test_cohorts_that_train_side_by_side_share_the_time_left(clock: Clock) -> No
 
 
 def test_runs_that_end_early_are_no_longer_counted(clock: Clock) -> None:
-    board = StudyBoard({name: Work("line", 100, 1.0) for name in "abc"})
+    board = StudyProgressTable({name: Work("line", 100, 1.0) for name in "abc"})
     board(Report(["a", "b", "c"], 0, 0, 0.0))
     clock.now = 3.0
     board(Report(["a", "b", "c"], 10, 10, 3.0, ended=2))
@@ -101,7 +101,7 @@ def test_runs_that_end_early_are_no_longer_counted(clock: Clock) -> None:
 
 
 def test_halves_of_a_cohort_that_did_not_fit_count_as_cohorts_of_their_own(clock: Clock) -> None:
-    board = StudyBoard({name: Work("line", 100, 1.0) for name in "ab"})
+    board = StudyProgressTable({name: Work("line", 100, 1.0) for name in "ab"})
     board(Report(["a", "b"], 0, 0, 0.0))
     board(Report(["a"], 0, 0, 0.0))
     clock.now = 10.0
@@ -110,7 +110,7 @@ def test_halves_of_a_cohort_that_did_not_fit_count_as_cohorts_of_their_own(clock
 
 
 def test_a_long_study_shows_what_moves_and_what_comes_next(clock: Clock) -> None:
-    board = StudyBoard({str(i): Work(f"line {i}", 10, 1.0) for i in range(40)})
+    board = StudyProgressTable({str(i): Work(f"line {i}", 10, 1.0) for i in range(40)})
     for i in range(30):
         board(Report([str(i)], 0, 0, 0.0, total_steps=10))
         clock.now += 1
@@ -122,7 +122,7 @@ def test_a_long_study_shows_what_moves_and_what_comes_next(clock: Clock) -> None
 
 
 def test_a_run_that_is_not_of_the_study_is_passed_over() -> None:
-    board = StudyBoard({"a": Work("line", 10, 1.0)})
+    board = StudyProgressTable({"a": Work("line", 10, 1.0)})
     board(Report(["z"], 0, 0, 0.0))
     board(Report([], 0, 0, 0.0))
     assert board.active is None

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from semfocus.experiments.recipes import COMPACT
-from semfocus.report.figures.style import PAPERS, Look, Theme, look, order
+from semfocus.recipes import COMPACT
+from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style, order
 
 LOCAL = [f"{name}:{w}{g}" for name in ("banded", "block_local") for w in (5, 9) for g in ("", "+1g", "+3g")]
 ALL = ["full", "topk:5", "topk:9", *LOCAL, "bottomk:5", "randomk:5"]
@@ -42,9 +42,9 @@ def contrast(first: str, second: str) -> float:
 
 @pytest.mark.parametrize("names", [ALL, SWEEP], ids=["the paper's fifteen and the controls", "a sweep of k"])
 def test_no_two_mechanisms_of_a_figure_share_a_line_style_or_a_colour(names: list[str]) -> None:
-    looks = [look(name) for name in names]
+    looks = [mechanism_style(name) for name in names]
     assert len({shape.dash for shape in looks if shape.dash}) == sum(bool(shape.dash) for shape in looks)
-    assert {name for name in names if not look(name).dash} <= {"full", "topk:5"}
+    assert {name for name in names if not mechanism_style(name).dash} <= {"full", "topk:5"}
     for theme in THEMES:
         assert len({shape.on(theme) for shape in looks}) == len(looks)
 
@@ -52,7 +52,7 @@ def test_no_two_mechanisms_of_a_figure_share_a_line_style_or_a_colour(names: lis
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("vision", VISION)
 def test_the_papers_six_differ_to_every_kind_of_colour_vision(vision: str, theme: Theme) -> None:
-    seen = {name: lab(np.asarray(VISION[vision]) @ linear(look(name).on(theme))) for name in COMPACT}
+    seen = {name: lab(np.asarray(VISION[vision]) @ linear(mechanism_style(name).on(theme))) for name in COMPACT}
     for (one, a), (other, b) in itertools.combinations(seen.items(), 2):
         assert np.linalg.norm(a - b) > 10, (one, other)
 
@@ -60,14 +60,14 @@ def test_the_papers_six_differ_to_every_kind_of_colour_vision(vision: str, theme
 @pytest.mark.parametrize("theme", THEMES)
 def test_every_line_stands_out_from_its_ground(theme: Theme) -> None:
     for name in (*ALL, *SWEEP, "somebody's own", "another:3"):
-        assert contrast(look(name).on(theme), PAPERS[theme].ground) >= 2.99, name
-    assert contrast(PAPERS[theme].quiet, PAPERS[theme].ground) >= 4.5  # small words
+        assert contrast(mechanism_style(name).on(theme), PALETTES[theme].ground) >= 2.99, name
+    assert contrast(PALETTES[theme].quiet, PALETTES[theme].ground) >= 4.5  # small words
 
 
 def test_a_look_depends_on_the_mechanism_alone_whatever_its_name() -> None:
     for name in ("", "topk:", "<script>", "topk:99999999999999999999", "ünknown:5", "\ud800"):
-        assert isinstance(look(name), Look)
-        assert look(name) == look(name)
+        assert isinstance(mechanism_style(name), MechanismStyle)
+        assert mechanism_style(name) == mechanism_style(name)
 
 
 def test_mechanisms_are_listed_with_full_attention_first_and_sizes_rising() -> None:

@@ -121,21 +121,23 @@ def test_everything_in_the_store_is_shown_for_what_it_is(tmp_path: Path) -> None
         "00000005": "empty",
         "00000006": "interrupted",  # rows, and no word
         "00000007": "empty",
-        "00000008": "torn",
-        "00000009": "torn",
-        "0000000b": "torn",
-        "0000000c": "foreign",
+        "00000008": "corrupt",
+        "00000009": "corrupt",
+        "0000000b": "corrupt",
+        "0000000c": "unrecognised",
         "0000000d": "running",
-        "notes.txt": "foreign",
-        "other": "foreign",
-        f".tmp-{'0' * 32}": "torn",
+        "notes.txt": "unrecognised",
+        "other": "unrecognised",
+        f".tmp-{'0' * 32}": "corrupt",
     }
     assert entries["00000000"].config == CONFIG
     assert entries["00000000"].status == {"state": "done", "epochs": 2}
     assert entries["0000000d"].holder.pid == os.getpid()
     assert "config.json is missing" in entries["00000008"].why
     assert "was the directory renamed" in entries["0000000b"].why
-    assert all(entry.why for entry in entries.values() if entry.state in ("torn", "foreign", "empty", "running"))
+    assert all(
+        entry.why for entry in entries.values() if entry.state in ("corrupt", "unrecognised", "empty", "running")
+    )
 
 
 def test_a_place_that_is_not_there_has_no_runs_and_a_file_is_an_error(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_real_text_can_be_learned_from_the_train_split(described_csv):
 
     def counted(split):
         batch = task.sample(task.size(split), seed=0, split=split)
-        words = torch.nn.functional.one_hot(batch.tokens, task.num_symbols + 1).sum(1)[:, : task.num_symbols]
+        words = torch.nn.functional.one_hot(batch.tokens, task.vocab_size + 1).sum(1)[:, : task.vocab_size]
         return words.double(), batch.labels
 
     words, labels = counted("train")
@@ -80,17 +80,17 @@ def test_unknown_share_and_width_of_real_text_are_those_of_the_rows(described_cs
     words = [word for sentence in heldout for word in sentence.split()[:20]]
     assert task.report.unknown_share == pytest.approx(sum(word not in known for word in words) / len(words))
     assert 0.2 < task.report.unknown_share < 0.8
-    assert task.width == task.report.width == 20
+    assert task.seq_len == task.report.width == 20
     assert task.report.rows_truncated == sum(len(sentence.split()) > 20 for sentence, _ in described())
-    assert task.report.vocabulary == task.num_symbols == len(known) + 1
+    assert task.report.vocabulary == task.vocab_size == len(known) + 1
 
 
 def test_real_text_in_byte_pairs_is_trained_on_train_rows_and_read_back(described_csv):
     task = get_task(described_csv, tokenizer="bpe", vocab_size=400, max_length=10_000)
-    assert (task.num_symbols, task.report.tokenizer, task.report.unknown_share) == (400, "bpe", 0.0)
+    assert (task.vocab_size, task.report.tokenizer, task.report.unknown_share) == (400, "bpe", 0.0)
     texts = rendered(task)
     longest = max(len(task.parse(text)) for text, splits in texts.items() if "train" in splits)
-    assert task.width == longest
+    assert task.seq_len == longest
     whole = {sentence for sentence, _ in described() if len(task.parse(sentence)) <= longest}
     assert len(whole) > 300
     assert whole <= set(texts)
@@ -179,7 +179,7 @@ def test_keep_says_which_part_of_a_long_row_survives(tmp_path, keep):
         batch = task.sample(task.size(split), seed=0, split=split)
         found += [task.render(row, n) for row, n in zip(batch.tokens, batch.lengths.tolist(), strict=True)]
     assert sorted(found) == sorted(text[:3] if keep == "start" else text[-3:] for text in [*BITS, "1"])
-    assert (task.width, task.report.width, task.report.rows_truncated) == (3, 3, 100)
+    assert (task.seq_len, task.report.width, task.report.rows_truncated) == (3, 3, 100)
 
 
 def test_width_is_that_of_the_longest_train_row(tmp_path):
@@ -189,7 +189,7 @@ def test_width_is_that_of_the_longest_train_row(tmp_path):
     while task.settings.split_of(longer) != "heldout" or len(longer) < 9:
         longer += "1"
     task = get_task(write_csv(tmp_path / "b.csv", [*rows, (longer, 1)]))
-    assert (task.width, task.report.rows_truncated) == (7, 1)
+    assert (task.seq_len, task.report.rows_truncated) == (7, 1)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_token_lists_of_texts_are_taken_as_they_are(tmp_path):
     task = get_task(write_jsonl(tmp_path / "a.jsonl", records))
     assert task.report.tokenizer == "tokens"
     assert "w 000" in task.symbols
-    assert task.width == 2
+    assert task.seq_len == 2
 
 
 def test_parquet_gives_the_same_rows_as_jsonl(tmp_path):

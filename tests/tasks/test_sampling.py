@@ -86,12 +86,12 @@ def test_the_shape_and_type_of_a_batch_follow_from_the_options(name: str) -> Non
     task = _task(name)
     for n in (0, 1, 9):
         batch = task.sample(n, seed=1)
-        assert batch.tokens.shape == (n, task.width)
+        assert batch.tokens.shape == (n, task.seq_len)
         assert batch.labels.shape == batch.lengths.shape == (n,)
         assert {batch.tokens.dtype, batch.labels.dtype, batch.lengths.dtype} == {torch.int64}
         assert len(batch) == n
         assert (batch.labels < task.num_classes).all()
-    assert task.pad_id == task.num_symbols
+    assert task.pad_id == task.vocab_size
     assert 0 < task.baselines["chance"] < 1
 
 
@@ -102,8 +102,8 @@ def test_baselines_are_those_of_the_published_tasks() -> None:
 
 
 def test_listops_is_as_wide_as_its_longest_legal_row() -> None:
-    assert get_task("listops").width == 599
-    assert get_task("listops", min_length=100, max_length=200, max_depth=6).width == 199
+    assert get_task("listops").seq_len == 599
+    assert get_task("listops", min_length=100, max_length=200, max_depth=6).seq_len == 199
 
 
 def test_the_data_seed_is_the_runs_own_except_for_listops() -> None:
@@ -296,7 +296,7 @@ def test_a_users_generator_is_registered_and_sampled_like_any_other() -> None:
         num_classes = 2
 
         def generate(self, lengths, rng):
-            tokens = rng.integers(2, (len(lengths), self.width))
+            tokens = rng.integers(2, (len(lengths), self.seq_len))
             return tokens, tokens[:, 0]
 
         def label_rows(self, tokens, lengths):

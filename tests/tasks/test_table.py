@@ -46,7 +46,7 @@ def test_real_digits_arrive_whole_with_their_labels(digits):
     pixels, labels = load_digits(return_X_y=True)
     expected = sorted((row, str(label)) for row, label in zip(pixels.astype(int).tolist(), labels, strict=True))
     assert multiset(digits) == expected
-    assert (digits.num_symbols, digits.pad_id, digits.num_classes, digits.width) == (17, 17, 10, 64)
+    assert (digits.vocab_size, digits.pad_id, digits.num_classes, digits.seq_len) == (17, 17, 10, 64)
     assert digits.class_names == tuple("0123456789")
 
 
@@ -102,7 +102,7 @@ def test_all_runs_share_one_data_seed(digits):
 
 def test_rows_of_different_lengths_are_padded_with_pad_id_to_the_longest():
     task = Task.from_arrays(SMALL, LABELS)
-    assert (task.width, task.num_symbols) == (3, 5)
+    assert (task.seq_len, task.vocab_size) == (3, 5)
     batch = all_rows(task, "train")
     for row, length in zip(batch.tokens.tolist(), batch.lengths.tolist(), strict=True):
         assert row[length:] == [5] * (3 - length)
@@ -114,7 +114,7 @@ def test_padding_beyond_a_length_is_ignored_whatever_it_holds():
     lengths = [len(row) for row in SMALL]
     padded = np.array([row + [999] * (7 - len(row)) for row in SMALL])
     task = Task.from_arrays(torch.from_numpy(padded), torch.tensor(LABELS), lengths=torch.tensor(lengths))
-    assert (task.width, task.num_symbols) == (7, 5)
+    assert (task.seq_len, task.vocab_size) == (7, 5)
     narrow = Task.from_arrays(SMALL, LABELS)
     assert multiset(task) == multiset(narrow)
     assert task.fingerprint() != narrow.fingerprint()  # batches of another width
@@ -147,7 +147,7 @@ def test_identity_follows_content_not_type_name_or_padding():
     [
         {"tokens": [*SMALL[:-1], [4, 4]]},
         {"labels": [1, *LABELS[1:]]},
-        {"num_symbols": 6},
+        {"vocab_size": 6},
         {"class_names": ("a", "b", "c")},
         {"heldout_share": 0.3},
         {"test_share": 0.2},
@@ -209,8 +209,8 @@ def test_no_warning_when_nothing_is_skipped():
         ({"lengths": [1.0] * 100}, "lengths of arrays must be 100 whole numbers"),
         ({"lengths": [2] * 100}, "row 0: the length 2 must be from 0 to 1"),
         ({"lengths": [-1] * 100}, "row 0: the length -1 must be from 0 to 1"),
-        ({"num_symbols": 4}, "row 4: the id 4 is not below num_symbols = 4"),
-        ({"num_symbols": 0}, "num_symbols = 0 must be at least 1"),
+        ({"vocab_size": 4}, "row 4: the id 4 is not below vocab_size = 4"),
+        ({"vocab_size": 0}, "vocab_size = 0 must be at least 1"),
         ({"heldout_share": 0.0}, "heldout_share = 0 leaves nothing to judge by"),
         ({"heldout_share": 1.5}, "heldout_share = 1.5 must be a number from 0 to below 1"),
         ({"test_share": "0.1"}, "test_share = '0.1' must be a number"),

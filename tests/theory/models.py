@@ -47,7 +47,7 @@ class Tiny:
     def __post_init__(self) -> None:
         self._draws = stream(self.seed, f"test/tiny/{self.order}/{self.k}/{self.activation}")
         d, inner = self.width, self.heads * self.head_width
-        shapes = {"embedding": (self.vocabulary, d), "read_out": (self.classes, d), "read_out.bias": (self.classes,)}
+        shapes = {"embedding": (self.vocabulary, d), "head": (self.classes, d), "head.bias": (self.classes,)}
         for i in range(self.depth):
             sizes = {"query": (inner, d), "key": (inner, d), "value": (inner, d), "output": (d, inner)}
             sizes |= {"mlp_in": (self.hidden, d), "mlp_out": (d, self.hidden)}
@@ -72,7 +72,7 @@ class Tiny:
         pooled = x.mean(0)
         if trace is not None:
             trace.features = pooled.norm().item()
-        return cross_entropy(linear(pooled, p["read_out"], p["read_out.bias"])[None], self.label)
+        return cross_entropy(linear(pooled, p["head"], p["head.bias"])[None], self.label)
 
     def block(self, i: int, p: dict[str, torch.Tensor], x: torch.Tensor, trace: Trace | None = None) -> torch.Tensor:
         part = {name: p[f"{i}.{name}"] for name in GROUPS} | {f"{n}.bias": p[f"{i}.{n}.bias"] for n in GROUPS}
@@ -140,7 +140,7 @@ class Tiny:
         return certify(
             blocks,
             pooled=self.length,
-            read_out=spectral_norm(self.parameters["read_out"]),
+            head=spectral_norm(self.parameters["head"]),
             features=features,
             embedding_scale=self.scale,
             repeats=int(torch.bincount(self.tokens).max()),

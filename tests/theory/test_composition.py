@@ -52,9 +52,9 @@ def test_no_gradient_of_a_parameter_group_exceeds_its_certificate(order, k, acti
             measured = joint(gradients, f"{i}.{name}")
             assert 0 < measured <= getattr(group, name), (i, name)
             total += measured**2
-    assert 0 < joint(gradients, "read_out") <= certified.read_out
+    assert 0 < joint(gradients, "head") <= certified.head
     assert 0 < gradients["embedding"].norm().item() <= certified.embedding
-    total += joint(gradients, "read_out") ** 2 + gradients["embedding"].norm().item() ** 2
+    total += joint(gradients, "head") ** 2 + gradients["embedding"].norm().item() ** 2
     assert math.sqrt(total) <= certified.parameters
 
 
@@ -99,12 +99,12 @@ def test_how_loose_the_certificates_are_is_printed_and_the_last_layers_stay_with
         print(
             f"| {order}, {'full' if k is None else 'top-2'} | " + " | ".join(f"{v:.1e}" for v in middle.values()) + " |"
         )
-        assert middle["read_out"] > 0.3
+        assert middle["head"] > 0.3
         assert middle["1.mlp_out"] > 0.05
         assert max(middle.values()) <= 1
 
 
-SHOWN = ("input", "embedding", "0.query", "0.value", "0.mlp_in", "1.query", "1.value", "1.mlp_out", "read_out")
+SHOWN = ("input", "embedding", "0.query", "0.value", "0.mlp_in", "1.query", "1.value", "1.mlp_out", "head")
 
 
 def _shares(model: Tiny) -> dict[str, float]:
@@ -116,7 +116,7 @@ def _shares(model: Tiny) -> dict[str, float]:
     gradients, certified = {name: leaf.grad for name, leaf in leaves.items()}, constants_of(model, trace)
     shares = {"input": x.grad.norm().item() / certified.input}
     shares["embedding"] = gradients["embedding"].norm().item() / certified.embedding
-    shares["read_out"] = joint(gradients, "read_out") / certified.read_out
+    shares["head"] = joint(gradients, "head") / certified.head
     for i, group in enumerate(certified.blocks):
         shares |= {f"{i}.{name}": joint(gradients, f"{i}.{name}") / getattr(group, name) for name in GROUPS}
     return shares
@@ -142,7 +142,7 @@ def test_finite_steps_in_the_input_and_in_each_group_stay_within_the_certificate
                 deltas = {n: size * model.normal(tuple(moved[n].shape)) for n in (weight, f"{weight}.bias")}
                 moved |= {n: moved[n] + d for n, d in deltas.items()}
                 ends.append((moved, start, (i, name), math.hypot(*(d.norm().item() for d in deltas.values()))))
-        for name in ("embedding", "read_out"):
+        for name in ("embedding", "head"):
             step = size * model.normal(tuple(model.parameters[name].shape))
             moved = model.parameters | {name: model.parameters[name] + step}
             ends.append((moved, model.embed(moved), name, step.norm().item()))
@@ -236,34 +236,34 @@ def test_gains_and_groups_of_round_numbers_are_the_formulas_of_the_documentation
 
 
 def test_the_loss_composes_blocks_pool_read_out_and_cross_entropy():
-    result = certify([BLOCK, BLOCK], pooled=4, read_out=2.0, features=3.0, embedding_scale=8.0, repeats=1)
+    result = certify([BLOCK, BLOCK], pooled=4, head=2.0, features=3.0, embedding_scale=8.0, repeats=1)
     one = block_constants(BLOCK)
     head = 2 * math.sqrt(2)
     assert result.input_tokens == pytest.approx(head * one.tokens.max**2)
     assert result.input == pytest.approx(min(result.input_tokens, head / 2 * one.tokens.frobenius**2))
     assert result.blocks[0].value == pytest.approx(head * one.tokens.max * one.groups.value)
     assert result.blocks[1].value == pytest.approx(head * one.groups.value)
-    assert result.read_out == pytest.approx(math.sqrt(2) * math.sqrt(10))
+    assert result.head == pytest.approx(math.sqrt(2) * math.sqrt(10))
     assert result.embedding == pytest.approx(8 * result.input)
-    often = certify([BLOCK, BLOCK], pooled=100, read_out=2.0, features=3.0, embedding_scale=8.0, repeats=4)
+    often = certify([BLOCK, BLOCK], pooled=100, head=2.0, features=3.0, embedding_scale=8.0, repeats=4)
     assert often.input < often.input_tokens
     assert often.embedding == pytest.approx(8 * 2 * often.input)
-    always = certify([BLOCK, BLOCK], pooled=100, read_out=2.0, features=3.0, embedding_scale=8.0)
+    always = certify([BLOCK, BLOCK], pooled=100, head=2.0, features=3.0, embedding_scale=8.0)
     assert always.embedding == pytest.approx(8 * always.input_tokens)
-    normed = certify([BLOCK, BLOCK], pooled=4, read_out=2.0, features=3.0, final=ROWS)
+    normed = certify([BLOCK, BLOCK], pooled=4, head=2.0, features=3.0, final=ROWS)
     assert normed.input_tokens == pytest.approx(result.input_tokens / 5)
 
 
 def test_masks_that_can_flip_at_no_distance_give_inf_never_nan():
     flat = dataclasses.replace(HEAD, separation=0.0)
     block = dataclasses.replace(BLOCK, heads=(flat,))
-    result = certify([block, block], pooled=4, read_out=2.0, features=1.0)
+    result = certify([block, block], pooled=4, head=2.0, features=1.0)
     assert result.input == math.inf
     assert result.blocks[0].query == math.inf
     assert result.blocks[1].query == math.inf
     assert math.isfinite(result.blocks[1].value)
-    assert math.isfinite(result.read_out)
-    silent = certify([block, block], pooled=4, read_out=0.0, features=1.0)
+    assert math.isfinite(result.head)
+    silent = certify([block, block], pooled=4, head=0.0, features=1.0)
     assert silent.input == 0.0
     assert silent.blocks[0].query == 0.0
     still = dataclasses.replace(flat, spread=0.0)
@@ -295,9 +295,9 @@ def test_covering_takes_the_worse_of_each_norm():
         (lambda: dataclasses.replace(BLOCK, activation="rulu"), "unknown activation 'rulu'; did you mean 'relu'?"),
         (lambda: dataclasses.replace(BLOCK, order="mid"), "unknown order 'mid'"),
         (lambda: dataclasses.replace(BLOCK, mlp_in=-2), "mlp_in = -2"),
-        (lambda: certify([BLOCK], pooled=0, read_out=1, features=1), "pooled = 0 must be a whole number"),
-        (lambda: certify([BLOCK], pooled=2, read_out=1, features=1, repeats=1.5), "repeats = 1.5"),
-        (lambda: certify([BLOCK], pooled=2, read_out=-1, features=1), "read_out = -1"),
+        (lambda: certify([BLOCK], pooled=0, head=1, features=1), "pooled = 0 must be a whole number"),
+        (lambda: certify([BLOCK], pooled=2, head=1, features=1, repeats=1.5), "repeats = 1.5"),
+        (lambda: certify([BLOCK], pooled=2, head=-1, features=1), "head = -1"),
         (lambda: _head_of(torch.zeros(3)), "tokens has shape (3,)"),
         (lambda: _head_of(torch.zeros(4, 3)), "query weight has shape (2, 2); tokens of width 3 need (out, 3)"),
         (lambda: _head_of(torch.zeros(4, 2), keep=torch.ones(3, 4, dtype=torch.bool)), "keep has shape (3, 4)"),

@@ -183,9 +183,9 @@ def test_certificates_are_never_nan(size, gap, order):
             hidden=size, order=order,
         )  # fmt: skip
         gains = block_constants(block).tokens
-        found = certify([block, block], pooled=4, read_out=size, features=size, final=rows)
+        found = certify([block, block], pooled=4, head=size, features=size, final=rows)
         groups = [value for group in found.blocks for value in vars(group).values()]
-        everything = [*vars(gains).values(), found.input, found.embedding, found.read_out, found.parameters, *groups]
+        everything = [*vars(gains).values(), found.input, found.embedding, found.head, found.parameters, *groups]
         assert not any(math.isnan(value) for value in everything)
 
 

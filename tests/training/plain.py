@@ -30,17 +30,17 @@ class PlainBlock(nn.Module):
         self.norm_2 = nn.LayerNorm(model.d_model, elementwise_affine=False)
         self.activation = {"relu": nn.ReLU(), "gelu": nn.GELU(), "mish": nn.Mish()}[model.activation]
 
-    def forward(self, x: Tensor, filled: Tensor, masks: Masks, place: int) -> Tensor:
+    def forward(self, x: Tensor, valid_mask: Tensor, masks: Masks, place: int) -> Tensor:
         pre = self.spec.model.norm == "pre"
-        mixed = self.attention(self.norm_1(x) if pre else x, filled, lambda weights: masks(place, weights))
-        x = x + self.o(mixed) * masks(place + 1, x)
+        attn_out = self.attention(self.norm_1(x) if pre else x, valid_mask, lambda weights: masks(place, weights))
+        x = x + self.o(attn_out) * masks(place + 1, x)
         x = x if pre else self.norm_1(x)
         hidden = self.mlp_in(self.norm_2(x) if pre else x)
         hidden = self.activation(hidden * masks(place + 2, hidden))
         x = x + self.mlp_out(hidden) * masks(place + 3, x)
         return x if pre else self.norm_2(x)
 
-    def attention(self, x: Tensor, filled: Tensor, dropped: Callable[[Tensor], Tensor]) -> Tensor:
+    def attention(self, x: Tensor, valid_mask: Tensor, dropped: Callable[[Tensor], Tensor]) -> Tensor:
         batch, length, _ = x.shape
 
         def split(y: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class PlainBlock(nn.Module):
 
         q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
         scores = q @ k.transpose(-1, -2) / math.sqrt(self.width) * self.spec.attention.inverse_temperature
-        keep = kept_keys(self.spec.attention.mechanism, scores.detach(), filled)
+        keep = kept_keys(self.spec.attention.mechanism, scores.detach(), valid_mask)
         if self.spec.attention.normaliser == "sigmoid":
             weights = torch.sigmoid(scores - keep.sum(-1, keepdim=True).clamp(min=1).log()) * keep
         else:
@@ -57,7 +57,7 @@ class PlainBlock(nn.Module):
         return ((weights * dropped(weights)) @ v).transpose(1, 2).reshape(batch, length, -1)
 
 
-def kept_keys(mechanism: str, scores: Tensor, filled: Tensor) -> Tensor:
+def kept_keys(mechanism: str, scores: Tensor, valid_mask: Tensor) -> Tensor:
     """(B, H, L, L) bool, key by key."""
     name, _, rest = mechanism.partition(":")
     size, _, extra = rest.partition("+")
@@ -67,14 +67,14 @@ def kept_keys(mechanism: str, scores: Tensor, filled: Tensor) -> Tensor:
     for i in range(length):
         if name == "topk":
             for b in range(scores.shape[0]):
-                keys = [j for j in range(length) if filled[b, j]]
+                keys = [j for j in range(length) if valid_mask[b, j]]
                 for h in range(scores.shape[1]):
                     best = sorted(keys, key=lambda j: (-scores[b, h, i, j].item(), j))[: int(size)]
                     keep[b, h, i, best] = True
             continue
         for j in range(length):
             keep[:, :, i, j] = _positional(name, int(size or 0), i, j, length - globals_)
-    return keep & filled[:, None, None, :]
+    return keep & valid_mask[:, None, None, :]
 
 
 def _positional(name: str, size: int, i: int, j: int, border: int) -> bool:
@@ -91,7 +91,7 @@ class PlainEncoder(nn.Module):
         super().__init__()
         model = spec.model
         self.spec = spec
-        self.embedding = nn.Embedding(spec.num_symbols + 1 + spec.extra_tokens, model.d_model)
+        self.embedding = nn.Embedding(spec.vocab_size + 1 + spec.extra_tokens, model.d_model)
         self.blocks = nn.ModuleList(PlainBlock(spec, i == 0) for i in range(model.blocks))
         self.readout = nn.Linear(model.d_model, spec.num_classes)
         for name, value in spec.layout.split(row.unsqueeze(0)).items():
@@ -128,18 +128,18 @@ class PlainEncoder(nn.Module):
         if model.pad_to_multiple and spec.attention.size is not None:
             while padded % spec.attention.size:
                 padded += 1
-        pad = spec.num_symbols
+        pad = spec.vocab_size
         rows = torch.full((batch, padded + spec.extra_tokens), pad)
         rows[:, :width] = tokens
         rows[:, padded:] = torch.arange(pad + 1, pad + 1 + spec.extra_tokens)
-        filled = torch.zeros(rows.shape, dtype=torch.bool)
+        valid_mask = torch.zeros(rows.shape, dtype=torch.bool)
         for b in range(batch):
-            filled[b, : padded if model.padding_visible else lengths[b]] = True
-        filled[:, padded:] = True
-        x = self.embedding(rows) * math.sqrt(model.d_model) + waves(rows.shape[1], model.d_model).to(self.dtype)
+            valid_mask[b, : padded if model.padding_visible else lengths[b]] = True
+        valid_mask[:, padded:] = True
+        x = self.embedding(rows) * math.sqrt(model.d_model) + pos_enc(rows.shape[1], model.d_model).to(self.dtype)
         x = x * masks(0, x)
         for i, block in enumerate(self.blocks):
-            x = block(x, filled, masks, 1 + 4 * i)
+            x = block(x, valid_mask, masks, 1 + 4 * i)
         if model.pooling == "cls":
             return self.readout(x[:, padded])
         pooled = []
@@ -153,7 +153,7 @@ class PlainEncoder(nn.Module):
         return self.readout.weight.dtype
 
 
-def waves(length: int, width: int) -> Tensor:
+def pos_enc(length: int, width: int) -> Tensor:
     """sin(p / 10000^(2i/d)) and cos of the same, side by side."""
     table = torch.empty(length, width, dtype=torch.float64)
     for p in range(length):

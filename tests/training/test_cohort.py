@@ -12,7 +12,7 @@ from semfocus.config import RunConfig
 from semfocus.model import forward
 from semfocus.training import step
 from semfocus.training.cohort import Cohort
-from semfocus.training.step import Stepper
+from semfocus.training.step import TrainStep
 from tests.training.helpers import begin, tiny
 from tests.training.plain import PlainEncoder
 
@@ -29,7 +29,7 @@ def learn(configs: list[RunConfig], epochs: int = 3, dtype: torch.dtype = torch.
     cohort = begin(configs)
     cohort.parameters = cohort.parameters.to(dtype)
     cohort.moments = {name: rows.to(dtype) for name, rows in cohort.moments.items()}
-    stepper = Stepper(cohort)
+    stepper = TrainStep(cohort)
     for epoch in range(epochs):
         stepper.begin_epoch(epoch, 0)
         stepper.run(cohort.steps_per_epoch)
@@ -66,9 +66,11 @@ def test_a_step_draws_anew_where_anything_is_random(
     seen: list[torch.Tensor | None] = []
     real = step.forward
 
-    def watched(parameters: Any, tokens: Any, filled: Any, spec: Any, seeds: torch.Tensor | None, parts: Any) -> Any:
+    def watched(
+        parameters: Any, tokens: Any, valid_mask: Any, spec: Any, seeds: torch.Tensor | None, parts: Any
+    ) -> Any:
         seen.append(seeds)
-        return real(parameters, tokens, filled, spec, seeds, parts)
+        return real(parameters, tokens, valid_mask, spec, seeds, parts)
 
     monkeypatch.setattr(step, "forward", watched)
     learn([tiny(1, mechanism, model={"dropout": dropout}), tiny(2, mechanism, model={"dropout": dropout})], epochs=2)
@@ -147,7 +149,7 @@ def test_rows_that_fill_up_the_last_batch_teach_nothing() -> None:
     cohort = begin([config])
     rows, weights = cohort.order(0)
     assert (rows[-1, 0][weights[-1] == 0] == 0).all()  # row 0 stands there
-    stepper = Stepper(cohort)
+    stepper = TrainStep(cohort)
     stepper.begin_epoch(0, 0)
     stepper.run(4)
     before = PlainEncoder(cohort.spec, cohort.parameters[0].clone())

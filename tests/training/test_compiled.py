@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from semfocus.model import PLAIN, Parts
+from semfocus.model import EAGER, ForwardFns
 from semfocus.training.evaluation import Evaluator
-from semfocus.training.step import Stepper
+from semfocus.training.step import TrainStep
 from tests.training.helpers import begin, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about itself
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about itself
 def _compare(mechanism: str, **training: Any) -> None:
     configs = [tiny(seed, mechanism, **training) for seed in (1, 2)]
     results = []
-    for parts in (PLAIN, Parts.compiled()):
+    for parts in (EAGER, ForwardFns.compiled()):
         cohort = begin(configs)
-        stepper = Stepper(cohort, parts)
+        stepper = TrainStep(cohort, parts)
         stepper.begin_epoch(0, 0)
         stepper.run(5)
         results.append((cohort.parameters, Evaluator(cohort, parts).scores()))

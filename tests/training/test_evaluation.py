@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from semfocus.config import TaskConfig
 from semfocus.training import data, evaluation, step
 from semfocus.training.evaluation import Evaluator
-from semfocus.training.step import Stepper
+from semfocus.training.step import TrainStep
 from tests.training.helpers import begin, tiny
 from tests.training.plain import PlainEncoder
 
@@ -43,9 +43,9 @@ def test_scores_are_the_mean_loss_and_accuracy_over_whole_sets(
 def test_padded_rows_are_scored_as_a_plain_model_scores_them() -> None:
     config = tiny(task="listops", rows=(30, 10)).model_copy(update={"task": _short_listops()})
     cohort = begin([config])
-    assert cohort.train.filled is not None
+    assert cohort.train.valid_mask is not None
     scores = Evaluator(cohort).scores()
-    tokens, lengths = cohort.train.tokens[0].long(), cohort.train.filled[0].sum(dim=-1)
+    tokens, lengths = cohort.train.tokens[0].long(), cohort.train.valid_mask[0].sum(dim=-1)
     logits = PlainEncoder(cohort.spec, cohort.parameters[0])(tokens, lengths)
     expected = functional.cross_entropy(logits, cohort.train.labels[0].long()).item()
     assert scores.train_loss[0] == pytest.approx(expected, rel=1e-5)
@@ -54,13 +54,13 @@ def test_padded_rows_are_scored_as_a_plain_model_scores_them() -> None:
 def test_padding_in_one_set_alone_is_masked_there_and_changes_nothing_in_the_other() -> None:
     cohort = begin([tiny(1), tiny(2)])
     expected = Evaluator(cohort).scores()
-    filled = torch.ones(2, 21, 8, dtype=torch.bool)
-    filled[:, ::2, 5:] = False
-    padded = replace(cohort, heldout=replace(cohort.heldout, filled=filled))
+    valid_mask = torch.ones(2, 21, 8, dtype=torch.bool)
+    valid_mask[:, ::2, 5:] = False
+    padded = replace(cohort, heldout=replace(cohort.heldout, valid_mask=valid_mask))
     scores = Evaluator(padded).scores()
     assert scores.train_loss == pytest.approx(expected.train_loss, rel=1e-5)
     for i in range(2):
-        logits = PlainEncoder(cohort.spec, cohort.parameters[i])(cohort.heldout.tokens[i].long(), filled[i].sum(-1))
+        logits = PlainEncoder(cohort.spec, cohort.parameters[i])(cohort.heldout.tokens[i].long(), valid_mask[i].sum(-1))
         loss = functional.cross_entropy(logits, cohort.heldout.labels[i].long()).item()
         assert scores.heldout_loss[i] == pytest.approx(loss, rel=1e-5)
 
@@ -113,8 +113,8 @@ def test_nothing_on_the_device_is_float64_where_there_is_none(
     for module in (evaluation, step):
         monkeypatch.setattr(module, "accumulator", lambda device: torch.float32)
     cohort = begin([tiny(1, mechanism, optimizer=optimizer, lr=0.01)])
-    scores = Evaluator(cohort).scores()  # position waves are made on the host, in float64, and kept
-    stepper = Stepper(cohort)
+    scores = Evaluator(cohort).scores()  # position pos_enc are made on the host, in float64, and kept
+    stepper = TrainStep(cohort)
     stepper.begin_epoch(0, 0)
     with _NoFloat64():
         stepper.run(2)

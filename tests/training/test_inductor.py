@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from semfocus.model import PLAIN, Parts
+from semfocus.model import EAGER, ForwardFns
 from semfocus.training import Runtime
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator
-from semfocus.training.step import Stepper
+from semfocus.training.step import TrainStep
 from tests.training.helpers import CPU, begin, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about itself
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about itself
 needs_cpp = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 
 
-def _after(steps: int, mechanism: str, dropout: float, parts: Parts) -> Cohort:
+def _after(steps: int, mechanism: str, dropout: float, parts: ForwardFns) -> Cohort:
     cohort = begin([tiny(seed, mechanism, model={"dropout": dropout}, lr=1.0) for seed in (1, 2)])
-    stepper = Stepper(cohort, parts)
+    stepper = TrainStep(cohort, parts)
     stepper.begin_epoch(0, 0)
     stepper.run(steps)
     return cohort
@@ -35,10 +35,10 @@ def _after(steps: int, mechanism: str, dropout: float, parts: Parts) -> Cohort:
 @pytest.mark.parametrize("mechanism", ["full", "topk:3"])
 def test_steps_compiled_to_cpp_learn_what_plain_ones_learn(mechanism: str) -> None:
     """With dropout, and without: then the blocks are compiled too."""
-    parts = Parts.compiled()
+    parts = ForwardFns.compiled()
     for dropout in (0.1, 0.0):
-        plain, compiled = (_after(4, mechanism, dropout, how).parameters for how in (PLAIN, parts))
-        moved = (plain - _after(0, mechanism, dropout, PLAIN).parameters).abs().max()
+        plain, compiled = (_after(4, mechanism, dropout, how).parameters for how in (EAGER, parts))
+        moved = (plain - _after(0, mechanism, dropout, EAGER).parameters).abs().max()
         assert moved > 0.01
         torch.testing.assert_close(compiled, plain, rtol=1e-3, atol=1e-5)
 
@@ -55,7 +55,7 @@ def test_a_step_on_a_cpu_leaves_the_hash_that_overflows_to_numpy(
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=look))
-    parts = Parts.compiled()
+    parts = ForwardFns.compiled()
     cohort = _after(1, mechanism, 0.1, parts)
     Evaluator(cohort, parts).scores()
     assert graphs
@@ -66,8 +66,8 @@ def test_a_step_on_a_cpu_leaves_the_hash_that_overflows_to_numpy(
 def test_auto_compiles_on_a_cpu_only_long_jobs_of_full_attention_without_dropout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compiled = Parts()
-    monkeypatch.setattr(Parts, "compiled", lambda: compiled)
+    compiled = ForwardFns()
+    monkeypatch.setattr(ForwardFns, "compiled", lambda: compiled)
 
     def chosen(mechanism: str, dropout: float, rows: int) -> bool:
         spec = begin([tiny(1, mechanism, model={"dropout": dropout})]).spec

@@ -107,7 +107,7 @@ def test_a_model_loads_and_predicts_without_the_data_it_was_trained_on(tmp_path:
     (run,) = trained([config], tmp_path / "runs")
     task = config.task.build()
     batch = task.sample(task.size("heldout"), seed=0, split="heldout")
-    assert (batch.lengths < task.width).any()
+    assert (batch.lengths < task.seq_len).any()
     path.unlink()
     accuracy = (load(run).predict(batch.tokens, batch.lengths) == batch.labels).double().mean().item()
     assert accuracy == pytest.approx(run.metrics()[-1]["heldout_accuracy"])
@@ -136,7 +136,7 @@ def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
 
 
 def test_the_config_of_a_run_comes_back_as_it_was(tmp_path: Path) -> None:
-    config = tiny(1, "banded:3+1g", until=0.9, clip=None).model_copy(update={"label": "mine"})
+    config = tiny(1, "banded:3+1g", stop_accuracy=0.9, clip=None).model_copy(update={"label": "mine"})
     (run,) = trained([config], tmp_path)
     assert config_of(run) == config
 

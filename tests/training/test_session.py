@@ -10,7 +10,7 @@ import torch
 
 from semfocus.config import TaskConfig
 from semfocus.training import Progress, Runtime, session, train
-from semfocus.training.step import Stepper
+from semfocus.training.step import TrainStep
 from tests.training.helpers import run_of, runtime, states, tensors, tiny, trained
 
 
@@ -71,7 +71,7 @@ def test_a_cohort_is_cut_to_what_memory_holds(monkeypatch: pytest.MonkeyPatch) -
 def test_finished_runs_are_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configs = [tiny(1), tiny(2)]
     before = [tensors(run) for run in trained(configs, tmp_path)]
-    monkeypatch.setattr(Stepper, "step", lambda self: pytest.fail("a finished run was trained again"))
+    monkeypatch.setattr(TrainStep, "step", lambda self: pytest.fail("a finished run was trained again"))
     assert states(train(configs, tmp_path, runtime())) == ["done", "done"]
     for config, weights in zip(configs, before, strict=True):
         assert torch.equal(tensors(run_of(config, tmp_path))["parameters"], weights["parameters"])

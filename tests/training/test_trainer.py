@@ -48,7 +48,7 @@ def test_until_stops_each_member_at_its_own_first_epoch_there_and_the_rest_go_on
     free = [run.metrics() for run in trained([tiny(s, "topk:3", **settings) for s in seeds], tmp_path / "free")]
     expected = [next((row["epoch"] for row in rows if row["train_accuracy"] >= 0.55), 8) for rows in free]
     assert expected == [1, 3, 8]
-    configs = [tiny(s, "topk:3", until=0.55, **settings) for s in seeds]
+    configs = [tiny(s, "topk:3", stop_accuracy=0.55, **settings) for s in seeds]
     outcomes = train(configs, tmp_path / "until", runtime())
     assert states(outcomes) == ["done"] * 3
     for outcome, config, rows, epoch in zip(outcomes, configs, free, expected, strict=True):

@@ -14,7 +14,7 @@ from semfocus.analysis.multiple import ALPHA, holm, not_enough, pairs_needed
 from semfocus.analysis.paired import PairedTest, paired_logrank, pooled_logrank
 from semfocus.analysis.pairing import Unpaired
 from semfocus.analysis.speedup import Ratio, SpeedUp, speed_up
-from semfocus.analysis.survival import Curve, Times
+from semfocus.analysis.survival import ConvergenceTimes, Curve
 
 __all__ = [
     "ACCURACY_MARGIN",
@@ -22,6 +22,7 @@ __all__ = [
     "SPEEDUP_MARGIN",
     "Accuracies",
     "AccuracyDifference",
+    "ConvergenceTimes",
     "Correlation",
     "Curve",
     "Interval",
@@ -29,7 +30,6 @@ __all__ = [
     "PairedTest",
     "Ratio",
     "SpeedUp",
-    "Times",
     "Unpaired",
     "accuracy_difference",
     "equivalence",

@@ -11,7 +11,7 @@ from semfocus.analysis.multiple import ALPHA, holm, not_enough
 from semfocus.analysis.paired import paired_logrank
 from semfocus.analysis.records import THRESHOLD, Record
 from semfocus.analysis.speedup import SpeedUp, speed_up
-from semfocus.analysis.survival import Times
+from semfocus.analysis.survival import ConvergenceTimes
 
 BASE = "full"
 
@@ -21,7 +21,7 @@ class Arm:
     """One mechanism's runs."""
 
     mechanism: str
-    times: Times
+    times: ConvergenceTimes
     final_heldout: Accuracies
     best_heldout: Accuracies
     final_train: Accuracies
@@ -77,7 +77,7 @@ def compare_records(task: str, records: Sequence[Record], baselines: Mapping[str
     for record in ended:
         by_mechanism[record.mechanism].append(record)
     times = {
-        mechanism: Times.of({run.seed: run.converged_at for run in runs}, horizon=horizon)
+        mechanism: ConvergenceTimes.of({run.seed: run.converged_at for run in runs}, horizon=horizon)
         for mechanism, runs in by_mechanism.items()
     }
     others = [mechanism for mechanism in times if mechanism != BASE]
@@ -93,7 +93,9 @@ def compare_records(task: str, records: Sequence[Record], baselines: Mapping[str
     return Comparison(task, horizon, seeds, tuple(arms), baselines, unfinished)
 
 
-def _arm(mechanism: str, runs: list[Record], times: Times, base: Times | None, p: float | None) -> Arm:
+def _arm(
+    mechanism: str, runs: list[Record], times: ConvergenceTimes, base: ConvergenceTimes | None, p: float | None
+) -> Arm:
     measured = [run for run in runs if run.metrics]
 
     def accuracies(pick: str, name: str) -> Accuracies:

@@ -1,8 +1,8 @@
 """P-values of an interval's position against a margin, so that Holm can be applied to claims of that kind.
 
-    beyond_p(mean, interval, n, -0.02)           of "the truth is above -0.02"; the interval's low end is there at 0.05
-    beyond_p(mean, interval, n, 0.02, below=True)
-    inside_p(mean, interval, n, Margin(-0.02, 0.02))
+    one_sided_p(mean, interval, n, -0.02)           of "the truth is above -0.02": 0.05 at the interval's low end
+    one_sided_p(mean, interval, n, 0.02, below=True)
+    tost_p(mean, interval, n, Margin(-0.02, 0.02))
 
 The intervals of this package are estimate +- Student's t (n - 1 degrees) times a standard error, on the logarithm
 for ratios. These functions ask at which level the end of such an interval would touch the bound. All p-values are
@@ -18,7 +18,7 @@ from semfocus.analysis.intervals import LEVEL, Interval, Margin
 from semfocus.analysis.resampling import ROUNDING
 
 
-def beyond_p(estimate: float, interval: Interval, n: int, bound: float, *, below: bool = False) -> float:
+def one_sided_p(estimate: float, interval: Interval, n: int, bound: float, *, below: bool = False) -> float:
     """Of the claim that the truth lies above `bound` (below it, if so asked)."""
     from scipy.special import stdtr, stdtrit
 
@@ -30,10 +30,10 @@ def beyond_p(estimate: float, interval: Interval, n: int, bound: float, *, below
     return min(1.0, 2 * float(stdtr(n - 1, -distance / error)))
 
 
-def inside_p(estimate: float, interval: Interval, n: int, margin: Margin) -> float:
+def tost_p(estimate: float, interval: Interval, n: int, margin: Margin) -> float:
     """Of the claim that the truth lies inside `margin`: both one-sided claims have to hold."""
-    above = beyond_p(estimate, interval, n, margin.low)
-    return max(above, beyond_p(estimate, interval, n, margin.high, below=True))
+    above = one_sided_p(estimate, interval, n, margin.low)
+    return max(above, one_sided_p(estimate, interval, n, margin.high, below=True))
 
 
 def logs(interval: Interval) -> Interval:

@@ -1,6 +1,6 @@
 """Does a mechanism generalise as well as full attention? Asked so that rare failures are not overlooked lightly.
 
-    found = as_good(full, other)
+    found = noninferiority(full, other)
     found.decision, found.p      "yes", 0.0215
 
 The t interval of the mean difference alone is too sure of itself where runs fall in two groups (stuck, or not) and
@@ -23,7 +23,7 @@ import numpy as np
 
 from semfocus.analysis.accuracy import Accuracies, accuracy_difference
 from semfocus.analysis.intervals import ACCURACY_MARGIN, Interval, NonInferiority, non_inferiority
-from semfocus.analysis.margins import beyond_p
+from semfocus.analysis.margins import one_sided_p
 from semfocus.analysis.multiple import ALPHA, not_enough
 from semfocus.analysis.pairing import paired_seeds
 
@@ -45,7 +45,7 @@ class AsGood:
     why: str
 
 
-def as_good(full: Accuracies, other: Accuracies) -> AsGood:
+def noninferiority(full: Accuracies, other: Accuracies) -> AsGood:
     """Compare two arms on the seeds they share."""
     seeds, _ = paired_seeds(full.seeds, other.seeds)
     full, other = full.only(seeds), other.only(seeds)
@@ -54,7 +54,7 @@ def as_good(full: Accuracies, other: Accuracies) -> AsGood:
     grouped = two_groups(np.concatenate([full.values, other.values]))
     p, decision, why = None, "undecided", difference.why
     if difference.interval is not None and difference.mean is not None:
-        in_mean = beyond_p(difference.mean, difference.interval, len(seeds), ACCURACY_MARGIN.low)
+        in_mean = one_sided_p(difference.mean, difference.interval, len(seeds), ACCURACY_MARGIN.low)
         p = max(in_mean, sign_p(not_worse, len(seeds)))
         decision, why = _decide(difference.interval, p, not_worse, len(seeds), grouped)
     return AsGood(decision, p, difference.mean, difference.interval, len(seeds), not_worse, grouped, why)

@@ -18,7 +18,7 @@ def overview(store: RunStore) -> list[dict[str, Any]]:
             if entry.config is not None:
                 row |= _described(Record.read(store.open(entry.name))) | {"state": entry.state}
         except (SemfocusError, KeyError, TypeError) as error:
-            row |= {"state": "torn", "why": f"{type(error).__name__}: {error}"}
+            row |= {"state": "corrupt", "why": f"{type(error).__name__}: {error}"}
         rows.append(row)
     return rows
 

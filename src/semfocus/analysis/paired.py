@@ -19,7 +19,7 @@ import numpy as np
 
 from semfocus.analysis.pairing import Floats, Unpaired, paired_seeds
 from semfocus.analysis.resampling import DRAWS, ROUNDING, sampled_p
-from semfocus.analysis.survival import Times, logrank_scores
+from semfocus.analysis.survival import ConvergenceTimes, logrank_scores
 from semfocus.errors import UsageError
 from semfocus.randomness import Stream
 
@@ -47,12 +47,12 @@ class PairedTest:
         return "other" if self.statistic > 0 else "full"
 
 
-def paired_logrank(full: Times, other: Times) -> PairedTest:
+def paired_logrank(full: ConvergenceTimes, other: ConvergenceTimes) -> PairedTest:
     """The exact paired log-rank test on one task; seeds that only one arm has are left out and listed."""
     return pooled_logrank({"": (full, other)})
 
 
-def pooled_logrank(tasks: Mapping[str, tuple[Times, Times]]) -> PairedTest:
+def pooled_logrank(tasks: Mapping[str, tuple[ConvergenceTimes, ConvergenceTimes]]) -> PairedTest:
     """The same test over several tasks at once: runs are scored within their task, swapped within (task, seed).
 
     It asks whether there is a difference on these tasks taken together; "on every task" needs each task's test.
@@ -68,12 +68,12 @@ def pooled_logrank(tasks: Mapping[str, tuple[Times, Times]]) -> PairedTest:
     return _swap_test(np.concatenate([np.empty(0), *differences]), tuple(left_out))
 
 
-def same_horizon(full: Times, other: Times) -> None:
+def same_horizon(full: ConvergenceTimes, other: ConvergenceTimes) -> None:
     """Refuse to compare arms that were given different numbers of epochs."""
     if full.horizon != other.horizon:
         raise UsageError(
             f"horizon = {full.horizon:g} of the full arm differs from {other.horizon:g} of the other; "
-            "cut both to the shorter one with Times.until"
+            "cut both to the shorter one with ConvergenceTimes.until"
         )
 
 
@@ -103,7 +103,7 @@ def sampled_swap_p(differences: Floats) -> float:
     return sampled_p("swaps", observed - slack, draw)
 
 
-def _score_differences(full: Times, other: Times) -> Floats:
+def _score_differences(full: ConvergenceTimes, other: ConvergenceTimes) -> Floats:
     epochs = np.concatenate([full.epochs, other.epochs])
     scores = logrank_scores(epochs, np.concatenate([full.reached, other.reached]))
     return scores[len(full) :] - scores[: len(full)]

@@ -88,7 +88,7 @@ class Fault(NamedTuple):
     """Something in a store that is not a run that can be read."""
 
     name: str  # its file name
-    what: str  # `torn: ...`, `foreign: ...` or `empty: ...`
+    what: str  # `corrupt: ...`, `unrecognised: ...` or `empty: ...`
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,13 @@ def load_measurements(store: RunStore, records: Sequence[Record]) -> Measured:
         try:
             names = measurement_names(run)
         except SemfocusError as error:
-            faults.append(Fault(record.id, f"torn: {error}"))
+            faults.append(Fault(record.id, f"corrupt: {error}"))
             continue
         for name in names:
             try:
                 payload = read_measurement(run, name)
             except SemfocusError as error:
-                faults.append(Fault(record.id, f"torn: {error}"))
+                faults.append(Fault(record.id, f"corrupt: {error}"))
             else:
                 found.setdefault(record.id, {})[name] = payload or {}
     return Measured(found, faults)
@@ -142,7 +142,7 @@ def load_records(store: RunStore | Path | str) -> Loaded:
         try:
             records.append(_record(entry, entry.config))
         except SemfocusError as error:
-            faults.append(Fault(entry.name, f"torn: {error}"))
+            faults.append(Fault(entry.name, f"corrupt: {error}"))
     return Loaded(records, faults)
 
 

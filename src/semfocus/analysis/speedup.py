@@ -29,7 +29,7 @@ from semfocus.analysis.intervals import (
 )
 from semfocus.analysis.paired import same_horizon
 from semfocus.analysis.pairing import Unpaired, paired_seeds
-from semfocus.analysis.survival import Times
+from semfocus.analysis.survival import ConvergenceTimes
 
 Sign = Literal["=", ">=", "<=", "undefined"]
 
@@ -78,7 +78,7 @@ class SpeedUp:
         return "undecided" if decision == "yes" and 2 * self.reached_other <= self.pairs else decision
 
 
-def speed_up(full: Times, other: Times) -> SpeedUp:
+def speed_up(full: ConvergenceTimes, other: ConvergenceTimes) -> SpeedUp:
     """Compare the epochs of two arms on the seeds they share."""
     same_horizon(full, other)
     seeds, left_out = paired_seeds(full.seeds, other.seeds)
@@ -113,12 +113,12 @@ def _ratio(full: float | None, other: float | None, sign: Sign) -> Ratio:
     return Ratio(full / other, sign)
 
 
-def _median_ratio(full: Times, other: Times) -> Ratio:
+def _median_ratio(full: ConvergenceTimes, other: ConvergenceTimes) -> Ratio:
     sign = _sign(full.median is not None, other.median is not None)
     return _ratio(full.median or full.horizon, other.median or other.horizon, sign)
 
 
-def _interval(full: Times, other: Times, sign: Sign) -> Interval | None:
+def _interval(full: ConvergenceTimes, other: ConvergenceTimes, sign: Sign) -> Interval | None:
     if sign == "undefined" or too_few(len(full)):
         return None
     estimate = math.log(np.mean(full.epochs) / np.mean(other.epochs))

@@ -1,13 +1,13 @@
 """How many epochs a run needs to reach a threshold, when some runs never do.
 
-    times = Times.of({7: 54.0, 8: 61.5, 9: None}, horizon=100)      # epochs by seed; None: never
+    times = ConvergenceTimes.of({7: 54.0, 8: 61.5, 9: None}, horizon=100)      # epochs by seed; None: never
 
     times.median             61.5     where the Kaplan-Meier curve passes one half
     times.restricted_mean    71.8     mean epochs, a run that never gets there counting 100
     times.curve()            1 until 54, 2/3 until 61.5, 1/3 until 100
 
 All runs of a task train to the same horizon, so that a run is censored there or not at all. A diverged run
-counts as not there by the horizon; an unfinished one belongs in no `Times`.
+counts as not there by the horizon; an unfinished one belongs in no `ConvergenceTimes`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Curve(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Times:
+class ConvergenceTimes:
     """Epochs to the threshold of one task and mechanism, one run a seed, in the order of the seeds.
 
     Fractions of an epoch are fine. `epochs` of a run that has not reached the threshold is ignored and becomes
@@ -71,7 +71,7 @@ class Times:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def of(cls, epochs: Mapping[int, float | None], *, horizon: float) -> Times:
+    def of(cls, epochs: Mapping[int, float | None], *, horizon: float) -> ConvergenceTimes:
         """From epochs by seed; None stands for a run that never got there, diverged ones included."""
         reached = np.array([value is not None for value in epochs.values()], dtype=bool)
         filled = np.array([horizon if value is None else value for value in epochs.values()], dtype=np.float64)
@@ -80,16 +80,16 @@ class Times:
     def __len__(self) -> int:
         return len(self.seeds)
 
-    def only(self, seeds: Sequence[int]) -> Times:
+    def only(self, seeds: Sequence[int]) -> ConvergenceTimes:
         """The runs of these seeds alone."""
         at = positions(self.seeds, seeds)
-        return Times(self.epochs[at], self.reached[at], self.horizon, tuple(seeds))
+        return ConvergenceTimes(self.epochs[at], self.reached[at], self.horizon, tuple(seeds))
 
-    def until(self, horizon: float) -> Times:
+    def until(self, horizon: float) -> ConvergenceTimes:
         """The same runs as if training had stopped at an earlier horizon."""
         if horizon > self.horizon:
             raise UsageError(f"horizon = {horizon:g} exceeds {self.horizon:g}, up to which these runs were trained")
-        return Times(self.epochs, self.reached & (self.epochs <= horizon), horizon, self.seeds)
+        return ConvergenceTimes(self.epochs, self.reached & (self.epochs <= horizon), horizon, self.seeds)
 
     def curve(self) -> Curve:
         """The Kaplan-Meier curve up to the horizon.

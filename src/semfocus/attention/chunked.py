@@ -15,34 +15,34 @@ import torch
 from torch import Tensor
 
 from semfocus.attention.info import AttentionInfo
-from semfocus.attention.inputs import Problem, rows_of
-from semfocus.attention.mechanisms import Local, Selective, TopK, parse_mechanism
+from semfocus.attention.inputs import AttentionInputs, rows_of
+from semfocus.attention.mechanisms import Local, ScoreRanked, TopK, parse_mechanism
 from semfocus.attention.normalisers import Softmax, log_sum_exp
-from semfocus.attention.positions import Places
-from semfocus.attention.selection import best_indices, may_look
+from semfocus.attention.positions import Positions
+from semfocus.attention.selection import best_indices, can_sync
 
 # Scores, or gathered numbers, held at once: in float32 16 MiB near a CPU's caches, 512 MiB that keep a GPU busy.
 CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**22, 2**27
 
 
-def chunked(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
+def chunked(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Softmax attention for mechanisms that give, or choose, a short list of keys."""
-    lead = problem.lead
+    lead = inputs.lead
     out, indices, lse = gathered(
-        problem.q.expand(*lead, *problem.q.shape[-2:]),
-        problem.k,
-        problem.v,
-        problem.mask,
-        problem.bias,
-        problem.lengths,
-        problem.choice_seed,
-        problem.dropout_seed,
-        str(problem.mechanism),
-        problem.causal,
-        problem.scale,
-        problem.dropout_p,
+        inputs.q.expand(*lead, *inputs.q.shape[-2:]),
+        inputs.k,
+        inputs.v,
+        inputs.mask,
+        inputs.bias,
+        inputs.lengths,
+        inputs.choice_seed,
+        inputs.dropout_seed,
+        str(inputs.mechanism),
+        inputs.causal,
+        inputs.scale,
+        inputs.dropout_p,
     )
-    return out, listed_info(problem, indices.long(), lse) if want_info else None
+    return out, listed_info(inputs, indices.long(), lse) if want_info else None
 
 
 @torch.library.custom_op("semfocus::gathered", mutates_args=())
@@ -61,20 +61,20 @@ def gathered(
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (*lead, Lq, Dv), kept keys (*lead, Lq, n) int32 and log-sum-exp (*lead, Lq)."""
-    problem = Problem(
+    inputs = AttentionInputs(
         q, k, v, parse_mechanism(mechanism), Softmax(), causal, mask, bias, lengths, scale, dropout_p, dropout_seed,
         choice_seed,
     )  # fmt: skip
-    out, indices, lse = _empty_results(problem)
-    keys = _Rows.of(k, problem)
-    values = _Rows.of(v, problem)
+    out, indices, lse = _empty_results(inputs)
+    keys = _Rows.of(k, inputs)
+    values = _Rows.of(v, inputs)
     listed = indices.shape[-1] * max(k.shape[-1], v.shape[-1])
-    for places in _chunks(problem, listed if isinstance(problem.mechanism, Local) else max(problem.num_keys, listed)):
-        rows = slice(places.first, places.first + places.queries)
-        q_rows = q[..., rows, :].to(problem.compute_dtype)
-        kept, scores = _select(problem, places, q_rows, keys)
+    for positions in _chunks(inputs, listed if isinstance(inputs.mechanism, Local) else max(inputs.num_keys, listed)):
+        rows = slice(positions.first, positions.first + positions.queries)
+        q_rows = q[..., rows, :].to(inputs.compute_dtype)
+        kept, scores = _select(inputs, positions, q_rows, keys)
         present = kept >= 0
-        weights = problem.dropout(problem.normaliser.weights(scores, present), places, kept)
+        weights = inputs.dropout(inputs.normaliser.weights(scores, present), positions, kept)
         picked = values.pick(kept)
         out[..., rows, :] = _mixed(weights, picked).to(out.dtype)
         indices[..., rows, :] = kept.to(torch.int32)
@@ -84,7 +84,7 @@ def gathered(
 
 @gathered.register_fake
 def _(q, k, v, mask, bias, lengths, choice_seed, dropout_seed, mechanism, causal, scale, dropout_p):
-    return _empty_results(Problem(q, k, v, parse_mechanism(mechanism), Softmax()))
+    return _empty_results(AttentionInputs(q, k, v, parse_mechanism(mechanism), Softmax()))
 
 
 @torch.library.custom_op("semfocus::gathered_backward", mutates_args=())
@@ -106,23 +106,23 @@ def gathered_backward(
 
     Not exp(score - lse): a log-sum-exp in the tens has lost the digits that small weights need.
     """
-    problem = Problem(
+    inputs = AttentionInputs(
         q, k, v, parse_mechanism(mechanism), Softmax(), bias=bias, scale=scale, dropout_p=dropout_p,
         dropout_seed=dropout_seed,
     )  # fmt: skip
-    keys, values = _Rows.of(k, problem), _Rows.of(v, problem)
+    keys, values = _Rows.of(k, inputs), _Rows.of(v, inputs)
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     dk, dv = keys.zeros(), values.zeros()
-    for places in _chunks(problem, indices.shape[-1] * (k.shape[-1] + v.shape[-1])):
-        rows = slice(places.first, places.first + places.queries)
+    for positions in _chunks(inputs, indices.shape[-1] * (k.shape[-1] + v.shape[-1])):
+        rows = slice(positions.first, positions.first + positions.queries)
         kept = indices[..., rows, :].long()
-        q_rows = q[..., rows, :].to(problem.compute_dtype)
-        grad_rows = grad[..., rows, :].to(problem.compute_dtype)
+        q_rows = q[..., rows, :].to(inputs.compute_dtype)
+        grad_rows = grad[..., rows, :].to(inputs.compute_dtype)
         present = kept >= 0
         k_picked, v_picked = keys.pick(kept), values.pick(kept)
-        scores = _pair_scores(problem, places, q_rows, k_picked, kept)
-        p = problem.normaliser.weights(scores, present)
-        dropped = problem.dropout(torch.ones_like(p), places, kept)
+        scores = _pair_scores(inputs, positions, q_rows, k_picked, kept)
+        p = inputs.normaliser.weights(scores, present)
+        dropped = inputs.dropout(torch.ones_like(p), positions, kept)
         dp = (v_picked * grad_rows.unsqueeze(-2)).sum(dim=-1) * dropped
         total = (grad_rows * out[..., rows, :]).sum(dim=-1, keepdim=True)
         if grad_lse is not None:
@@ -166,18 +166,18 @@ class _Rows:
     base: Tensor  # (*lead, 1, 1) int64
 
     @staticmethod
-    def of(tensor: Tensor, problem: Problem) -> _Rows:
+    def of(tensor: Tensor, inputs: AttentionInputs) -> _Rows:
         lead = tensor.shape[:-2]
-        flat = tensor.reshape(-1, tensor.shape[-1]).to(problem.compute_dtype)
+        flat = tensor.reshape(-1, tensor.shape[-1]).to(inputs.compute_dtype)
         lists = torch.arange(lead.numel(), device=tensor.device).view(*lead, 1, 1)
-        return _Rows(flat, (lists * tensor.shape[-2]).expand(*problem.lead, 1, 1))
+        return _Rows(flat, (lists * tensor.shape[-2]).expand(*inputs.lead, 1, 1))
 
     def pick(self, kept: Tensor) -> Tensor:
         """(*lead, C, n, D): the rows that `kept` names, zeros where it is -1."""
         absent = kept < 0
-        places = (kept.clamp(min=0) + self.base).reshape(-1)
-        picked = self.flat.index_select(0, places).view(*kept.shape, self.flat.shape[-1])
-        if not may_look(absent) or bool(absent.any()):
+        positions = (kept.clamp(min=0) + self.base).reshape(-1)
+        picked = self.flat.index_select(0, positions).view(*kept.shape, self.flat.shape[-1])
+        if not can_sync(absent) or bool(absent.any()):
             picked.masked_fill_(absent.unsqueeze(-1), 0.0)  # not by multiplication: the row may hold NaN
         return picked
 
@@ -186,60 +186,60 @@ class _Rows:
 
     def add(self, total: Tensor, kept: Tensor, rows: Tensor) -> None:
         """Add `rows` (*lead, C, n, D), zero where `kept` is -1, to the rows of `total` that `kept` names."""
-        places = (kept.clamp(min=0) + self.base).reshape(-1)
+        positions = (kept.clamp(min=0) + self.base).reshape(-1)
         rows = rows.reshape(-1, rows.shape[-1])
         if total.is_cuda:
-            total.index_put_((places,), rows, accumulate=True)  # sorts: the order of the sum does not vary
+            total.index_put_((positions,), rows, accumulate=True)  # sorts: the order of the sum does not vary
         else:
-            total.scatter_add_(0, places.unsqueeze(-1).expand_as(rows), rows)
+            total.scatter_add_(0, positions.unsqueeze(-1).expand_as(rows), rows)
 
 
-def _chunks(problem: Problem, elements_per_query: int):
-    """Places of successive queries, as many at a time as keep the largest intermediate within bounds."""
-    held = GPU_CHUNK_ELEMENTS if problem.q.is_cuda else CHUNK_ELEMENTS
-    step = max(1, held // max(1, problem.lead.numel() * elements_per_query))
-    for first in range(0, problem.num_queries if problem.lead.numel() else 0, step):
-        yield problem.places(first, min(step, problem.num_queries - first))
+def _chunks(inputs: AttentionInputs, elements_per_query: int):
+    """Positions of successive queries, as many at a time as keep the largest intermediate within bounds."""
+    held = GPU_CHUNK_ELEMENTS if inputs.q.is_cuda else CHUNK_ELEMENTS
+    step = max(1, held // max(1, inputs.lead.numel() * elements_per_query))
+    for first in range(0, inputs.num_queries if inputs.lead.numel() else 0, step):
+        yield inputs.positions(first, min(step, inputs.num_queries - first))
 
 
-def _select(problem: Problem, places: Places, q_rows: Tensor, keys: _Rows) -> tuple[Tensor, Tensor]:
+def _select(inputs: AttentionInputs, positions: Positions, q_rows: Tensor, keys: _Rows) -> tuple[Tensor, Tensor]:
     """The kept keys (*lead, C, n), in increasing order with -1 last, and their scores."""
-    mechanism = problem.mechanism
+    mechanism = inputs.mechanism
     if isinstance(mechanism, Local):
-        kept = mechanism.indices(places, problem.causal)
-        allowed = _allowed(problem, places, kept)
-        kept = torch.where(allowed, kept, -1).expand(*problem.lead, *kept.shape[-2:])
-        bias = rows_of(problem.bias, places.first, places.queries)
+        kept = mechanism.indices(positions, inputs.causal)
+        allowed = _allowed(inputs, positions, kept)
+        kept = torch.where(allowed, kept, -1).expand(*inputs.lead, *kept.shape[-2:])
+        bias = rows_of(inputs.bias, positions.first, positions.queries)
         if bias is not None:  # a bias of -inf is a mask
             kept = torch.where(_look_up(bias, kept) == float("-inf"), -1, kept)
-        kept = ordered(kept, problem.num_keys)[..., : problem.num_keys]
-        scores = _pair_scores(problem, places, q_rows, keys.pick(kept), kept)
+        kept = ordered(kept, inputs.num_keys)[..., : inputs.num_keys]
+        scores = _pair_scores(inputs, positions, q_rows, keys.pick(kept), kept)
         return torch.where(scores == float("-inf"), -1, kept), scores
-    all_keys = keys.flat.view(*problem.k.shape)
-    scores = (q_rows @ all_keys.transpose(-1, -2)).mul_(problem.scale)
-    bias = rows_of(problem.bias, places.first, places.queries)
+    all_keys = keys.flat.view(*inputs.k.shape)
+    scores = (q_rows @ all_keys.transpose(-1, -2)).mul_(inputs.scale)
+    bias = rows_of(inputs.bias, positions.first, positions.queries)
     if bias is not None:
         scores = scores + bias
-    kept = _chosen(scores, problem, places)
+    kept = _chosen(scores, inputs, positions)
     return kept, scores.gather(-1, kept.clamp(min=0))
 
 
-def _chosen(scores: Tensor, problem: Problem, places: Places) -> Tensor:
+def _chosen(scores: Tensor, inputs: AttentionInputs, positions: Positions) -> Tensor:
     """(*lead, C, n): what the mechanism chooses by these scores, in increasing order with -1 last."""
-    mechanism = problem.mechanism
-    if not isinstance(mechanism, Selective):
+    mechanism = inputs.mechanism
+    if not isinstance(mechanism, ScoreRanked):
         raise TypeError(f"{mechanism} does not choose keys by a priority")
-    if type(mechanism) is TopK and not (mechanism.sinks or mechanism.window or problem.restricted):
+    if type(mechanism) is TopK and not (mechanism.sinks or mechanism.window or inputs.restricted):
         kept = best_indices(scores, None, mechanism.k)  # a score of -inf ranks last by itself
-        return ordered(kept, problem.num_keys)
-    valid = problem.valid(places.first, places.queries)
-    free, fixed = mechanism.candidates(scores, valid, problem.causal, places)
-    kept = best_indices(mechanism.priority(scores, places, problem.choice_seed), free, mechanism.k)
+        return ordered(kept, inputs.num_keys)
+    valid = inputs.valid(positions.first, positions.queries)
+    free, fixed = mechanism.candidates(scores, valid, inputs.causal, positions)
+    kept = best_indices(mechanism.priority(scores, positions, inputs.choice_seed), free, mechanism.k)
     if fixed is not None:
-        held, extra = fixed.to(torch.int8).topk(mechanism.most(problem.num_keys), dim=-1)
+        held, extra = fixed.to(torch.int8).topk(mechanism.max_kept(inputs.num_keys), dim=-1)
         extra = torch.where(held > 0, extra, -1).expand(*kept.shape[:-1], -1)
         kept = torch.cat([kept, extra], dim=-1)
-    return ordered(kept, problem.num_keys)[..., : mechanism.most(problem.num_keys)]
+    return ordered(kept, inputs.num_keys)[..., : mechanism.max_kept(inputs.num_keys)]
 
 
 def ordered(kept: Tensor, num_keys: int) -> Tensor:
@@ -248,16 +248,16 @@ def ordered(kept: Tensor, num_keys: int) -> Tensor:
     return torch.where(ordered == num_keys, -1, ordered)
 
 
-def _allowed(problem: Problem, places: Places, kept: Tensor) -> Tensor:
+def _allowed(inputs: AttentionInputs, positions: Positions, kept: Tensor) -> Tensor:
     """Which entries of a list (C, n) of positions survive causality, mask and lengths."""
     allowed = kept >= 0
-    if problem.causal:
-        allowed = allowed & (kept <= places.position)
-    mask = rows_of(problem.mask, places.first, places.queries)
+    if inputs.causal:
+        allowed = allowed & (kept <= positions.position)
+    mask = rows_of(inputs.mask, positions.first, positions.queries)
     if mask is not None:
         allowed = allowed & _look_up(mask, kept)
-    if problem.lengths is not None:
-        allowed = allowed & (kept < problem.lengths)
+    if inputs.lengths is not None:
+        allowed = allowed & (kept < inputs.lengths)
     return allowed
 
 
@@ -269,42 +269,44 @@ def _look_up(table: Tensor, kept: Tensor) -> Tensor:
     return table.expand(*lead, -1).gather(-1, kept.clamp(min=0).expand(*lead, -1))
 
 
-def _pair_scores(problem: Problem, places: Places, q_rows: Tensor, k_picked: Tensor, kept: Tensor) -> Tensor:
+def _pair_scores(
+    inputs: AttentionInputs, positions: Positions, q_rows: Tensor, k_picked: Tensor, kept: Tensor
+) -> Tensor:
     # Products and sums, not a batched product of tiny matrices: CPU runs those one by one.
-    scores = (k_picked * q_rows.unsqueeze(-2)).sum(dim=-1) * problem.scale
-    bias = rows_of(problem.bias, places.first, places.queries)
+    scores = (k_picked * q_rows.unsqueeze(-2)).sum(dim=-1) * inputs.scale
+    bias = rows_of(inputs.bias, positions.first, positions.queries)
     return scores if bias is None else scores + _look_up(bias, kept)
 
 
 def _mixed(weights: Tensor, picked: Tensor) -> Tensor:
     """Sum of weight times value; a kept value that is not finite makes its channel NaN, whatever its weight."""
-    if may_look(picked) and bool(picked.sum().isfinite()):
+    if can_sync(picked) and bool(picked.sum().isfinite()):
         return (weights.unsqueeze(-1) * picked).sum(dim=-2)
     finite = picked.isfinite()
     mixed = (weights.unsqueeze(-1) * torch.where(finite, picked, 0.0)).sum(dim=-2)
     return torch.where(finite.all(dim=-2), mixed, float("nan"))
 
 
-def _empty_results(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    rows = (*problem.lead, problem.num_queries)
-    mechanism = problem.mechanism
-    most = mechanism.most(problem.num_keys)
+def _empty_results(inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
+    rows = (*inputs.lead, inputs.num_queries)
+    mechanism = inputs.mechanism
+    most = mechanism.max_kept(inputs.num_keys)
     if isinstance(mechanism, Local):  # global queries, which keep all, are not computed here
-        most = min(mechanism.width + mechanism.globals, problem.num_keys)
+        most = min(mechanism.width + mechanism.globals, inputs.num_keys)
     return (
-        problem.q.new_empty(*rows, problem.v.shape[-1]),
-        problem.q.new_empty(*rows, most, dtype=torch.int32),
-        problem.q.new_empty(rows, dtype=problem.compute_dtype),
+        inputs.q.new_empty(*rows, inputs.v.shape[-1]),
+        inputs.q.new_empty(*rows, most, dtype=torch.int32),
+        inputs.q.new_empty(rows, dtype=inputs.compute_dtype),
     )
 
 
-def listed_info(problem: Problem, indices: Tensor, lse: Tensor) -> AttentionInfo:
+def listed_info(inputs: AttentionInputs, indices: Tensor, lse: Tensor) -> AttentionInfo:
     """Weights from the kept scores, and in-degrees by counting."""
-    places = problem.places()
-    q_rows = problem.q.expand(*problem.lead, *problem.q.shape[-2:]).to(problem.compute_dtype)
-    scores = _pair_scores(problem, places, q_rows, _Rows.of(problem.k, problem).pick(indices), indices)
-    weights = problem.normaliser.weights(scores, indices >= 0)
-    counts = lse.new_zeros(*problem.lead, problem.num_keys, dtype=torch.int64)
+    positions = inputs.positions()
+    q_rows = inputs.q.expand(*inputs.lead, *inputs.q.shape[-2:]).to(inputs.compute_dtype)
+    scores = _pair_scores(inputs, positions, q_rows, _Rows.of(inputs.k, inputs).pick(indices), indices)
+    weights = inputs.normaliser.weights(scores, indices >= 0)
+    counts = lse.new_zeros(*inputs.lead, inputs.num_keys, dtype=torch.int64)
     flat = indices.flatten(-2)
     counts.scatter_add_(-1, flat.clamp(min=0), (flat >= 0).long())
     return AttentionInfo(indices, weights, lse, counts)

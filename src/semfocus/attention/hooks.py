@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 import torch
 
-from semfocus.attention.inputs import Problem
+from semfocus.attention.inputs import AttentionInputs
 
-Observer = Callable[[Problem, bool], None]  # the problem, and whether its heads are two dimensions (grouped)
+Observer = Callable[[AttentionInputs, bool], None]  # the problem, and whether its heads are two dimensions (grouped)
 observers: list[Observer] = []
 
 
@@ -30,8 +30,8 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 @torch.compiler.disable  # an observer is ordinary Python: a compiled model is cut here while someone looks
-def report(problem: Problem, grouped: bool) -> None:
+def report(inputs: AttentionInputs, grouped: bool) -> None:
     """Tell everyone who observes."""
     with torch.no_grad():
         for observer in list(observers):
-            observer(problem, grouped)
+            observer(inputs, grouped)

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from semfocus.attention.mechanisms import Local, Mechanism
 from semfocus.attention.normalisers import Normaliser
-from semfocus.attention.positions import Places
+from semfocus.attention.positions import Positions
 from semfocus.attention.seeding import draw_seed
 from semfocus.counter_rng import dropped
 from semfocus.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Problem:
+class AttentionInputs:
     """Queries, keys, values, what may be looked at, and how."""
 
     q: Tensor
@@ -65,12 +65,12 @@ class Problem:
         """Whether anything besides the mechanism takes keys away."""
         return self.causal or not (self.mask is None and self.bias is None and self.lengths is None)
 
-    def places(self, first: int = 0, queries: int | None = None) -> Places:
+    def positions(self, first: int = 0, queries: int | None = None) -> Positions:
         count = self.num_queries if queries is None else queries
         total = self.num_queries if self.total_queries is None else self.total_queries
-        return Places(count, self.num_keys, self.q.device, self.first_query + first, total)
+        return Positions(count, self.num_keys, self.q.device, self.first_query + first, total)
 
-    def last(self, queries: int) -> Problem:
+    def last(self, queries: int) -> AttentionInputs:
         """The same problem for the last few queries alone."""
         first = self.num_queries - queries
         return replace(
@@ -90,11 +90,11 @@ class Problem:
             valid = inside if valid is None else valid & inside
         return valid
 
-    def dropout(self, weights: Tensor, places: Places, columns: Tensor) -> Tensor:
+    def dropout(self, weights: Tensor, positions: Positions, columns: Tensor) -> Tensor:
         """Drop weights and scale up the rest; `columns` are the keys they belong to, so that no backend differs."""
         if self.dropout_seed is None:
             return weights
-        rows = places.row_ids(self.lead, self.dropout_seed)
+        rows = positions.row_ids(self.lead, self.dropout_seed)
         return dropped(weights, self.dropout_seed, rows, columns.to(torch.int32), self.dropout_p)
 
 
@@ -113,7 +113,7 @@ def rows_of(tensor: Tensor | None, first: int, queries: int | None) -> Tensor | 
     return tensor[..., first : first + queries, :]
 
 
-def pose(
+def prepare_inputs(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -130,7 +130,7 @@ def pose(
     enable_gqa: bool = False,
     straight_through: bool = False,
     assume_finite: bool = False,
-) -> Problem:
+) -> AttentionInputs:
     """Check the arguments of `attend` and put them into one form."""
     _check_types(q, k, v)
     q, k, v = _autocast(q), _autocast(k), _autocast(v)
@@ -142,7 +142,7 @@ def pose(
     if scale is not None and not math.isfinite(scale):
         raise UsageError(f"scale = {scale!r} must be a finite number, or None for 1 / sqrt(D)")
     _check_heads(q, k, v, enable_gqa)
-    problem = Problem(
+    inputs = AttentionInputs(
         q,
         k,
         v,
@@ -152,18 +152,18 @@ def pose(
         scale=scale if scale is not None else 1 / math.sqrt(q.shape[-1]),
         dropout_p=dropout_p,
         dropout_seed=draw_seed(generator, q.device) if dropout_p and seed is None else None,
-        choice_seed=draw_seed(generator, q.device) if mechanism.draws and generator is not None else None,
+        choice_seed=draw_seed(generator, q.device) if mechanism.is_stochastic and generator is not None else None,
         straight_through=straight_through,
         assume_finite=assume_finite,
     )
     lead = _lead_of_heads(q, k, v, enable_gqa)
     if seed is not None:
-        problem = _with_seed(problem, seed, generator, lead)
+        inputs = _with_seed(inputs, seed, generator, lead)
     if mask is not None:
-        problem = _with_mask(problem, mask, lead)
+        inputs = _with_mask(inputs, mask, lead)
     if lengths is not None:
-        problem = _with_lengths(problem, lengths, lead)
-    return _grouped(problem, (k.shape[-3], q.shape[-3] // k.shape[-3])) if enable_gqa else problem
+        inputs = _with_lengths(inputs, lengths, lead)
+    return _grouped(inputs, (k.shape[-3], q.shape[-3] // k.shape[-3])) if enable_gqa else inputs
 
 
 def _check_types(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -220,7 +220,9 @@ def _lead_of_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> torch.S
     return torch.Size((*batch, q.shape[-3]))
 
 
-def _with_seed(problem: Problem, seed: Tensor, generator: torch.Generator | None, lead: torch.Size) -> Problem:
+def _with_seed(
+    inputs: AttentionInputs, seed: Tensor, generator: torch.Generator | None, lead: torch.Size
+) -> AttentionInputs:
     if generator is not None:
         raise UsageError("give seed or generator, not both: they are two ways to say where randomness comes from")
     if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or not _broadcasts(seed.shape, lead):
@@ -228,33 +230,33 @@ def _with_seed(problem: Problem, seed: Tensor, generator: torch.Generator | None
         raise UsageError(f"seed = {found} must be an int64 tensor that broadcasts to {tuple(lead)}")
     seed = seed[..., None, None]
     # Two uses, two streams: a key must not be chosen by the bits that also decide whether it is dropped.
-    return replace(problem, dropout_seed=seed if problem.dropout_p else None, choice_seed=seed ^ 0x5DEECE66D)
+    return replace(inputs, dropout_seed=seed if inputs.dropout_p else None, choice_seed=seed ^ 0x5DEECE66D)
 
 
-def _with_mask(problem: Problem, mask: Tensor, lead: torch.Size) -> Problem:
+def _with_mask(inputs: AttentionInputs, mask: Tensor, lead: torch.Size) -> AttentionInputs:
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"mask has dtype {kind}; it must be bool (True = keep) or floating (added to the scores)")
-    if mask.device != problem.q.device:
-        raise UsageError(f"q and mask differ in device: {problem.q.device} and {mask.device}; move one of them")
-    shape = (*lead, problem.num_queries, problem.num_keys)
+    if mask.device != inputs.q.device:
+        raise UsageError(f"q and mask differ in device: {inputs.q.device} and {mask.device}; move one of them")
+    shape = (*lead, inputs.num_queries, inputs.num_keys)
     if not _broadcasts(mask.shape, shape):
         raise UsageError(f"mask has shape {tuple(mask.shape)}, which does not broadcast to {shape}")
     mask = mask[(None,) * max(2 - mask.dim(), 0)]
     if mask.dtype == torch.bool:
-        return replace(problem, mask=mask)
-    return replace(problem, bias=mask.to(problem.compute_dtype))
+        return replace(inputs, mask=mask)
+    return replace(inputs, bias=mask.to(inputs.compute_dtype))
 
 
-def _with_lengths(problem: Problem, lengths: Tensor, lead: torch.Size) -> Problem:
+def _with_lengths(inputs: AttentionInputs, lengths: Tensor, lead: torch.Size) -> AttentionInputs:
     if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise TypeError("lengths must be a tensor of whole numbers, one for each batch row")
-    if lengths.device != problem.q.device and lengths.dim():
-        raise UsageError(f"q and lengths differ in device: {problem.q.device} and {lengths.device}; move one of them")
+    if lengths.device != inputs.q.device and lengths.dim():
+        raise UsageError(f"q and lengths differ in device: {inputs.q.device} and {lengths.device}; move one of them")
     if not _broadcasts(lengths.shape, lead[:-1]):
         raise UsageError(f"lengths has shape {tuple(lengths.shape)}; the batch dimensions are {tuple(lead[:-1])}")
     heads = (None,) if len(lead) else ()
-    return replace(problem, lengths=lengths.to(problem.q.device)[(..., *heads, None, None)])
+    return replace(inputs, lengths=lengths.to(inputs.q.device)[(..., *heads, None, None)])
 
 
 def _broadcasts(shape: torch.Size, target: tuple[int, ...]) -> bool:
@@ -262,7 +264,7 @@ def _broadcasts(shape: torch.Size, target: tuple[int, ...]) -> bool:
     return len(shape) <= len(target) and all(size in (1, wanted) for size, wanted in pairs)
 
 
-def _grouped(problem: Problem, heads: tuple[int, int]) -> Problem:
+def _grouped(inputs: AttentionInputs, heads: tuple[int, int]) -> AttentionInputs:
     """Grouped heads as two dimensions, (Hkv, G) for queries and (Hkv, 1) for keys: broadcasting does the rest."""
 
     def split(tensor: Tensor | None) -> Tensor | None:
@@ -270,16 +272,16 @@ def _grouped(problem: Problem, heads: tuple[int, int]) -> Problem:
             return tensor
         return tensor.unflatten(-3, heads if tensor.shape[-3] != 1 else (1, 1))
 
-    lengths = problem.lengths if problem.lengths is None else problem.lengths.unsqueeze(-3)
+    lengths = inputs.lengths if inputs.lengths is None else inputs.lengths.unsqueeze(-3)
     # A scalar seed numbers the rows by itself; one for each head is split as the heads are.
-    dropout_seed, choice_seed = split(problem.dropout_seed), split(problem.choice_seed)
+    dropout_seed, choice_seed = split(inputs.dropout_seed), split(inputs.choice_seed)
     return replace(
-        problem,
-        q=problem.q.unflatten(-3, heads),
-        k=problem.k.unsqueeze(-3),
-        v=problem.v.unsqueeze(-3),
-        mask=split(problem.mask),
-        bias=split(problem.bias),
+        inputs,
+        q=inputs.q.unflatten(-3, heads),
+        k=inputs.k.unsqueeze(-3),
+        v=inputs.v.unsqueeze(-3),
+        mask=split(inputs.mask),
+        bias=split(inputs.bias),
         lengths=lengths,
         dropout_seed=dropout_seed,
         choice_seed=choice_seed,

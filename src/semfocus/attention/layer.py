@@ -12,7 +12,7 @@ from semfocus.attention.info import AttentionInfo
 from semfocus.attention.mechanisms import Mechanism, parse_mechanism
 from semfocus.attention.normalisers import Normaliser, Softmax
 from semfocus.attention.operator import attend
-from semfocus.errors import UsageError, whole_number
+from semfocus.errors import UsageError, check_int
 
 
 class Attention(nn.Module):
@@ -39,12 +39,12 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        whole_number("d_model", d_model, at_least=1)
-        whole_number("heads", heads, at_least=1)
+        check_int("d_model", d_model, at_least=1)
+        check_int("heads", heads, at_least=1)
         if head_dim is None and d_model % heads:
             raise UsageError(f"d_model = {d_model} is not a multiple of heads = {heads}; give head_dim explicitly")
         self.heads = heads
-        self.head_dim = d_model // heads if head_dim is None else whole_number("head_dim", head_dim, at_least=1)
+        self.head_dim = d_model // heads if head_dim is None else check_int("head_dim", head_dim, at_least=1)
         self.mechanism = parse_mechanism(mechanism) if isinstance(mechanism, str) else mechanism
         if not isinstance(self.mechanism, Mechanism):
             raise TypeError(f"mechanism must be a Mechanism such as TopK(8) or its text form, not {mechanism!r}")

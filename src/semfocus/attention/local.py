@@ -8,47 +8,47 @@ from torch import Tensor
 from semfocus.attention.chunked import chunked
 from semfocus.attention.dense import dense
 from semfocus.attention.info import AttentionInfo
-from semfocus.attention.inputs import Problem
+from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.mechanisms import BlockLocal, Local
 from semfocus.attention.sdpa import fused
 
 
-def local(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
+def local(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Aligned blocks as one batch of small full attentions; anything else as a list of keys for each query."""
-    mechanism = problem.mechanism
+    mechanism = inputs.mechanism
     if not isinstance(mechanism, Local):
         raise TypeError(f"{mechanism} does not give its keys by position")
-    plain = not problem.restricted and problem.dropout_seed is None and problem.num_queries == problem.num_keys
+    plain = not inputs.restricted and inputs.dropout_seed is None and inputs.num_queries == inputs.num_keys
     if type(mechanism) is BlockLocal and plain and not want_info:
-        return _blocks(problem, mechanism), None
-    out, info = chunked(problem, want_info)
-    num_globals = min(mechanism.globals, problem.num_queries)
+        return _blocks(inputs, mechanism), None
+    out, info = chunked(inputs, want_info)
+    num_globals = min(mechanism.globals, inputs.num_queries)
     if num_globals:
         # The last queries keep every key: few enough to compute densely.
-        seeing_all, _ = dense(problem.last(num_globals))
+        seeing_all, _ = dense(inputs.last(num_globals))
         out = torch.cat([out[..., :-num_globals, :], seeing_all], dim=-2)
     return out, info
 
 
-def _blocks(problem: Problem, mechanism: BlockLocal) -> Tensor:
+def _blocks(inputs: AttentionInputs, mechanism: BlockLocal) -> Tensor:
     """Whole blocks side by side, then the short last one, then the global queries; each sees the global keys too."""
-    q, k, v, width = problem.q, problem.k, problem.v, mechanism.width
-    own = max(problem.num_keys - mechanism.globals, 0)
+    q, k, v, width = inputs.q, inputs.k, inputs.v, mechanism.width
+    own = max(inputs.num_keys - mechanism.globals, 0)
     whole = own - own % width
 
     def stacked(tensor: Tensor, with_globals: bool) -> Tensor:
         blocks = tensor[..., :whole, :].unflatten(-2, (whole // width, width))
-        if not with_globals or own == problem.num_keys:
+        if not with_globals or own == inputs.num_keys:
             return blocks
         shared = tensor[..., None, own:, :].expand(*blocks.shape[:-2], -1, -1)
         return torch.cat([blocks, shared], dim=-2)
 
     parts = []
     if whole:
-        out = fused(stacked(q, False), stacked(k, True), stacked(v, True), problem.scale)
+        out = fused(stacked(q, False), stacked(k, True), stacked(v, True), inputs.scale)
         parts.append(out.flatten(-3, -2))
     if whole < own:
-        parts.append(fused(q[..., whole:own, :], k[..., whole:, :], v[..., whole:, :], problem.scale))
-    if own < problem.num_keys:
-        parts.append(fused(q[..., own:, :], k, v, problem.scale))
+        parts.append(fused(q[..., whole:own, :], k[..., whole:, :], v[..., whole:, :], inputs.scale))
+    if own < inputs.num_keys:
+        parts.append(fused(q[..., own:, :], k, v, inputs.scale))
     return torch.cat(parts, dim=-2) if len(parts) != 1 else parts[0]

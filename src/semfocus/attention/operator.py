@@ -20,15 +20,15 @@ from semfocus.attention.chunked import chunked
 from semfocus.attention.dense import dense
 from semfocus.attention.hooks import observers, report
 from semfocus.attention.info import AttentionInfo
-from semfocus.attention.inputs import Problem, pose
+from semfocus.attention.inputs import AttentionInputs, prepare_inputs
 from semfocus.attention.kernels.backend import triton, triton_refuses
 from semfocus.attention.kernels.short.configs import LONGEST, WHOLE
 from semfocus.attention.local import local
-from semfocus.attention.mechanisms import Full, Local, Mechanism, Selective, is_registered, parse_mechanism
+from semfocus.attention.mechanisms import Full, Local, Mechanism, ScoreRanked, is_registered, parse_mechanism
 from semfocus.attention.normalisers import Normaliser, Softmax
 from semfocus.attention.reference import reference
 from semfocus.attention.sdpa import sdpa
-from semfocus.attention.selection import transformed
+from semfocus.attention.selection import in_functorch
 from semfocus.errors import UsageError, unknown
 
 log = logging.getLogger(__name__)
@@ -41,61 +41,61 @@ SHORT = 256  # keys up to which all scores at once beat lists of keys (benchmark
 class Backend:
     """A way to compute attention, and why it cannot serve a problem (None if it can)."""
 
-    run: Callable[[Problem, bool], tuple[Tensor, AttentionInfo | None]]
-    refuses: Callable[[Problem, bool], str | None]
+    run: Callable[[AttentionInputs, bool], tuple[Tensor, AttentionInfo | None]]
+    refuses: Callable[[AttentionInputs, bool], str | None]
 
 
-def _sdpa_refuses(problem: Problem, want_info: bool) -> str | None:
-    if type(problem.mechanism) is not Full:
-        return f"it computes full attention only, not {problem.mechanism}"
-    if problem.mask is not None or problem.bias is not None or problem.lengths is not None:
+def _sdpa_refuses(inputs: AttentionInputs, want_info: bool) -> str | None:
+    if type(inputs.mechanism) is not Full:
+        return f"it computes full attention only, not {inputs.mechanism}"
+    if inputs.mask is not None or inputs.bias is not None or inputs.lengths is not None:
         return "masks and lengths are left to the dense backend, which keeps dropped values out of the sum"
-    if problem.causal and problem.num_queries != problem.num_keys:
+    if inputs.causal and inputs.num_queries != inputs.num_keys:
         return "causal attention with fewer queries than keys aligns differently there"
-    if 0 in (problem.num_keys, problem.num_queries, problem.lead.numel()):
+    if 0 in (inputs.num_keys, inputs.num_queries, inputs.lead.numel()):
         return "there is nothing to compute"
-    return _softmax_only(problem) or ("it cannot tell what it kept (return_info)" if want_info else None)
+    return _softmax_only(inputs) or ("it cannot tell what it kept (return_info)" if want_info else None)
 
 
-def _chunked_refuses(problem: Problem, want_info: bool) -> str | None:
-    if not isinstance(problem.mechanism, Selective):
-        return f"{problem.mechanism} does not choose a short list of keys"
-    return _listed_refuses(problem)
+def _chunked_refuses(inputs: AttentionInputs, want_info: bool) -> str | None:
+    if not isinstance(inputs.mechanism, ScoreRanked):
+        return f"{inputs.mechanism} does not choose a short list of keys"
+    return _listed_refuses(inputs)
 
 
-def _local_refuses(problem: Problem, want_info: bool) -> str | None:
-    if not isinstance(problem.mechanism, Local):
-        return f"{problem.mechanism} is not given by positions within a window or block"
-    if want_info and problem.mechanism.globals:
+def _local_refuses(inputs: AttentionInputs, want_info: bool) -> str | None:
+    if not isinstance(inputs.mechanism, Local):
+        return f"{inputs.mechanism} is not given by positions within a window or block"
+    if want_info and inputs.mechanism.globals:
         return "the lists of return_info would hold every key, because global queries keep all"
-    return _listed_refuses(problem)
+    return _listed_refuses(inputs)
 
 
-def _listed_refuses(problem: Problem) -> str | None:
-    if problem.bias is not None and problem.bias.requires_grad and torch.is_grad_enabled():
+def _listed_refuses(inputs: AttentionInputs) -> str | None:
+    if inputs.bias is not None and inputs.bias.requires_grad and torch.is_grad_enabled():
         return "the gradient of a float mask needs all scores"
-    if problem.num_keys == 0:
+    if inputs.num_keys == 0:
         return "there are no keys"
-    if not is_registered(problem.mechanism):
-        return f"{type(problem.mechanism).__name__} is not registered; decorate it with @register_mechanism"
-    if transformed():
+    if not is_registered(inputs.mechanism):
+        return f"{type(inputs.mechanism).__name__} is not registered; decorate it with @register_mechanism"
+    if in_functorch():
         return "torch.func needs plain tensor operations"
-    return _softmax_only(problem, own_dropout=False)
+    return _softmax_only(inputs, own_dropout=False)
 
 
-def _softmax_only(problem: Problem, own_dropout: bool = True) -> str | None:
-    if not isinstance(problem.normaliser, Softmax):
-        return f"it computes softmax only, not {problem.normaliser.name}"
-    if problem.straight_through:
+def _softmax_only(inputs: AttentionInputs, own_dropout: bool = True) -> str | None:
+    if not isinstance(inputs.normaliser, Softmax):
+        return f"it computes softmax only, not {inputs.normaliser.name}"
+    if inputs.straight_through:
         return "straight_through needs the weights of dropped keys"
-    if problem.dropout_seed is not None and own_dropout:
+    if inputs.dropout_seed is not None and own_dropout:
         return "its dropout is not the one that every backend shares"
     return None
 
 
 BACKENDS: dict[str, Backend] = {
-    "reference": Backend(reference, lambda problem, want_info: None),
-    "dense": Backend(dense, lambda problem, want_info: None),
+    "reference": Backend(reference, lambda inputs, want_info: None),
+    "dense": Backend(dense, lambda inputs, want_info: None),
     "sdpa": Backend(sdpa, _sdpa_refuses),
     "chunked": Backend(chunked, _chunked_refuses),
     "local": Backend(local, _local_refuses),
@@ -166,7 +166,7 @@ def attend(
         raise TypeError(f"mechanism must be a Mechanism such as TopK(8) or its text form, not {mechanism!r}")
     if not isinstance(normaliser, Normaliser):
         raise TypeError(f"normaliser must be a Normaliser such as Softmax(), not {normaliser!r}")
-    problem = pose(
+    inputs = prepare_inputs(
         q,
         k,
         v,
@@ -184,10 +184,10 @@ def attend(
         assume_finite=assume_finite,
     )
     if observers:
-        report(problem, enable_gqa)
-    name = choose_backend(problem, return_info) if backend is None else _named_backend(backend, problem, return_info)
+        report(inputs, enable_gqa)
+    name = choose_backend(inputs, return_info) if backend is None else _named_backend(backend, inputs, return_info)
     with _without_autocast(q.device.type):
-        out, info = BACKENDS[name].run(problem, return_info)
+        out, info = BACKENDS[name].run(inputs, return_info)
     if enable_gqa:
         out, info = out.flatten(-4, -3), info.ungrouped() if info else None
     return (out, info) if info is not None else out
@@ -200,26 +200,26 @@ def _without_autocast(device: str) -> AbstractContextManager:
     return torch.autocast(device, enabled=False)
 
 
-def choose_backend(problem: Problem, want_info: bool = False) -> str:
+def choose_backend(inputs: AttentionInputs, want_info: bool = False) -> str:
     """The fastest backend that can serve: kernels on a GPU, lists of keys where rows are long, else all scores."""
-    if transformed():
+    if in_functorch():
         return "dense"
     names, lacking = ["sdpa"], None
-    if problem.q.is_cuda and _suits_kernels(problem):
+    if inputs.q.is_cuda and _suits_kernels(inputs):
         names.append("triton")
-    elif problem.q.is_cuda:
-        lacking = f"rows of {problem.num_keys} keys are not for it where a query keeps many of them"
-    if _keeps_few(problem):
+    elif inputs.q.is_cuda:
+        lacking = f"rows of {inputs.num_keys} keys are not for it where a query keeps many of them"
+    if _keeps_few(inputs):
         names += ["chunked", "local"]
     chosen = "dense"
     for name in names:
-        reason = BACKENDS[name].refuses(problem, want_info)
+        reason = BACKENDS[name].refuses(inputs, want_info)
         if reason is None:
             chosen = name
             break
         lacking = reason if name == "triton" else lacking
     if lacking and chosen != "sdpa" and not torch.compiler.is_compiling():
-        _say_once(str(problem.mechanism), chosen, lacking)
+        _say_once(str(inputs.mechanism), chosen, lacking)
     return chosen
 
 
@@ -228,24 +228,24 @@ def _say_once(mechanism: str, name: str, reason: str) -> None:
     log.info("%s by the backend %s, not by a Triton kernel: %s", mechanism, name, reason)
 
 
-def _suits_kernels(problem: Problem) -> bool:
+def _suits_kernels(inputs: AttentionInputs) -> bool:
     """Whether the Triton kernels are the faster way on a GPU: see benchmarks/kernels.py and benchmarks/engine.py."""
-    if torch.compiler.is_compiling() and max(problem.num_keys, problem.num_queries) <= WHOLE:
+    if torch.compiler.is_compiling() and max(inputs.num_keys, inputs.num_queries) <= WHOLE:
         return False  # the compiler melts so short rows into their neighbours
-    return problem.num_keys <= LONGEST or _keeps_few(problem)
+    return inputs.num_keys <= LONGEST or _keeps_few(inputs)
 
 
-def _keeps_few(problem: Problem) -> bool:
+def _keeps_few(inputs: AttentionInputs) -> bool:
     """Whether queries keep so few of many keys that lists beat matrices; global queries are few, whatever they keep."""
-    mechanism, keys = problem.mechanism, problem.num_keys
-    kept = mechanism.width + mechanism.globals if isinstance(mechanism, Local) else mechanism.most(keys)
+    mechanism, keys = inputs.mechanism, inputs.num_keys
+    kept = mechanism.width + mechanism.globals if isinstance(mechanism, Local) else mechanism.max_kept(keys)
     return keys > SHORT and SPARSE * kept <= keys
 
 
-def _named_backend(name: str, problem: Problem, want_info: bool) -> str:
+def _named_backend(name: str, inputs: AttentionInputs, want_info: bool) -> str:
     if name not in BACKENDS:
         raise unknown("backend", name, BACKENDS)
-    reason = BACKENDS[name].refuses(problem, want_info)
+    reason = BACKENDS[name].refuses(inputs, want_info)
     if reason:
         raise UsageError(f"backend={name!r} cannot serve this call: {reason}; pass backend=None to let attend choose")
     return name

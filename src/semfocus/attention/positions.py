@@ -14,7 +14,7 @@ from semfocus.counter_rng import row_ids
 
 
 @dataclass(frozen=True)
-class Places:
+class Positions:
     """The queries `first` .. `first + queries - 1` of `total`, and all `keys`."""
 
     queries: int
@@ -24,9 +24,9 @@ class Places:
     total: int
 
     @staticmethod
-    def of(scores: Tensor) -> Places:
+    def of(scores: Tensor) -> Positions:
         """All the queries of a (..., Lq, Lk) tensor."""
-        return Places(scores.shape[-2], scores.shape[-1], scores.device, 0, scores.shape[-2])
+        return Positions(scores.shape[-2], scores.shape[-1], scores.device, 0, scores.shape[-2])
 
     @property
     def position(self) -> Tensor:

@@ -48,7 +48,7 @@ def parse_mechanism(text: str) -> Mechanism:
         raise UsageError(f"mechanism {text!r} must look like full, topk:5, banded:9+1g or topk:8+4s+16w")
     cls = mechanism_class(found[1].lower())
     # __match_args__ are the fields in order; torch.compile can read them, unlike `dataclasses.fields`.
-    sizes = [name for name in cls.__match_args__ if name not in cls.letters.values()]
+    sizes = [name for name in cls.__match_args__ if name not in cls.suffixes.values()]
     values: dict[str, int] = {}
     if found[2] is not None:
         if not sizes:
@@ -58,10 +58,10 @@ def parse_mechanism(text: str) -> Mechanism:
         raise UsageError(f"mechanism {text!r} needs its size {sizes[0]}; write for example '{cls.name}:5'")
     for extra in filter(None, found[3].split("+")):
         letter = extra.strip()[-1:]
-        if letter not in cls.letters or cls.letters[letter] in values:
-            allowed = ", ".join(f"{key} ({name})" for key, name in cls.letters.items()) or "none"
+        if letter not in cls.suffixes or cls.suffixes[letter] in values:
+            allowed = ", ".join(f"{key} ({name})" for key, name in cls.suffixes.items()) or "none"
             raise UsageError(f"mechanism {text!r}: {extra!r} is not one of its extras, each at most once: {allowed}")
-        values[cls.letters[letter]] = _number(text, extra.strip()[:-1])
+        values[cls.suffixes[letter]] = _number(text, extra.strip()[:-1])
     return cls(**values)
 
 

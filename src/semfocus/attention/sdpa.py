@@ -7,20 +7,20 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from semfocus.attention.info import AttentionInfo
-from semfocus.attention.inputs import Problem, common_lead
+from semfocus.attention.inputs import AttentionInputs, common_lead
 
 MOST_ROWS = 2**16 - 1  # that torch's CUDA kernels take at once; more is an error there
 
 
-def sdpa(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
+def sdpa(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Softmax over every key, or over every key up to the query's own."""
-    q, k, v = problem.q, problem.k, problem.v
-    if not problem.causal:
-        return fused(q, k, v, problem.scale), None
+    q, k, v = inputs.q, inputs.k, inputs.v
+    if not inputs.causal:
+        return fused(q, k, v, inputs.scale), None
     # A value that is not finite must spoil only the rows that see it: those from its own position on.
     finite = v.isfinite()
     spoiled = (~finite).cumsum(dim=-2) > 0
-    out = fused(q, k, torch.where(finite, v, 0.0), problem.scale, causal=True)
+    out = fused(q, k, torch.where(finite, v, 0.0), inputs.scale, causal=True)
     return torch.where(spoiled, float("nan"), out), None
 
 

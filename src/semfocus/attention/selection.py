@@ -6,19 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semfocus.counter_rng import transformed
+from semfocus.counter_rng import in_functorch
 
 MINUS_INF = float("-inf")
 SHORT = 128  # rows that numpy divides faster than torch finds their best
 FEW = 16  # rounds that a compiled kernel makes faster than the library finds the k-th value
 
 
-def may_look(tensor: Tensor) -> bool:
+def can_sync(tensor: Tensor) -> bool:
     """Whether a branch on the data is free: not while tracing or vectorising, and not where it would wait for a GPU."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not in_functorch()
 
 
-def keep_by_sorting(priority: Tensor, candidates: Tensor, k: int) -> Tensor:
+def topk_mask_by_sorting(priority: Tensor, candidates: Tensor, k: int) -> Tensor:
     """(..., Lk) bool: the definition. The first k candidates in the order of priority, then of index."""
     priority = priority.expand(candidates.shape)
     order = priority.sort(dim=-1, descending=True, stable=True).indices
@@ -29,13 +29,13 @@ def keep_by_sorting(priority: Tensor, candidates: Tensor, k: int) -> Tensor:
     return first & candidates
 
 
-def keep_best(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
+def topk_mask(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
     """(..., Lk) bool: the same, faster. `candidates` None means every key whose priority is not -inf.
 
     Without a look at the data where that is not free, so that it works under compile, vmap and on every device.
     """
     ranked = priority if candidates is None else torch.where(candidates, priority, MINUS_INF)
-    if k < priority.shape[-1] and may_look(ranked):
+    if k < priority.shape[-1] and can_sync(ranked):
         border, following = _border(ranked, k)
         unusual = (border == following) | (border == MINUS_INF) | border.isnan()
         if not bool(unusual.any()):

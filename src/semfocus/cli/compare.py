@@ -45,7 +45,10 @@ def compare_command(
         Literal["clean", "paper"], typer.Option(help="paper: padding is visible, as in the paper's own code.")
     ] = "clean",
     epochs: Annotated[int | None, typer.Option(help="Instead of the paper's number for the task.")] = None,
-    until: Annotated[float | None, typer.Option(help="Stop a run at this training accuracy, e.g. 0.95.")] = None,
+    stop_accuracy: Annotated[
+        float | None,
+        typer.Option("--stop-accuracy", "--until", help="Stop a run at this training accuracy, e.g. 0.95."),
+    ] = None,
     option: Annotated[list[str] | None, typer.Option(help="An option of the task, e.g. length=60. Repeatable.")] = None,
     sets: Sets = None,
     out: Out = None,
@@ -69,10 +72,10 @@ def compare_command(
     semfocus compare listops --attention full,topk:5 --seeds 10 --device cuda
     semfocus compare reviews.csv --attention full,topk:8 --epochs 20
     """
-    from semfocus.execution.resuming import begun_with_other_data
+    from semfocus.execution.resuming import stale_runs
     from semfocus.experiments.compare import carry_out, plan
     from semfocus.integrations.trackers import watched
-    from semfocus.report.terminal.progress import Board
+    from semfocus.report.terminal.progress import ProgressTable
     from semfocus.training import Runtime, parse_epochs
 
     mechanisms = [text for text in attention.split(",") if text] if attention is not None else None
@@ -85,7 +88,7 @@ def compare_command(
         quick=quick,
         recipe=recipe,
         epochs=epochs,
-        until=until,
+        stop_accuracy=stop_accuracy,
         options=assignments(option),
         overrides=sets or (),
         out=out,
@@ -98,10 +101,10 @@ def compare_command(
         evaluate_every=evaluate_every,
         keep_epochs=parse_epochs(keep),
     )
-    left = begun_with_other_data(job.configs, job.store)
+    left = stale_runs(job.configs, job.store)
     if left:
         typer.echo(f"{task} has changed since {', '.join(left)} began; new runs begin, those are left alone", err=True)
-    with Board(dict.fromkeys(job.mechanisms, seeds)) as board, watched(board, track or []) as watcher:
+    with ProgressTable(dict.fromkeys(job.mechanisms, seeds)) as board, watched(board, track or []) as watcher:
         outcome = carry_out(job, runtime, watcher)
     if as_json:
         typer.echo(json.dumps(outcome.comparison.to_dict(), indent=2))
@@ -123,12 +126,12 @@ def train_command(
     from semfocus.config_files import apply_overrides, parse_config, read_config
     from semfocus.execution import train
     from semfocus.experiments.compare import Trained
-    from semfocus.report.terminal.progress import Board
+    from semfocus.report.terminal.progress import ProgressTable
     from semfocus.training import Runtime, parse_epochs
 
     runtime = Runtime(device=device, threads=threads, compile=compile, keep_epochs=parse_epochs(keep))
     run = parse_config(apply_overrides(read_config(config), sets or []))
-    with Board({run.attention.mechanism: 1}) as board:
+    with ProgressTable({run.attention.mechanism: 1}) as board:
         (outcome,) = train([run], out, runtime, board)
     _tell(outcome)
     fail_if_needed(Trained([outcome]))
@@ -150,7 +153,7 @@ def resume_command(
 
     from semfocus.execution.resuming import apart, resume, unfinished
     from semfocus.experiments.compare import Trained
-    from semfocus.report.terminal.progress import Board
+    from semfocus.report.terminal.progress import ProgressTable
     from semfocus.store import RunStore
     from semfocus.training import Runtime, parse_epochs
     from semfocus.training.loading import config_of
@@ -164,7 +167,7 @@ def resume_command(
     if others:
         typer.echo(f"give {', '.join(others)} too for results to the bit: they trained together", err=True)
     runtime = Runtime(device=device, threads=threads, jobs=jobs, compile=compile, keep_epochs=parse_epochs(keep))
-    with Board(Counter(config_of(run).attention.mechanism for run in found)) as board:
+    with ProgressTable(Counter(config_of(run).attention.mechanism for run in found)) as board:
         outcomes = resume(found, runtime, board)
     for outcome in outcomes:
         _tell(outcome)

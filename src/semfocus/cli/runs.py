@@ -82,7 +82,7 @@ def clean_runs(
     from semfocus.store import RunStore
 
     store = RunStore(directory)
-    states = ("torn", "failed", "diverged", *(("done", "interrupted", "empty") if everything else ()))
+    states = ("corrupt", "failed", "diverged", *(("done", "interrupted", "empty") if everything else ()))
     doomed = [entry for entry in store.entries() if entry.state in states]
     for entry in doomed:
         if entry.holder is not None:

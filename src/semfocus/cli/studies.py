@@ -112,13 +112,13 @@ def _run(job: StudyJob, runtime: Any, as_json: bool) -> None:
     from semfocus.cli.compare import fail_if_needed, print_outcome
     from semfocus.experiments.estimate import work_of
     from semfocus.experiments.run_study import carry_out
-    from semfocus.report.terminal.study_progress import StudyBoard
+    from semfocus.report.terminal.study_progress import StudyProgressTable
 
     there = len(job.runs) - len(job.waiting)
     typer.echo(
         f"{job.study.title}: {_count(len(job.runs), 'run')}, {there} there, {len(job.waiting)} to train", err=True
     )
-    with StudyBoard(work_of(job), there) as board:
+    with StudyProgressTable(work_of(job), there) as board:
         outcome = carry_out(job, runtime, board)
     if as_json:
         typer.echo(json.dumps([part.comparison.to_dict() for part in outcome.parts], indent=2))

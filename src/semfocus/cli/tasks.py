@@ -42,7 +42,7 @@ def list_tasks(context: typer.Context) -> None:
         )
     for name in task_names():
         task = get_task(name)
-        table.add_row(name, str(task.width), str(task.num_symbols), str(task.num_classes), task.summary)
+        table.add_row(name, str(task.seq_len), str(task.vocab_size), str(task.num_classes), task.summary)
     console().print(table)
     typer.echo("\nLook at one: semfocus tasks show listops --n 3 --seed 0")
 
@@ -61,7 +61,7 @@ def show_task(
     task = get_task(name, **assignments(options))
     batch = task.sample(n, seed=seed, split=split)
     typer.echo(f"{task.name}: {task.summary}")
-    typer.echo(f"width {task.width}, {task.num_symbols} symbols, {task.num_classes} classes\n")
+    typer.echo(f"width {task.seq_len}, {task.vocab_size} symbols, {task.num_classes} classes\n")
     for row, label, length in zip(batch.tokens, batch.labels.tolist(), batch.lengths.tolist(), strict=True):
         typer.echo(f"{task.render(row, length)}  ->  {task.class_names[label]}")
     known = ", ".join(f"{kind} {share:.1%}" for kind, share in task.baselines.items())

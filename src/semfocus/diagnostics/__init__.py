@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "analysis.against_speed": ("Point", "dispersion_against_speed", "dispersion_points"),
+    "analysis.dispersion_vs_speedup": ("Point", "dispersion_against_speed", "dispersion_points"),
     "analysis.conditions": ("Conditions", "condition"),
     "diagnostics.checkpoints": ("diagnose_checkpoint",),
     "diagnostics.diagnosing": ("Diagnosis", "diagnose"),

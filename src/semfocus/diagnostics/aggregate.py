@@ -1,6 +1,6 @@
 """What was seen of a model, added up by layer and head as it runs.
 
-    tally = Tally(k=8)
+    tally = Aggregate(k=8)
     with watching(model, tally.see) as watch: ...
     tally.layers()                                   one Layer for each attention, in the order of the first pass
 
@@ -17,10 +17,10 @@ from typing import Any
 
 from semfocus.analysis.conditions import finite
 from semfocus.diagnostics.attention_stats import PER_QUERY, UNSEEN, Measured, Values, examine, heads_of
-from semfocus.diagnostics.batching import Gathering, Pile
-from semfocus.diagnostics.capture import Sighting
+from semfocus.diagnostics.batching import CallBatch, Gathering
+from semfocus.diagnostics.capture import CapturedCall
 from semfocus.diagnostics.sketch import Sketch, add_to_all
-from semfocus.errors import UsageError, whole_number
+from semfocus.errors import UsageError, check_int
 
 PERCENTS = ("50", "75", "90", "95", "100")
 MIRRORED = frozenset({"separation", "top_share"})  # the smaller, the worse
@@ -69,32 +69,32 @@ class Layer:
     heads: tuple[Summary, ...]
 
 
-class Tally:
+class Aggregate:
     """Sketches of everything seen so far."""
 
     def __init__(self, k: int, error: float = 0.01) -> None:
-        self.k, self.error = whole_number("k", k, at_least=1), error
+        self.k, self.error = check_int("k", k, at_least=1), error
         self.longest = 0
         self._records: dict[tuple[str, int], _Record] = {}
         self._gathering = Gathering()
 
-    def see(self, sighting: Sighting) -> None:
+    def see(self, sighting: CapturedCall) -> None:
         """Examine one attention and add it up, at once or together with others like it."""
-        heads = heads_of(sighting.problem, sighting.grouped)
+        heads = heads_of(sighting.inputs, sighting.grouped)
         record = self._records.get(sighting.place)
         if record is None:
             record = self._records[sighting.place] = _Record(heads, self.error)
         if record.heads != heads:
             name = sighting.name or "the model"
             raise UsageError(f"{name} has {heads} heads in one pass and {record.heads} in another")
-        self.longest = max(self.longest, sighting.problem.num_keys)
+        self.longest = max(self.longest, sighting.inputs.num_keys)
         self._add(self._gathering.put(sighting))
 
-    def _add(self, piles: Iterable[Pile]) -> None:
+    def _add(self, piles: Iterable[CallBatch]) -> None:
         for pile in piles:
             places = list(dict.fromkeys(pile.places))
             owners = [places.index(place) for place in pile.places] if pile.several else None
-            measured = examine(pile.problem, pile.grouped, self.k, owners)
+            measured = examine(pile.inputs, pile.grouped, self.k, owners)
             _add_up(measured, [self._records[place] for place in places])
 
     def layers(self) -> tuple[Layer, ...]:

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semfocus.attention.inputs import Problem
+from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.mechanisms import Full, TopK
-from semfocus.attention.positions import Places
+from semfocus.attention.positions import Positions
 from semfocus.diagnostics.launches import launch_bound
 from semfocus.diagnostics.scores import HIDDEN, chunks, counting_queries, scores_of, visible_keys
 
@@ -63,16 +63,16 @@ class Measured:
     uneven: Tensor  # rows whose queries do not all see the same keys, or are more than these
 
 
-def heads_of(problem: Problem, grouped: bool) -> int:
+def heads_of(inputs: AttentionInputs, grouped: bool) -> int:
     """How many heads a call has. `grouped`: they are the last two leading dimensions, not one."""
-    return problem.lead[-2 if grouped else -1 :].numel()
+    return inputs.lead[-2 if grouped else -1 :].numel()
 
 
-def examine(problem: Problem, grouped: bool, k: int, owners: Sequence[int] | None = None) -> Measured:
+def examine(inputs: AttentionInputs, grouped: bool, k: int, owners: Sequence[int] | None = None) -> Measured:
     """Look at every query of a call; or, where the first dimension holds several calls, of all of them, as places
     that are numbered by the `owners` of these calls."""
-    with _onlooking(problem.q.device):
-        return _examine(problem, grouped, k, owners)
+    with _onlooking(inputs.q.device):
+        return _examine(inputs, grouped, k, owners)
 
 
 @contextmanager
@@ -87,22 +87,22 @@ def _onlooking(device: torch.device) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def _examine(problem: Problem, grouped: bool, k: int, owners: Sequence[int] | None) -> Measured:
-    groups, count = _groups(problem, grouped, owners)
-    visible = visible_keys(problem, groups.shape)
-    total = _Totals(groups.shape, problem.num_keys, problem.q.device)
+def _examine(inputs: AttentionInputs, grouped: bool, k: int, owners: Sequence[int] | None) -> Measured:
+    groups, count = _groups(inputs, grouped, owners)
+    visible = visible_keys(inputs, groups.shape)
+    total = _Totals(groups.shape, inputs.num_keys, inputs.q.device)
     parts: list[tuple[Tensor, Tensor]] = []
-    for places in chunks(problem):
-        scores, allowed = scores_of(problem, places)
-        kept = _kept(problem, places, scores, allowed)
+    for positions in chunks(inputs):
+        scores, allowed = scores_of(inputs, positions)
+        kept = _kept(inputs, positions, scores, allowed)
         scores = scores.reshape(*groups.shape, *scores.shape[-2:])
         allowed = None if allowed is None else allowed.reshape(scores.shape)
-        counts = counting_queries(problem, places, visible)
+        counts = counting_queries(inputs, positions, visible)
         parts.append(_chunk(scores, allowed, kept, counts, groups, k, total))
     sought = visible & total.seen
     in_degree, key_groups = _where(sought, total.in_degree, groups.unsqueeze(-1))
     # A call may have no keys at all, of which there is no largest.
-    largest = total.received.amax(-1) if problem.num_keys else total.received.sum(-1)
+    largest = total.received.amax(-1) if inputs.num_keys else total.received.sum(-1)
     shares = largest / total.usable.clamp(min=1)
     sink_share, sink_groups = _where(total.usable > 0, shares, groups)
     counted = [total.usable, sought.sum(-1), total.usable > 0, total.empty, total.not_finite, total.uneven()]
@@ -129,13 +129,13 @@ def _examine(problem: Problem, grouped: bool, k: int, owners: Sequence[int] | No
     )
 
 
-def _groups(problem: Problem, grouped: bool, owners: Sequence[int] | None) -> tuple[Tensor, int]:
+def _groups(inputs: AttentionInputs, grouped: bool, owners: Sequence[int] | None) -> tuple[Tensor, int]:
     """(R, H): the group of every row and head, and how many groups there are. Several calls have R rows together."""
-    heads, device = heads_of(problem, grouped), problem.q.device
+    heads, device = heads_of(inputs, grouped), inputs.q.device
     head_of = torch.arange(heads, device=device)
     if owners is None:
-        return head_of.expand(problem.lead.numel() // max(heads, 1), -1), heads
-    rows = problem.lead.numel() // max(heads * len(owners), 1)
+        return head_of.expand(inputs.lead.numel() // max(heads, 1), -1), heads
+    rows = inputs.lead.numel() // max(heads * len(owners), 1)
     first = torch.tensor(owners, device=device).mul_(heads)
     groups = first.view(-1, 1, 1) + head_of
     return groups.expand(-1, rows, -1).flatten(0, 1), (max(owners) + 1) * heads
@@ -170,16 +170,16 @@ class _Totals:
         return (self.least_seen < torch.maximum(self.seen.sum(-1), self.usable)) & (self.usable > 0)
 
 
-def _kept(problem: Problem, places: Places, scores: Tensor, allowed: Tensor | None) -> Tensor | int | None:
+def _kept(inputs: AttentionInputs, positions: Positions, scores: Tensor, allowed: Tensor | None) -> Tensor | int | None:
     """What the mechanism keeps: None for all that may be seen, a number for that many heaviest, else a mask."""
-    mechanism = problem.mechanism
+    mechanism = inputs.mechanism
     if type(mechanism) is Full:
         return None
     if type(mechanism) is TopK and not (mechanism.sinks or mechanism.window):
         return mechanism.k
     if allowed is None:
         allowed = torch.ones((), dtype=torch.bool, device=scores.device).expand_as(scores)
-    return mechanism.keep(scores, allowed, causal=problem.causal, places=places, seed=problem.choice_seed)
+    return mechanism.keep(scores, allowed, causal=inputs.causal, positions=positions, seed=inputs.choice_seed)
 
 
 def _chunk(

@@ -2,7 +2,7 @@
 
     with watching(model, see) as watch:
         watch.begin_pass()
-        model(tokens)                    see(Sighting) is called once for each attention, in order
+        model(tokens)                    see(CapturedCall) is called once for each attention, in order
     watch.unseen()                       attention modules that ran and showed nothing
 
 Three ways in, one kind of sighting: `attend` reports its problems (`attention.observing`); torch's own attention is
@@ -22,18 +22,18 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from semfocus.attention.hooks import observing
-from semfocus.attention.inputs import Problem
+from semfocus.attention.inputs import AttentionInputs
 from semfocus.diagnostics import patch_transformers, torch_calls
 from semfocus.errors import UsageError
 
 
 @dataclass(frozen=True, eq=False)
-class Sighting:
+class CapturedCall:
     """One attention at work: the module that does it, which of its calls in this pass, and what it is given."""
 
     name: str
     call: int
-    problem: Problem
+    inputs: AttentionInputs
     grouped: bool
 
     @property
@@ -44,7 +44,7 @@ class Sighting:
 class Watch:
     """Who is at work, and what was seen of whom."""
 
-    def __init__(self, model: nn.Module, see: Callable[[Sighting], None]) -> None:
+    def __init__(self, model: nn.Module, see: Callable[[CapturedCall], None]) -> None:
         self._names = {id(module): name for name, module in model.named_modules()}
         self._kinds = {name: type(module).__name__ for name, module in model.named_modules()}
         self._see = see
@@ -76,13 +76,13 @@ class Watch:
         if self._at_work and self._names.get(id(module)) == self._at_work[-1]:
             self._at_work.pop()
 
-    def sight(self, problem: Problem, grouped: bool) -> None:
+    def sight(self, inputs: AttentionInputs, grouped: bool) -> None:
         """Note a problem for the module that is at work."""
         name = self.at_work
         call = self._calls[name] = self._calls.get(name, -1) + 1
         self._seen.update(self._at_work)
         self.count += 1
-        self._see(Sighting(name, call, problem, grouped))
+        self._see(CapturedCall(name, call, inputs, grouped))
 
     def unseen(self) -> list[str]:
         """Modules named attention that ran without a sighting, in themselves, below or in an attention above."""
@@ -92,7 +92,7 @@ class Watch:
 
 
 @contextmanager
-def watching(model: nn.Module, see: Callable[[Sighting], None]) -> Iterator[Watch]:
+def watching(model: nn.Module, see: Callable[[CapturedCall], None]) -> Iterator[Watch]:
     """Watch `model` inside this block."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, not {type(model).__name__}")

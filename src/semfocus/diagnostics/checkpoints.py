@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semfocus.errors import CorruptData, DataError, MissingExtra, UsageError, whole_number
+from semfocus.errors import CorruptData, DataError, MissingExtra, UsageError, check_int
 from semfocus.store.directory import CHECKPOINTS, is_run_id
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def diagnose_checkpoint(
     from semfocus.training.runtime import Runtime
 
     place = Runtime(device=device).torch_device()
-    whole_number("k", k, at_least=1)
-    whole_number("rows", rows, at_least=0)
-    tokens = LENGTH if length is None else whole_number("length", length, at_least=2)
+    check_int("k", k, at_least=1)
+    check_int("rows", rows, at_least=0)
+    tokens = LENGTH if length is None else check_int("length", length, at_least=2)
     content = read_text(text, rows * tokens * BYTES_PER_TOKEN if rows else None)
     model, tokenizer = open_checkpoint(name, download)
     most = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or LENGTH_LIMIT)

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from semfocus.diagnostics.aggregate import Layer, Summary, Tally
-from semfocus.diagnostics.capture import Sighting, watching
+from semfocus.diagnostics.aggregate import Aggregate, Layer, Summary
+from semfocus.diagnostics.capture import CapturedCall, watching
 from semfocus.diagnostics.conditions import Conditions, conditions, w_and_x
 from semfocus.diagnostics.sentences import sentences
 from semfocus.errors import UsageError
@@ -96,7 +96,7 @@ def diagnose(model: nn.Module, batches: Iterable[Any], k: int = 8, error: float 
     k         how many keys a focused query would keep
     error     relative error of quantiles once there are more than a few thousand values; below, they are exact
     """
-    tally = Tally(k, error)
+    tally = Aggregate(k, error)
     unseen = observe(model, batches, tally.see)
     if not tally.longest:
         raise UsageError("batches hold rows of length 0: there is no key to look at; give rows of one token or more")
@@ -108,7 +108,7 @@ def diagnose(model: nn.Module, batches: Iterable[Any], k: int = 8, error: float 
     return Diagnosis(type(model).__name__, tally.k, tally.longest, error, tally.layers(), tally.whole(), tuple(unseen))
 
 
-def observe(model: nn.Module, batches: Iterable[Any], see: Callable[[Sighting], None]) -> list[str]:
+def observe(model: nn.Module, batches: Iterable[Any], see: Callable[[CapturedCall], None]) -> list[str]:
     """Run the model on every batch while `see` looks on; the attention modules that showed nothing.
 
     An error where nothing at all was seen.

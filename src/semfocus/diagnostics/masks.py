@@ -20,8 +20,8 @@ from torch import Tensor
 
 from semfocus.analysis.conditions import finite
 from semfocus.attention.hooks import observing
-from semfocus.attention.inputs import Problem
-from semfocus.attention.positions import Places
+from semfocus.attention.inputs import AttentionInputs
+from semfocus.attention.positions import Positions
 from semfocus.attention.selection import best_indices
 from semfocus.diagnostics.aggregate import spread
 from semfocus.diagnostics.keeping import keep
@@ -29,7 +29,7 @@ from semfocus.diagnostics.runs import LAST, K, Progress, Split, batches_of, firs
 from semfocus.diagnostics.scores import chunks, counting_queries, scores_of, visible_keys
 from semfocus.diagnostics.sketch import Sketch
 from semfocus.errors import UsageError
-from semfocus.model import PLAIN, Encoder, assemble, forward
+from semfocus.model import EAGER, Encoder, build_inputs, forward
 from semfocus.randomness import stream
 from semfocus.store import RunDirectory
 from semfocus.tasks.base import Batch
@@ -152,26 +152,26 @@ def _heaviest(model: Encoder, batch: Batch, k: int, noise: Tensor) -> tuple[list
     kept: list[Tensor] = []
     gaps: list[Tensor] = []
 
-    def look(problem: Problem, grouped: bool) -> None:
-        visible = visible_keys(problem, (problem.lead.numel(), 1))
-        parts = [_choose(problem, places, k, visible) for places in chunks(problem)]
+    def look(inputs: AttentionInputs, grouped: bool) -> None:
+        visible = visible_keys(inputs, (inputs.lead.numel(), 1))
+        parts = [_choose(inputs, positions, k, visible) for positions in chunks(inputs)]
         kept.append(torch.cat([indices for indices, _ in parts], dim=-2))
         gaps.append(torch.cat([gap for _, gap in parts], dim=-1))
 
     def shaken(*args: Any) -> Tensor:
-        clean = PLAIN.embed(*args)
+        clean = EAGER.embed(*args)
         return clean + noise * clean.std(correction=0)
 
-    rows, filled = assemble(batch.tokens, batch.lengths, model.spec)
+    rows, valid_mask = build_inputs(batch.tokens, batch.lengths, model.spec)
     parameters = {name.replace("__", "."): value.unsqueeze(0) for name, value in model.named_parameters()}
     with observing(look), torch.no_grad():
-        forward(parameters, rows.unsqueeze(0), filled.unsqueeze(0), model.spec, None, replace(PLAIN, embed=shaken))
+        forward(parameters, rows.unsqueeze(0), valid_mask.unsqueeze(0), model.spec, None, replace(EAGER, embed=shaken))
     return kept, gaps
 
 
-def _choose(problem: Problem, places: Places, k: int, visible: Tensor) -> tuple[Tensor, Tensor]:
-    scores, allowed = scores_of(problem, places)
-    counts = counting_queries(problem, places, visible).reshape(*problem.lead, places.queries, 1).expand_as(scores)
+def _choose(inputs: AttentionInputs, positions: Positions, k: int, visible: Tensor) -> tuple[Tensor, Tensor]:
+    scores, allowed = scores_of(inputs, positions)
+    counts = counting_queries(inputs, positions, visible).reshape(*inputs.lead, positions.queries, 1).expand_as(scores)
     allowed = counts if allowed is None else allowed & counts
     indices = best_indices(scores, allowed, k)
     ordered = torch.where(allowed, scores, -torch.inf).topk(min(k + 1, scores.shape[-1]), dim=-1).values

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from semfocus.diagnostics.scores import scores_of
-from semfocus.diagnostics.torch_calls import full_problem
+from semfocus.diagnostics.torch_calls import full_attention_inputs
 from semfocus.errors import UsageError
 
 if TYPE_CHECKING:
-    from semfocus.attention.inputs import Problem
+    from semfocus.attention.inputs import AttentionInputs
 
 EAGER = "eager"
 METHOD = "get_interface"
@@ -38,7 +38,7 @@ OTHER = (
 TF32 = 2.0**-10  # the coarseness of float32 products where torch is allowed to take shorter numbers
 
 
-class Watcher(Protocol):
+class Observer(Protocol):
     """The part of a watch that is needed here."""
 
     count: int
@@ -46,11 +46,11 @@ class Watcher(Protocol):
     @property
     def at_work(self) -> str: ...
 
-    def sight(self, problem: Problem, grouped: bool) -> None: ...
+    def sight(self, inputs: AttentionInputs, grouped: bool) -> None: ...
 
 
 @contextmanager
-def wrapped(watch: Watcher) -> Iterator[None]:
+def wrapped(watch: Observer) -> Iterator[None]:
     """Inside this block, layers take attention functions that tell. Does nothing where transformers is not loaded."""
     library = sys.modules.get("transformers.modeling_utils")
     if library is None:
@@ -69,7 +69,7 @@ def wrapped(watch: Watcher) -> Iterator[None]:
         setattr(owner, METHOD, original)
 
 
-def _telling(watch: Watcher, name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
+def _telling(watch: Observer, name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **options: Any
@@ -84,10 +84,10 @@ def _telling(watch: Watcher, name: str | None, function: Callable[..., Any]) -> 
 
 
 def _tell_eager(
-    watch: Watcher,
+    watch: Observer,
     module: nn.Module,
     name: str | None,
-    inputs: tuple[Tensor, Tensor, Tensor, Any],
+    tensors: tuple[Tensor, Tensor, Tensor, Any],
     args: tuple[Any, ...],
     options: Mapping[str, Any],
     out: Any,
@@ -96,18 +96,18 @@ def _tell_eager(
     where = f"{layer} with attn_implementation={name!r}"
     if name not in (EAGER, None) or args:
         raise UsageError(f'{where} cannot be observed; switch: model.set_attn_implementation("sdpa"), or "eager"')
-    query, key, value, mask = inputs
+    query, key, value, mask = tensors
     if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 4):
         raise UsageError(f"{where} cannot be observed: its mask is not a tensor (B, 1, Q, K)")
     with torch.no_grad():
         grouped = query.shape[1] != key.shape[1]
         mask = None if mask is None else mask[..., : key.shape[-2]]  # a static cache has room for more keys
-        problem = full_problem(query, key, value, mask, False, options.get("scaling"), grouped)
-        _check(where, problem, out, options, dropping=module.training and bool(options.get("dropout")))
-    watch.sight(problem, grouped)
+        inputs = full_attention_inputs(query, key, value, mask, False, options.get("scaling"), grouped)
+        _check(where, inputs, out, options, dropping=module.training and bool(options.get("dropout")))
+    watch.sight(inputs, grouped)
 
 
-def _check(where: str, problem: Problem, out: Any, options: Mapping[str, Any], dropping: bool) -> None:
+def _check(where: str, inputs: AttentionInputs, out: Any, options: Mapping[str, Any], dropping: bool) -> None:
     """That the weights which the model used are those of the problem told of, for some of its queries."""
     if dropping:
         raise UsageError(
@@ -118,22 +118,22 @@ def _check(where: str, problem: Problem, out: Any, options: Mapping[str, Any], d
     if not isinstance(weights, Tensor):
         raise UsageError(f"{where} cannot be observed: it returns no attention weights to check what is seen against")
     with_bias = isinstance(options.get(BIAS), Tensor)  # which torch's attention is given with the mask
-    why = _difference(problem, weights)
+    why = _difference(inputs, weights)
     if why:
         raise UsageError(f"{where} cannot be observed: {why}{WAY_OUT if with_bias else ''}")
 
 
-def _difference(problem: Problem, weights: Tensor) -> str:
+def _difference(inputs: AttentionInputs, weights: Tensor) -> str:
     """What is wrong with the weights, in words; nothing if they are right."""
-    shape = (*problem.lead, problem.num_queries, problem.num_keys)
+    shape = (*inputs.lead, inputs.num_queries, inputs.num_keys)
     if weights.numel() != math.prod(shape) or weights.shape[-2:] != shape[-2:]:
         return f"{OTHER} they have the shape {tuple(weights.shape)}"
     half = torch.finfo(weights.dtype).eps > torch.finfo(torch.float32).eps
-    for query in _some(problem.num_queries):
-        used = weights[..., query, :].reshape(*problem.lead, -1).to(problem.compute_dtype)
+    for query in _some(inputs.num_queries):
+        used = weights[..., query, :].reshape(*inputs.lead, -1).to(inputs.compute_dtype)
         # Under autocast the scores here would be as coarse as the model's.
-        with torch.autocast(problem.q.device.type, enabled=False):
-            scores, allowed = scores_of(problem, problem.places(query, 1))
+        with torch.autocast(inputs.q.device.type, enabled=False):
+            scores, allowed = scores_of(inputs, inputs.positions(query, 1))
         scores = scores.squeeze(-2)
         allowed = torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed.squeeze(-2)
         expected = torch.where(allowed, scores, -torch.inf).softmax(-1)
@@ -149,7 +149,7 @@ def _difference(problem: Problem, weights: Tensor) -> str:
         if off.numel() and not bool((off <= far).all()):
             return f"{OTHER} those of query {query} sum to 1 only within {float(off.max()):.2g}"
         largest = torch.where(allowed, scores, 0.0).abs().amax(-1, keepdim=True)
-        room = -torch.expm1(-far - 2 * _coarseness(problem) * largest) * torch.maximum(used, expected)
+        room = -torch.expm1(-far - 2 * _coarseness(inputs) * largest) * torch.maximum(used, expected)
         fits = (used - expected).abs() <= room + _floor(weights.dtype)
         if not bool((fits | ~known.unsqueeze(-1)).all()):
             place = (~fits & known.unsqueeze(-1)).flatten().nonzero()[0]
@@ -159,14 +159,14 @@ def _difference(problem: Problem, weights: Tensor) -> str:
 
 
 def _some(queries: int) -> list[int]:
-    """Places spread evenly from the first query to the last."""
+    """Positions spread evenly from the first query to the last."""
     return sorted({round(i * (queries - 1) / (CHECKED - 1)) for i in range(CHECKED)}) if queries else []
 
 
-def _coarseness(problem: Problem) -> float:
+def _coarseness(inputs: AttentionInputs) -> float:
     """How coarsely the model computes a score, relatively. A score that is off moves its weight, and all others."""
-    kinds = [problem.q.dtype]
-    device = problem.q.device.type
+    kinds = [inputs.q.dtype]
+    device = inputs.q.device.type
     if torch.is_autocast_enabled(device):
         kinds.append(torch.get_autocast_dtype(device))
     coarse = max(torch.finfo(kind).eps for kind in kinds)

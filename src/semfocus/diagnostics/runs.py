@@ -19,12 +19,12 @@ from semfocus.analysis.conditions import finite
 from semfocus.analysis.table6 import one_model, published, two_models
 from semfocus.attention.mechanisms import TopK, parse_mechanism
 from semfocus.config import RunConfig
-from semfocus.diagnostics.aggregate import PERCENTS, Summary, Tally
+from semfocus.diagnostics.aggregate import PERCENTS, Aggregate, Summary
 from semfocus.diagnostics.diagnosing import observe
 from semfocus.diagnostics.keeping import LAST, keep
 from semfocus.diagnostics.norms import weight_norms
 from semfocus.diagnostics.sentences import left_out
-from semfocus.errors import UsageError, unknown, whole_number
+from semfocus.errors import UsageError, check_int, unknown
 from semfocus.model import Encoder
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks.base import Batch
@@ -153,13 +153,13 @@ def first_rows(splits: dict[str, Batch], split: Split, rows: int) -> Batch:
     """The first `rows` rows of a split, fewer if it has fewer; 0: all of them."""
     if split not in splits:
         raise unknown("split", split, splits)
-    batch, count = splits[split], whole_number("rows", rows, at_least=0) or None
+    batch, count = splits[split], check_int("rows", rows, at_least=0) or None
     return Batch(batch.tokens[:count], batch.labels[:count], batch.lengths[:count])
 
 
 def focus_of(config: RunConfig, k: int) -> int:
     """The k to look with: a top-k run's own."""
-    mechanism, asked = parse_mechanism(config.attention.mechanism), whole_number("k", k, at_least=1)
+    mechanism, asked = parse_mechanism(config.attention.mechanism), check_int("k", k, at_least=1)
     return mechanism.k if isinstance(mechanism, TopK) else asked
 
 
@@ -201,7 +201,7 @@ def _chosen(run: RunDirectory, checkpoint: str) -> dict[str, tuple[float, int]]:
 
 
 def _at_checkpoint(model: Encoder, batch: Batch, k: int, device: str | torch.device) -> dict[str, Any]:
-    tally = Tally(k, ERROR)
+    tally = Aggregate(k, ERROR)
     observe(model, batches_of(batch, device), tally.see)
     if k > tally.longest:
         raise UsageError(f"k = {k} exceeds the length of the rows, {tally.longest}; choose k <= {tally.longest}")

@@ -13,53 +13,53 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from semfocus.attention.inputs import Problem, rows_of
-from semfocus.attention.positions import Places
+from semfocus.attention.inputs import AttentionInputs, rows_of
+from semfocus.attention.positions import Positions
 from semfocus.diagnostics.launches import scores_at_once
 
 # A float mask hides a key by a large negative number, of which every library has its own; all give the weight zero.
 HIDDEN = -1e4
 
 
-def chunks(problem: Problem) -> Iterator[Places]:
-    if not problem.lead.numel() or not problem.num_keys:
+def chunks(inputs: AttentionInputs) -> Iterator[Positions]:
+    if not inputs.lead.numel() or not inputs.num_keys:
         return
-    step = max(1, scores_at_once(problem.q.device) // (problem.lead.numel() * problem.num_keys))
-    for first in range(0, problem.num_queries, step):
-        yield problem.places(first, min(step, problem.num_queries - first))
+    step = max(1, scores_at_once(inputs.q.device) // (inputs.lead.numel() * inputs.num_keys))
+    for first in range(0, inputs.num_queries, step):
+        yield inputs.positions(first, min(step, inputs.num_queries - first))
 
 
-def scores_of(problem: Problem, places: Places) -> tuple[Tensor, Tensor | None]:
+def scores_of(inputs: AttentionInputs, positions: Positions) -> tuple[Tensor, Tensor | None]:
     """(*lead, C, K) scores as they enter the softmax, and which keys each query may see; None: all of them."""
-    first = places.first - problem.first_query
-    q = problem.q[..., first : first + places.queries, :].to(problem.compute_dtype)
-    scores = (q @ problem.k.to(problem.compute_dtype).transpose(-1, -2)) * problem.scale
-    valid, bias = problem.valid(first, places.queries), rows_of(problem.bias, first, places.queries)
+    first = positions.first - inputs.first_query
+    q = inputs.q[..., first : first + positions.queries, :].to(inputs.compute_dtype)
+    scores = (q @ inputs.k.to(inputs.compute_dtype).transpose(-1, -2)) * inputs.scale
+    valid, bias = inputs.valid(first, positions.queries), rows_of(inputs.bias, first, positions.queries)
     if bias is not None:
         scores, unhidden = scores + bias, bias > HIDDEN
         valid = unhidden if valid is None else valid & unhidden
-    whole = (*problem.lead, *scores.shape[-2:])
+    whole = (*inputs.lead, *scores.shape[-2:])
     scores = scores.expand(whole)
-    if not problem.causal:
+    if not inputs.causal:
         open_to_all = scores.amin() > -torch.inf
         if bool(open_to_all if valid is None else open_to_all & valid.all()):
             return scores, None  # most passes over all scores can then be left out
-    return scores, places.allowed(scores != -torch.inf, valid, problem.causal).expand(whole)
+    return scores, positions.allowed(scores != -torch.inf, valid, inputs.causal).expand(whole)
 
 
-def visible_keys(problem: Problem, shape: Sequence[int]) -> Tensor:
+def visible_keys(inputs: AttentionInputs, shape: Sequence[int]) -> Tensor:
     """(R, H, K): keys that mask, bias and lengths do not hide from every query; the others are padding."""
-    visible = torch.ones(problem.num_keys, dtype=torch.bool, device=problem.q.device)
-    valid = problem.valid()
+    visible = torch.ones(inputs.num_keys, dtype=torch.bool, device=inputs.q.device)
+    valid = inputs.valid()
     if valid is not None:
         visible = visible & valid.any(-2)
-    if problem.bias is not None:
-        visible = visible & (problem.bias > HIDDEN).any(-2)
-    return visible.expand(*problem.lead, problem.num_keys).reshape(*shape, problem.num_keys)
+    if inputs.bias is not None:
+        visible = visible & (inputs.bias > HIDDEN).any(-2)
+    return visible.expand(*inputs.lead, inputs.num_keys).reshape(*shape, inputs.num_keys)
 
 
-def counting_queries(problem: Problem, places: Places, visible: Tensor) -> Tensor:
+def counting_queries(inputs: AttentionInputs, positions: Positions, visible: Tensor) -> Tensor:
     """(R, H, C): where queries and keys are the same positions, a padding key is a padding query."""
-    if problem.num_queries != problem.num_keys:
-        return torch.ones(*visible.shape[:-1], places.queries, dtype=torch.bool, device=visible.device)
-    return visible[..., places.first : places.first + places.queries]
+    if inputs.num_queries != inputs.num_keys:
+        return torch.ones(*visible.shape[:-1], positions.queries, dtype=torch.bool, device=visible.device)
+    return visible[..., positions.first : positions.first + positions.queries]

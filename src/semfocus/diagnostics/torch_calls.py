@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from semfocus.attention.inputs import Problem, pose
+from semfocus.attention.inputs import AttentionInputs, prepare_inputs
 from semfocus.attention.mechanisms import Full
 from semfocus.attention.normalisers import Softmax
 from semfocus.errors import UsageError
 
-Tell = Callable[[Problem, bool], None]
+Tell = Callable[[AttentionInputs, bool], None]
 OURS = "semfocus."  # `attend` tells of itself before it calls torch
 _PADDING_MASK = 1  # how torch's fused path numbers a mask (B, L); 2 is one (B, H, L, L)
 
@@ -45,11 +45,11 @@ def intercepted(tell: Tell) -> Iterator[None]:
             setattr(module, name, original)
 
 
-def full_problem(
+def full_attention_inputs(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, gqa: bool
-) -> Problem:
+) -> AttentionInputs:
     """Softmax attention over every key that the mask leaves, as `attend` poses it."""
-    return pose(
+    return prepare_inputs(
         q, k, v, Full(), normaliser=Softmax(), causal=causal, mask=mask, lengths=None, scale=scale, dropout_p=0.0,
         generator=None, seed=None, enable_gqa=gqa, straight_through=False, assume_finite=False,
     )  # fmt: skip
@@ -125,7 +125,7 @@ def _tell_attention(
         if is_causal and queries != keys:  # torch aligns the first query with the first key, attend the last ones
             attn_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()
             is_causal = False
-        tell(full_problem(query, key, value, attn_mask, is_causal, scale, enable_gqa), enable_gqa)
+        tell(full_attention_inputs(query, key, value, attn_mask, is_causal, scale, enable_gqa), enable_gqa)
 
 
 def _tell_fused(
@@ -139,7 +139,7 @@ def _tell_fused(
         if mask is not None:
             mask = ~mask.bool()
             mask = mask[:, None, None, :] if kind == _PADDING_MASK else mask
-        tell(full_problem(q, k, v, mask, False, None, False), False)
+        tell(full_attention_inputs(q, k, v, mask, False, None, False), False)
 
 
 def _refuse_nested(tensor: Tensor) -> None:

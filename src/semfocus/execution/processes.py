@@ -31,10 +31,10 @@ from semfocus.training import session
 from semfocus.training.runtime import Runtime
 from semfocus.training.session import Job, RunOutcome
 from semfocus.training.signals import Interrupted, Interruption, listening
-from semfocus.training.trainer import Progress, Watcher
+from semfocus.training.trainer import Callback, Progress
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt
-GLANCE = 0.2  # seconds between two looks at whether a signal has come
+POLL_SECONDS = 0.2  # seconds between two looks at whether a signal has come
 
 
 class LostProcess(UserWarning):
@@ -45,7 +45,7 @@ def train(
     configs: Sequence[RunConfig],
     out: Path | str | None = None,
     runtime: Runtime = Runtime(),
-    watcher: Watcher = lambda progress: None,
+    watcher: Callback = lambda progress: None,
 ) -> list[RunOutcome]:
     """Train these runs, `runtime.jobs` cohorts at a time, and return how each stands, in the same order.
 
@@ -57,7 +57,7 @@ def train(
     if at_once < 2:
         failed = session.train_in_turn(groups, runtime, watcher)
     else:
-        failed = _Crew(groups, at_once, runtime, watcher).run()
+        failed = WorkerPool(groups, at_once, runtime, watcher).run()
     return session.outcomes(jobs, failed)
 
 
@@ -69,10 +69,10 @@ class _Worker:
     again: bool  # whether an earlier one was lost
 
 
-class _Crew:
+class WorkerPool:
     """The processes at work, and what waits for one."""
 
-    def __init__(self, groups: Sequence[list[Job]], at_once: int, runtime: Runtime, watcher: Watcher) -> None:
+    def __init__(self, groups: Sequence[list[Job]], at_once: int, runtime: Runtime, watcher: Callback) -> None:
         self.waiting, self.lost = deque(groups), deque[list[Job]]()
         self.at_once, self.runtime, self.watcher = at_once, runtime, watcher
         self.threads = max(1, runtime.num_threads() // at_once)
@@ -96,11 +96,11 @@ class _Crew:
 
     def _start(self) -> None:
         while self.waiting and len(self.workers) < self.at_once:
-            self._employ(self.waiting.popleft(), again=False)
+            self._spawn(self.waiting.popleft(), again=False)
         if self.lost and not self.workers:
-            self._employ(self.lost.popleft(), again=True)
+            self._spawn(self.lost.popleft(), again=True)
 
-    def _employ(self, group: list[Job], again: bool) -> None:
+    def _spawn(self, group: list[Job], again: bool) -> None:
         runtime = self.runtime.as_before(group[0].run.status())
         runtime = replace(runtime, threads=runtime.threads or self.threads, jobs=1)
         here, there = self.context.Pipe(duplex=False)
@@ -112,18 +112,18 @@ class _Crew:
 
     def _listen(self, interruption: Interruption) -> None:
         """Hear what there is to hear, for a moment."""
-        for pipe in wait([worker.pipe for worker in self.workers], timeout=GLANCE):
+        for pipe in wait([worker.pipe for worker in self.workers], timeout=POLL_SECONDS):
             worker = next(worker for worker in self.workers if worker.pipe is pipe)
             try:
                 message = worker.pipe.recv()
             except (EOFError, OSError):
-                self._dismiss(worker)
-                self._lose(worker)
+                self._reap(worker)
+                self._on_crash(worker)
                 continue
             if isinstance(message, Progress):
                 self.watcher(message)
                 continue
-            self._dismiss(worker)
+            self._reap(worker)
             if isinstance(message, _Raised):
                 raise message.rebuilt()
             if isinstance(message, _Stopped):
@@ -131,12 +131,12 @@ class _Crew:
             else:
                 self.failed += message
 
-    def _dismiss(self, worker: _Worker) -> None:
+    def _reap(self, worker: _Worker) -> None:
         worker.process.join()
         worker.pipe.close()
         self.workers.remove(worker)
 
-    def _lose(self, worker: _Worker) -> None:
+    def _on_crash(self, worker: _Worker) -> None:
         ids = ", ".join(job.run.id for job in worker.group)
         how = _how(worker.process.exitcode)
         if worker.again:
@@ -160,7 +160,7 @@ class _Crew:
                     try:
                         worker.pipe.recv()  # or it would wait for somebody to listen
                     except (EOFError, OSError):
-                        self._dismiss(worker)
+                        self._reap(worker)
         except KeyboardInterrupt:
             for worker in self.workers:
                 worker.process.kill()

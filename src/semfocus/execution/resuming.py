@@ -21,14 +21,14 @@ from semfocus.tasks import Task
 from semfocus.training.loading import config_of
 from semfocus.training.runtime import Runtime
 from semfocus.training.session import ENDED, RunOutcome
-from semfocus.training.trainer import Watcher
+from semfocus.training.trainer import Callback
 
 UNFINISHED = ("interrupted", "failed", "empty")  # as a store calls them
 SHOWN = 16  # characters of a value in a message
 
 
 def resume(
-    runs: Sequence[RunDirectory], runtime: Runtime = Runtime(), watcher: Watcher = lambda progress: None
+    runs: Sequence[RunDirectory], runtime: Runtime = Runtime(), watcher: Callback = lambda progress: None
 ) -> list[RunOutcome]:
     """Train these runs to their ends and return how each stands. All are checked before the first goes on."""
     configs = [recorded(run) for run in runs]
@@ -75,7 +75,7 @@ def apart(runs: Sequence[RunDirectory]) -> list[str]:
     return list(found)
 
 
-def begun_with_other_data(configs: Sequence[RunConfig], store: RunStore) -> list[str]:
+def stale_runs(configs: Sequence[RunConfig], store: RunStore) -> list[str]:
     """The ids of unfinished runs on files of the same name as these, begun when the files held something else."""
     files = {config.task.name: config.task for config in configs if Path(config.task.name).is_file()}
     if not files:

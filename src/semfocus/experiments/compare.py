@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from semfocus import recipes
 from semfocus.analysis.comparison import Comparison, compare_records
 from semfocus.analysis.records import Record
 from semfocus.attention.mechanisms import parse_mechanism
@@ -18,7 +19,6 @@ from semfocus.config import RunConfig
 from semfocus.config_files import apply_overrides, parse_config
 from semfocus.errors import UsageError
 from semfocus.execution.processes import train
-from semfocus.experiments import recipes
 from semfocus.store import RunDirectory, RunStore
 from semfocus.training.runtime import Runtime, parse_epochs
 from semfocus.training.session import RunOutcome
@@ -74,7 +74,7 @@ def plan(
     quick: bool = False,
     recipe: recipes.Recipe = "clean",
     epochs: int | None = None,
-    until: float | None = None,
+    stop_accuracy: float | None = None,
     options: dict[str, Any] | None = None,
     overrides: Sequence[str] = (),
     out: Path | str | None = None,
@@ -92,7 +92,7 @@ def plan(
             else:
                 config = recipes.configure(task, mechanism, seed, recipe, options)
             changes = [*overrides, *([f"training.epochs={epochs}"] if epochs is not None else [])]
-            changes += [f"training.until={until}"] if until is not None else []
+            changes += [f"training.stop_accuracy={stop_accuracy}"] if stop_accuracy is not None else []
             configs.append(parse_config(apply_overrides(config.model_dump(mode="json"), changes)))
     return Job(_distinct(configs), RunStore(out))
 

@@ -32,7 +32,7 @@ from semfocus.training.cohort import MOMENTS, Cohort, spec_of
 from semfocus.training.evaluation import Evaluator
 from semfocus.training.runtime import Runtime, flop_per_row, numerics
 from semfocus.training.session import cohort_key, cohort_limit
-from semfocus.training.step import Stepper
+from semfocus.training.step import TrainStep
 
 SECONDS_TO_MEASURE = 20.0
 STEPS_TO_MEASURE = 3
@@ -92,7 +92,7 @@ class Size:
     def may_stop_early(self) -> bool:
         """Whether some run stops once it has learned enough, or learns no more: steps and time are then bounds."""
         kinds = [part.waiting[0].config.training for part in self.parts if part.waiting]
-        return any(training.until is not None or training.patience is not None for training in kinds)
+        return any(training.stop_accuracy is not None or training.patience is not None for training in kinds)
 
     def by_task(self) -> list[dict[str, Any]]:
         """The same for each task, as plain values."""
@@ -236,14 +236,14 @@ def _measured(runs: Sequence[Planned], runtime: Runtime) -> float:
     ]
     with numerics(config.precision, max(1, runtime.num_threads() // runtime.num_jobs())):
         cohort = Cohort.begin(small, [planned.task for planned in runs[:members]], device)
-        step = _step_seconds(Stepper(cohort), device)
+        step = _step_seconds(TrainStep(cohort), device)
         evaluation = _timed(Evaluator(cohort).scores, device) / sum(few.values())
     per_epoch = -(-(rows - config.training.drop_one_row) // batch)
     evaluations = evaluation * (rows + heldout) / max(runtime.evaluate_every, 1 / per_epoch)
     return (step + evaluations / per_epoch) / members
 
 
-def _step_seconds(stepper: Stepper, device: torch.device) -> float:
+def _step_seconds(stepper: TrainStep, device: torch.device) -> float:
     """The quickest of a few steps; of slow ones the first alone, though it also allocates and captures."""
     seconds: list[float] = []
     for _ in range(STEPS_TO_MEASURE):

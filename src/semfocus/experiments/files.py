@@ -30,7 +30,7 @@ from typing import Any
 
 from semfocus.config import RunConfig
 from semfocus.config_files import SUFFIXES, read_config
-from semfocus.errors import UsageError, unknown, whole_number
+from semfocus.errors import UsageError, check_int, unknown
 from semfocus.experiments.study import CHOSEN_APART, MANY, Change, Choices, Panel, Study, check_count, crossed
 
 KEYS = ("title", "asks", "tasks", "mechanisms", "seeds", "recipe", "scale", "metrics", "overrides", "axes")
@@ -61,7 +61,7 @@ def _declared(name: str, content: Mapping[str, Any]) -> Study:
     title = _text("title", content.get("title", name))
     asks = _text("asks", content.get("asks", title))
     defaults = Choices(
-        seeds=whole_number("seeds", content.get("seeds", 10), at_least=1), recipe=content.get("recipe", "clean")
+        seeds=check_int("seeds", content.get("seeds", 10), at_least=1), recipe=content.get("recipe", "clean")
     )
     if "scale" in content:
         defaults["scale"] = content["scale"]

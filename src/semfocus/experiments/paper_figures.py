@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from semfocus.config import RunConfig
-from semfocus.experiments.recipes import COMPACT, GRID
 from semfocus.experiments.registry import study
 from semfocus.experiments.study import AS_IS, Change, Choices, Panel, Tasks, crossed
+from semfocus.recipes import COMPACT, GRID
 
 THREE = ("listops", "even_pairs", "missing_duplicate")
 FIRST = ("listops", "parity", "even_pairs", "missing_duplicate")

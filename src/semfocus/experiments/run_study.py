@@ -22,9 +22,9 @@ from semfocus.config import RunConfig
 from semfocus.errors import UsageError, unknown
 from semfocus.execution.processes import train
 from semfocus.experiments.compare import Outcome, Trained
-from semfocus.experiments.recipes import Recipe, Scale
 from semfocus.experiments.registry import find_study
 from semfocus.experiments.study import MANY, TOO_MANY, Study
+from semfocus.recipes import Recipe, Scale
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.measurements import measurement_names
 from semfocus.tasks import Task

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack
 
+from semfocus import recipes
 from semfocus.config import RunConfig
 from semfocus.config_files import apply_overrides, parse_config
-from semfocus.errors import UsageError, whole_number
-from semfocus.experiments import recipes
-from semfocus.experiments.recipes import Recipe, Scale
+from semfocus.errors import UsageError, check_int
+from semfocus.recipes import Recipe, Scale
 
 Tasks = Sequence[str]
 Change = Mapping[str, Any]  # dotted field of the configuration -> value: {"model.blocks": 6}
@@ -107,7 +107,7 @@ def crossed(
     configs: list[RunConfig] = []
     for task in tasks:
         base = _changed(recipes.at_scale(task, "full", 0, recipe, scale), overrides)
-        names = mechanisms(base.task.build().width) if callable(mechanisms) else mechanisms
+        names = mechanisms(base.task.build().seq_len) if callable(mechanisms) else mechanisms
         check_count(len(tasks) * len(changes) * len(names), seeds, most)
         chosen = chosen or recipes.seeds(seeds)
         for change in changes:
@@ -125,7 +125,7 @@ def distinct(configs: Iterable[RunConfig]) -> list[RunConfig]:
 
 def check_count(combinations: int, seeds: int, most: int) -> None:
     """Refuse more runs than are likely meant, before they are made."""
-    count = combinations * whole_number("seeds", seeds, at_least=1)
+    count = combinations * check_int("seeds", seeds, at_least=1)
     if count > TOO_MANY:
         raise UsageError(f"{count} runs are more than a study may have ({TOO_MANY}); make it several studies")
     if count > most:

@@ -1,6 +1,6 @@
 """The paper's training step in few kernels: what stands before and after attention, fused, for a whole cohort.
 
-parts = fused_parts(spec, device, read_out)    the model's functions by Triton kernels; None where they cannot serve
+parts = fused_parts(spec, device, head)    the model's functions by Triton kernels; None where they cannot serve
 """
 
 from semfocus.fused.block import fused_parts, refuses

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from semfocus import model
-from semfocus.attention.inputs import pose
+from semfocus.attention.inputs import prepare_inputs
 from semfocus.attention.kernels.short.dispatch import short_refuses
 from semfocus.fused.launch import launch_for, pieces_of
-from semfocus.model import NORM_EPSILON, Padding, Parts
+from semfocus.model import NORM_EPSILON, ForwardFns, Padding
 from semfocus.spec import Spec
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ SHARED_MEMORY = 98_304  # bytes of the largest program without a pipeline, `ente
 MOST_IDS = 64  # of a vocabulary whose gradient is taken as a product
 
 
-def fused_parts(spec: Spec, device: torch.device, read_out: Callable[..., Tensor]) -> Parts | None:
-    """The model's functions by these kernels, with this `read_out`; None where they cannot serve."""
+def fused_parts(spec: Spec, device: torch.device, head: Callable[..., Tensor]) -> ForwardFns | None:
+    """The model's functions by these kernels, with this `head`; None where they cannot serve."""
     if refuses(spec, device) is not None:
         return None
-    return Parts(embed if spec.num_ids <= MOST_IDS else model.embed, block, read_out)
+    return ForwardFns(embed if spec.num_ids <= MOST_IDS else model.embed, block, head)
 
 
 def refuses(spec: Spec, device: torch.device) -> str | None:
@@ -48,8 +48,8 @@ def refuses(spec: Spec, device: torch.device) -> str | None:
     if device.type == "cuda" and (room := _shared_memory(device)) < SHARED_MEMORY:
         return f"its programs take {SHARED_MEMORY} bytes of shared memory, and {device} has {room}"
     q = torch.empty(1, 1, shape.heads, spec.length, shape.head_dim, device=device)
-    problem = pose(q, q, q, spec.mechanism, normaliser=model.NORMALISERS[spec.attention.normaliser])
-    return short_refuses(problem)  # the kernels that a block calls; those for long rows may serve more
+    inputs = prepare_inputs(q, q, q, spec.mechanism, normaliser=model.NORMALISERS[spec.attention.normaliser])
+    return short_refuses(inputs)  # the kernels that a block calls; those for long rows may serve more
 
 
 def _shared_memory(device: torch.device) -> int:
@@ -61,9 +61,9 @@ def _shared_memory(device: torch.device) -> int:
     return max_shared_mem(torch.cuda.current_device() if device.index is None else device.index)
 
 
-def embed(table: Tensor, tokens: Tensor, waves: Tensor, spec: Spec, seed: Tensor | None) -> Tensor:
+def embed(table: Tensor, tokens: Tensor, pos_enc: Tensor, spec: Spec, seed: Tensor | None) -> Tensor:
     """`model.embed`."""
-    return _Embed.apply(table, tokens.contiguous(), waves, seed, spec.model.dropout if seed is not None else 0.0)
+    return _Embed.apply(table, tokens.contiguous(), pos_enc, seed, spec.model.dropout if seed is not None else 0.0)
 
 
 def block(
@@ -76,11 +76,11 @@ def block(
 
 class _Embed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, table: Tensor, tokens: Tensor, waves: Tensor, seed: Tensor | None, p: float) -> Tensor:
+    def forward(ctx: Any, table: Tensor, tokens: Tensor, pos_enc: Tensor, seed: Tensor | None, p: float) -> Tensor:
         members, ids, d = table.shape
         x = table.new_empty(*tokens.shape, d)
         _run(
-            "embed_forward", tokens, table, tokens, waves, seed, x, table.stride(0), count=tokens[0].numel(),
+            "embed_forward", tokens, table, tokens, pos_enc, seed, x, table.stride(0), count=tokens[0].numel(),
             length=tokens.shape[-1], scale=math.sqrt(d), **_dropout(p), D=d,
         )  # fmt: skip
         ctx.save_for_backward(tokens, seed)
@@ -122,15 +122,15 @@ class _Block(torch.autograd.Function):
         tiled = plan(x.shape[2], x.shape[2], call.mechanism) == "tiled"
         results = empty_results(q, k, v, call.mechanism, torch.float32 if tiled else None)
         call.forward(*results, careful=False)
-        mixed = _merge(results[0])
+        attn_out = _merge(results[0])
         given: dict[str, Any] = {"count": count, "tf32": tf32, "epsilon": NORM_EPSILON, **sizes}
         given |= {"weight": 1 / (1 - call.dropout_p)}
         given |= _dropout(spec.model.dropout if train and seeds is not None else 0.0)
         middle, out = torch.empty_like(x) if trained else None, torch.empty_like(x)
         after = (bo, bi, bt, seeds, _place_stride(seeds))
-        _run("leave_forward", x, x, mixed, *narrow, *after, middle, out, stride, **given)
+        _run("leave_forward", x, x, attn_out, *narrow, *after, middle, out, stride, **given)
         if trained:
-            ctx.save_for_backward(x, middle, mixed, *narrow[:-1], bi, seeds)
+            ctx.save_for_backward(x, middle, attn_out, *narrow[:-1], bi, seeds)
             ctx.attention, ctx.results = call, results
             ctx.numbers = stride, epsilon, given, [weight.shape for weight in weights]
         return out
@@ -139,18 +139,18 @@ class _Block(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         from semfocus.fused.split_fp16 import FOUND
 
-        x, middle, mixed, *narrow, bi, seeds = ctx.saved_tensors
+        x, middle, attn_out, *narrow, bi, seeds = ctx.saved_tensors
         narrow.append(ctx.attention.bounds)
         stride, epsilon, given, shapes = ctx.numbers
         ctx.attention.bounds[..., FOUND].zero_()  # the largest that several programs find
         columns = [shape[1:].numel() for shape in shapes]
-        dmiddle, dmixed = torch.empty_like(x), x.new_empty(mixed.shape)
+        dmiddle, d_attn_out = torch.empty_like(x), x.new_empty(attn_out.shape)
         partial = _partial(x, given["count"], sum(columns))
-        _run("leave_backward", x, grads[0].contiguous(), middle, mixed, *narrow, bi, seeds, _place_stride(seeds),
-             dmiddle, dmixed, partial, stride, **given)  # fmt: skip
+        _run("leave_backward", x, grads[0].contiguous(), middle, attn_out, *narrow, bi, seeds, _place_stride(seeds),
+             dmiddle, d_attn_out, partial, stride, **given)  # fmt: skip
         call, (out, kept, _lse, saved) = ctx.attention, ctx.results
         gradients = [torch.empty_like(part, dtype=torch.float32) for part in (call.q, call.k, call.v)]
-        call.backward(_split(dmixed, call.q.shape[2]), None, out, kept, saved, *gradients)
+        call.backward(_split(d_attn_out, call.q.shape[2]), None, out, kept, saved, *gradients)
         dx = torch.empty_like(x)
         _run("enter_backward", x, x, *narrow, *map(_merge, gradients), dmiddle, dx, partial,
              **(given | {"epsilon": epsilon}))  # fmt: skip
@@ -178,10 +178,12 @@ def _attention(
     """The call of the kernels that `model.block` would end up with, told how large its inputs can be."""
     from semfocus.attention.kernels.short.launch import Call
 
-    problem = pose(q, k, v, spec.mechanism, **padding._asdict(), **model.attention_settings(seeds, spec, train))
+    inputs = prepare_inputs(
+        q, k, v, spec.mechanism, **padding._asdict(), **model.attention_settings(seeds, spec, train)
+    )
     return Call(
-        problem.q, problem.k, problem.v, problem.mask, problem.lengths, problem.dropout_seed, problem.mechanism,
-        problem.causal, problem.scale, problem.dropout_p, tf32, bounds, ragged=problem.lengths is not None,
+        inputs.q, inputs.k, inputs.v, inputs.mask, inputs.lengths, inputs.dropout_seed, inputs.mechanism,
+        inputs.causal, inputs.scale, inputs.dropout_p, tf32, bounds, ragged=inputs.lengths is not None,
     )  # fmt: skip
 
 
@@ -236,9 +238,9 @@ def _run(name: str, like: Tensor, *arguments: Any, count: int, tf32: bool = Fals
     launch = launch_for(name, products)
     pieces = split_fp16.MATRICES.value if name == "narrow_weights" else pieces_of(like.shape[0], count)
     known = named | {"PRECISION": products, "T": launch.tile, "count": count, "pieces": pieces}
-    for width, filled in (("D", "DP"), ("H", "HP"), ("M", "MP"), ("IDS", "IDP")):
+    for width, valid_mask in (("D", "DP"), ("H", "HP"), ("M", "MP"), ("IDS", "IDP")):
         if width in known:
-            known[filled] = padded(known[width])
+            known[valid_mask] = padded(known[width])
     given = {key: value for key, value in known.items() if key in kernel.arg_names}
     start = kernel[(like.shape[0] * pieces,)]
     with torch.cuda.device_of(like):

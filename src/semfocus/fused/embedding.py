@@ -15,7 +15,7 @@ from semfocus.fused.tiles import dropout, is_inside, load_tile, place_of, store_
 
 @triton.jit(do_not_specialize=["count", "pieces"])
 def embed_forward(
-    table, tokens, waves, seeds, x, table_stride, count, length, pieces, scale, threshold, factor,
+    table, tokens, pos_enc, seeds, x, table_stride, count, length, pieces, scale, threshold, factor,
     D: tl.constexpr, DP: tl.constexpr, DROPS: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     member, _piece, first, last = place_of(count, pieces, T)
@@ -26,7 +26,7 @@ def embed_forward(
         token = tl.load(tokens + base + rows, mask=rows < count, other=0)
         at = table + member.to(tl.int64) * table_stride + token[:, None] * D + columns[None, :]
         vectors = tl.load(at, mask=is_inside(rows, count, D, DP), other=0.0)
-        wave = load_tile(waves, rows % length, length, D, DP)
+        wave = load_tile(pos_enc, rows % length, length, D, DP)
         value = dropout(vectors * scale + wave, seeds, member, rows, threshold, factor, DROPS)
         store_tile(x + base * D, rows, count, value, D, DP)
 

@@ -2,7 +2,7 @@
 
     enter_forward     y = LayerNorm(x);  q, k, v = y W + b
     enter_backward    gradients of x and of W, b from those of q, k, v; the residual's gradient is added on the way
-    leave_forward     u = x + dropout(mixed Wo + bo);  out = u + dropout(relu(dropout(LayerNorm(u) Wi + bi)) Wt + bt)
+    leave_forward     u = x + dropout(attn_out Wo + bo);  out = u + dropout(relu(dropout(LayerNorm(u) Wi + bi)) Wt + bt)
     leave_backward    the same backward, hidden layer computed again from u
 
 A program is one piece of one member: it walks over tiles of T positions (N = batch x length a member) and keeps the
@@ -169,7 +169,7 @@ def enter_backward(
 
 @triton.jit(do_not_specialize=["count", "pieces"])
 def leave_forward(
-    x, mixed, high, low, facts, bounds, bo, bi, bt, seeds, seed_stride, middle, out, member_stride, count, pieces,
+    x, attn_out, high, low, facts, bounds, bo, bi, bt, seeds, seed_stride, middle, out, member_stride, count, pieces,
     epsilon, threshold, factor, weight,
     D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, M: tl.constexpr, MP: tl.constexpr,
     DROPS: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr,
@@ -182,7 +182,7 @@ def leave_forward(
     um, uh = unit_of(tl.load(bounds + OF_V) * weight), unit_of(tl.load(bounds + HIDDEN) * factor)
     for tile in range(first, last):
         rows = tile * T + tl.arange(0, T)
-        a = operand(load_tile(mixed + base * H, rows, count, H, HP), um, PRECISION)
+        a = operand(load_tile(attn_out + base * H, rows, count, H, HP), um, PRECISION)
         a = product(a, after, PRECISION) + load_bias(bo + own, D, DP)
         u = dropout(a, seeds, seed_stride + member, rows, threshold, factor, DROPS)
         u += load_tile(x + base * D, rows, count, D, DP)
@@ -198,13 +198,13 @@ def leave_forward(
 
 @triton.jit(do_not_specialize=["count", "pieces"])
 def leave_backward(
-    grad, middle, mixed, high, low, facts, bounds, bi, seeds, seed_stride, dmiddle, dmixed, partial, member_stride,
-    count, pieces, epsilon, threshold, factor, weight,
+    grad, middle, attn_out, high, low, facts, bounds, bi, seeds, seed_stride, dmiddle, d_attn_out, partial,
+    member_stride, count, pieces, epsilon, threshold, factor, weight,
     D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, M: tl.constexpr, MP: tl.constexpr,
     DROPS: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of `mixed`, of x past attention (`dmiddle`), and of the three layers, a row a piece; and what no entry
-    of `dmixed` exceeds."""
+    """Gradients of `attn_out`, of x past attention (`dmiddle`), and of the three layers, a row a piece; and what no
+    entry of `d_attn_out` exceeds."""
     member, piece, first, last = place_of(count, pieces, T)
     own, base = member.to(tl.int64) * member_stride, member.to(tl.int64) * count
     high, low, facts, bounds = of_member(member, high, low, facts, bounds, D, H, M)
@@ -240,9 +240,9 @@ def leave_backward(
         steepest = tl.max(tl.abs(da))
         top = tl.maximum(top, steepest)
         da = operand(da, unit_of(steepest), PRECISION)
-        a = operand(load_tile(mixed + base * H, rows, count, H, HP), um, PRECISION)
+        a = operand(load_tile(attn_out + base * H, rows, count, H, HP), um, PRECISION)
         dwo += product(turned(a), da, PRECISION)
-        store_tile(dmixed + base * H, rows, count, product(da, turned(after), PRECISION), H, HP)
+        store_tile(d_attn_out + base * H, rows, count, product(da, turned(after), PRECISION), H, HP)
     largest = top * tl.load(facts + ROW_OUT) * D**0.5
     tl.atomic_max(bounds + OF_GRAD, largest, sem="relaxed")  # the same in whatever order
     out = partial + (member.to(tl.int64) * pieces + piece) * gradient_size(D, H, M) + (D + 1) * 3 * H

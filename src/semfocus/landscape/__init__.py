@@ -4,7 +4,7 @@
     found.losses                                 (51, 51), stored with the run; an interrupted one is taken up again
     measure_sharpness(run)["hessian_top"]        one number a kept checkpoint
 
-`subject` is a model with its rows, `losses` evaluates many models at once, `directions` spans planes, `surface`
+`trained_model` is a model with its rows, `losses` evaluates many models at once, `directions` spans planes, `surface`
 walks a grid, `slopes` reads it, `hessian` multiplies and diagonalises, `certificate` measures what the theory's
 bounds need. `stored` reads surfaces back without torch.
 """
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from semfocus.landscape.slopes import slopes
     from semfocus.landscape.stored import Surface, read_surface
     from semfocus.landscape.surface import SurfaceSettings, default_extent, measure_surface
-    from semfocus.landscape.trained_model import Subject, open_subject
+    from semfocus.landscape.trained_model import TrainedModel, open_subject
 
 __all__ = [
-    "Subject",
     "Surface",
     "SurfaceSettings",
+    "TrainedModel",
     "certify_model",
     "default_extent",
     "measure_sharpness",
@@ -44,7 +44,7 @@ _HOMES = {
     "sharpness": ("measure_sharpness",),
     "slopes": ("slopes",),
     "stored": ("Surface", "read_surface"),
-    "subject": ("Subject", "open_subject"),
+    "trained_model": ("TrainedModel", "open_subject"),
     "surface": ("SurfaceSettings", "default_extent", "measure_surface"),
 }
 __getattr__, __dir__ = attach(

@@ -22,7 +22,7 @@ from torch import Tensor
 from semfocus.attention.mechanisms import Full, Local, TopK
 from semfocus.errors import UsageError
 from semfocus.landscape.trained_model import cut
-from semfocus.model import ACTIVATIONS, NORM_EPSILON, Parts, forward
+from semfocus.model import ACTIVATIONS, NORM_EPSILON, ForwardFns, forward
 from semfocus.spec import Spec
 from semfocus.theory import (
     BlockNorms,
@@ -47,7 +47,7 @@ class Trace:
     spec: Spec
     blocks: tuple[BlockNorms, ...]
     masks: tuple[Tensor, ...]
-    read_out: float
+    head: float
     features: float
     pooled: int
     repeats: int
@@ -59,7 +59,7 @@ class Trace:
         return replace(
             self,
             blocks=tuple(map(_with_fixed_masks, blocks)) if same else blocks,
-            read_out=max(self.read_out, other.read_out),
+            head=max(self.head, other.head),
             features=max(self.features, other.features),
         )
 
@@ -67,7 +67,7 @@ class Trace:
         return certify(
             self.blocks,
             pooled=self.pooled,
-            read_out=self.read_out,
+            head=self.head,
             features=self.features,
             embedding_scale=math.sqrt(self.spec.model.d_model),
             repeats=self.repeats,
@@ -97,7 +97,7 @@ def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x
     features: list[Tensor] = []
 
     def embed(table: Tensor, tokens: Tensor, waves: Tensor, *rest: Any) -> Tensor:
-        return Parts().embed(table, tokens, waves, *rest) if x is None else x.detach().double()
+        return ForwardFns().embed(table, tokens, waves, *rest) if x is None else x.detach().double()
 
     def block(x: Tensor, weights: list[Tensor], seen: Any, seeds: Any, spec: Spec, epsilon: float, train: bool):
         norms, keep, out = _traced_block(x, weights, mask, spec, epsilon, masks_may_change)
@@ -105,18 +105,18 @@ def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x
         masks.append(keep)
         return out
 
-    def read_out(x: Tensor, filled: Tensor | None, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
+    def head(x: Tensor, valid_mask: Tensor | None, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
         # With the identity for its weight the read-out gives what it reads.
         eye = torch.eye(weight.shape[1], dtype=x.dtype).unsqueeze(0)
-        features.append(Parts().read_out(x, filled, eye, torch.zeros_like(eye[:, 0]), spec))
+        features.append(ForwardFns().head(x, valid_mask, eye, torch.zeros_like(eye[:, 0]), spec))
         return features[-1] @ weight + bias.unsqueeze(1)
 
     tokens = rows.tokens.long().cpu()
-    filled = None if rows.filled is None else rows.filled.cpu()
-    mask = None if filled is None else filled[:, :, None, None, :]
+    valid_mask = None if rows.valid_mask is None else rows.valid_mask.cpu()
+    mask = None if valid_mask is None else valid_mask[:, :, None, None, :]
     with torch.no_grad():
-        forward(parameters, tokens, filled, spec, None, Parts(embed, block, read_out))
-    seen = torch.ones_like(tokens, dtype=torch.bool) if filled is None else filled
+        forward(parameters, tokens, valid_mask, spec, None, ForwardFns(embed, block, head))
+    seen = torch.ones_like(tokens, dtype=torch.bool) if valid_mask is None else valid_mask
     counts = torch.zeros(tokens.shape[1], spec.num_ids).scatter_add_(1, tokens[0], torch.ones(tokens[0].shape))
     return Trace(
         spec,
@@ -124,7 +124,7 @@ def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x
         tuple(masks),
         spectral_norm(parameters["readout.weight"][0]),
         _longest(features[0]),
-        1 if spec.model.pooling == "cls" else int(seen[..., : spec.padded_width].sum(-1).min()),
+        1 if spec.model.pooling == "cls" else int(seen[..., : spec.padded_len].sum(-1).min()),
         int(counts.max()),
     )
 

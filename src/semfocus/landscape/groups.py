@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from semfocus.landscape.certificate import trace
 from semfocus.landscape.trained_model import cut
-from semfocus.model import PLAIN, Parts, embed, forward, positions
+from semfocus.model import EAGER, ForwardFns, embed, forward, sinusoidal_encoding
 from semfocus.spec import Spec
 from semfocus.theory import LossConstants
 from semfocus.training.data import Rows
@@ -38,7 +38,7 @@ def group_masks(spec: Spec) -> dict[str, Tensor]:
             for layer, group in LAYERS.items():
                 mark(f"blocks.{i}.{group}", f"blocks.{i}.{layer}.{kind}")
     for kind in ("weight", "bias"):
-        mark("read_out", f"readout.{kind}")
+        mark("head", f"readout.{kind}")
     return {group: matrix[0] for group, matrix in masks.items()}
 
 
@@ -67,16 +67,16 @@ def looseness(spec: Spec, row: Tensor, rows: Rows) -> dict[str, float]:
 def embedded(spec: Spec, row: Tensor, rows: Rows) -> Tensor:
     """(1, B, L, d) the tokens of rows as they enter the first block, in float64."""
     table = spec.layout.split(row.detach().double().cpu().unsqueeze(0))["embedding"]
-    behind = spec.padded_width + spec.filler
-    waves = positions(spec.length, spec.model.d_model, table.device, behind, spec.filler)
-    return embed(table, rows.tokens.long().cpu(), waves, spec, None)
+    behind = spec.padded_len + spec.alignment_padding
+    pos_enc = sinusoidal_encoding(spec.length, spec.model.d_model, table.device, behind, spec.alignment_padding)
+    return embed(table, rows.tokens.long().cpu(), pos_enc, spec, None)
 
 
 def mean_loss(spec: Spec, matrix: Tensor, rows: Rows, x: Tensor | None = None) -> Tensor:
     """Of one model (1, P), on the CPU in its own precision; `x` in the place of embedded tokens."""
-    parts = PLAIN if x is None else Parts(embed=lambda *given: x)
-    filled = None if rows.filled is None else rows.filled.cpu()
-    logits = forward(spec.layout.split(matrix), rows.tokens.long().cpu(), filled, spec, None, parts)
+    parts = EAGER if x is None else ForwardFns(embed=lambda *given: x)
+    valid_mask = None if rows.valid_mask is None else rows.valid_mask.cpu()
+    logits = forward(spec.layout.split(matrix), rows.tokens.long().cpu(), valid_mask, spec, None, parts)
     return functional.cross_entropy(logits[0], rows.labels[0].long().cpu())
 
 

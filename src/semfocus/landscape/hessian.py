@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.func import grad
 from torch.nn import functional
 
-from semfocus.errors import whole_number
+from semfocus.errors import check_int
 from semfocus.model import forward
 from semfocus.spec import Spec
 from semfocus.training.data import Rows
@@ -64,8 +64,8 @@ class Curvature:
         members, own = len(parameters), slice(first, first + size)
         tokens = self.rows.tokens[:, own].long().expand(members, -1, -1)
         labels = self.rows.labels[:, own].long().expand(members, -1)
-        filled = None if self.rows.filled is None else self.rows.filled[:, own].expand(members, -1, -1)
-        logits = forward(self.spec.layout.split(parameters), tokens, filled, self.spec)
+        valid_mask = None if self.rows.valid_mask is None else self.rows.valid_mask[:, own].expand(members, -1, -1)
+        logits = forward(self.spec.layout.split(parameters), tokens, valid_mask, self.spec)
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / self.rows.count
 
 
@@ -100,7 +100,7 @@ def top_eigenpairs(
     to tell while others go on. `rank`: the dimension, when `steps` may pass it. Ends when every residual is small
     against the largest eigenvalue.
     """
-    steps = min(whole_number("steps", steps, at_least=max(2, count)), rank or steps)
+    steps = min(check_int("steps", steps, at_least=max(2, count)), rank or steps)
     first = draw(0).double()
     basis = (first / first.norm(dim=1, keepdim=True)).unsqueeze(1)
     diagonal: list[Tensor] = []

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from semfocus.model import PLAIN, Parts, forward
+from semfocus.model import EAGER, ForwardFns, forward
 from semfocus.spec import Spec
 from semfocus.training.data import Rows
 
@@ -50,11 +50,11 @@ def bytes_per_position(spec: Spec) -> int:
 class Losses:
     """`losses.matrix` takes the parameters, `losses()` gives (M,) float64 on the device."""
 
-    def __init__(self, spec: Spec, rows: Rows, plan: Plan, parts: Parts = PLAIN) -> None:
+    def __init__(self, spec: Spec, rows: Rows, plan: Plan, parts: ForwardFns = EAGER) -> None:
         self.spec, self.plan, self.parts = spec, plan, parts
         device = rows.labels.device
         self.tokens, self.labels = rows.tokens[0], rows.labels[0]
-        self.filled = None if rows.filled is None else rows.filled[0]
+        self.valid_mask = None if rows.valid_mask is None else rows.valid_mask[0]
         self.count = rows.count
         self.matrix = torch.zeros(plan.members, spec.layout.size, device=device)
         self.total = torch.zeros(plan.members, dtype=torch.float64, device=device)
@@ -79,8 +79,8 @@ class Losses:
         inside = places < self.count
         places = places.clamp(max=self.count - 1)
         tokens, labels = self._shared(self.tokens[places].long()), self._shared(self.labels[places].long())
-        filled = None if self.filled is None else self._shared(self.filled[places])
-        logits = forward(self.spec.layout.split(self.matrix), tokens, filled, self.spec, None, self.parts)
+        valid_mask = None if self.valid_mask is None else self._shared(self.valid_mask[places])
+        logits = forward(self.spec.layout.split(self.matrix), tokens, valid_mask, self.spec, None, self.parts)
         losses = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
         self.total += torch.where(inside, losses.double(), 0.0).sum(dim=1)
         self.first += self.plan.rows

@@ -12,11 +12,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from semfocus.errors import UsageError, whole_number
+from semfocus.errors import UsageError, check_int
 from semfocus.landscape.certificate import certify_model
 from semfocus.landscape.directions import normal_row
 from semfocus.landscape.hessian import STEPS, Curvature, top_eigenpairs
-from semfocus.landscape.trained_model import Subject, find_run, open_subject
+from semfocus.landscape.trained_model import TrainedModel, find_run, open_subject
 from semfocus.store import RunDirectory
 from semfocus.store.measurements import read_measurement, write_measurement
 from semfocus.training.runtime import Runtime, numerics
@@ -39,9 +39,9 @@ def measure_sharpness(
     `gradient_norm` is that of the mean training loss, `hessian_top` its largest eigenvalue by Lanczos, `residual` how
     far off that can be; `certified` bounds the gradient over `certified_rows` rows.
     """
-    whole_number("seed", seed, at_least=0)
+    check_int("seed", seed, at_least=0)
     if rows is not None:
-        whole_number("rows", rows, at_least=1)
+        check_int("rows", rows, at_least=1)
     found, device = find_run(run, out), runtime.torch_device()
     steps = tuple(sorted(found.checkpoint_steps()))
     if not steps:
@@ -58,7 +58,7 @@ def measure_sharpness(
     return payload
 
 
-def _measured(subject: Subject, seed: int, lanczos_steps: int) -> dict[str, Any]:
+def _measured(subject: TrainedModel, seed: int, lanczos_steps: int) -> dict[str, Any]:
     curvature, spec, parameters = Curvature(subject.spec, subject.rows), subject.spec, subject.parameters
     gradient = curvature.gradient(parameters)
     top = top_eigenpairs(
@@ -74,7 +74,7 @@ def _measured(subject: Subject, seed: int, lanczos_steps: int) -> dict[str, Any]
     }
 
 
-def _certified(subject: Subject) -> dict[str, Any]:
+def _certified(subject: TrainedModel) -> dict[str, Any]:
     few = subject.first(CERTIFIED_ROWS)
     try:
         bounds = [certify_model(few.spec, row, few.rows).parameters for row in few.parameters]

@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semfocus.errors import CorruptData, UsageError, unknown, whole_number
+from semfocus.errors import CorruptData, UsageError, check_int, unknown
 from semfocus.landscape.directions import KINDS, Plane, hessian_plane, normal_row, path_plane, random_plane
 from semfocus.landscape.hessian import Curvature, top_eigenpairs
 from semfocus.landscape.losses import Losses, Plan, plan
 from semfocus.landscape.slopes import PERCENTILES, SQUARES, slopes
 from semfocus.landscape.stored import Surface, grid_axis, keep_surface, read_part, read_surface, write_part
-from semfocus.landscape.trained_model import Subject, find_run, open_subject
-from semfocus.model import PLAIN
+from semfocus.landscape.trained_model import TrainedModel, find_run, open_subject
+from semfocus.model import EAGER
 from semfocus.store import RunDirectory
 from semfocus.training.runtime import Runtime, facts, numerics
 from semfocus.training.signals import Interrupted, listening
@@ -40,7 +40,7 @@ WHOLE = 1.0  # extent: as far as the parameters are from zero
 PAST_THE_PATH = 1.1  # of its reach: the first checkpoint then lies inside the grid, not on its border
 VALUES = {"path": "share_of_path", "hessian": "eigenvalues"}
 
-Watcher = Callable[[int, int], None]  # points done, points wanted
+Callback = Callable[[int, int], None]  # points done, points wanted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +55,10 @@ class SurfaceSettings:
     precision: Literal["fp32", "tf32"] = "fp32"
 
     def __post_init__(self) -> None:
-        whole_number("grid", self.grid, at_least=5, at_most=2000)
-        whole_number("seed", self.seed, at_least=0)
+        check_int("grid", self.grid, at_least=5, at_most=2000)
+        check_int("seed", self.seed, at_least=0)
         if self.rows is not None:
-            whole_number("rows", self.rows, at_least=1)
+            check_int("rows", self.rows, at_least=1)
         if self.extent is not None and not (isinstance(self.extent, (int, float)) and 0 < self.extent < math.inf):
             raise UsageError(f"extent = {self.extent!r} must be a positive number")
         if self.directions not in KINDS:
@@ -108,7 +108,7 @@ def measure_surface(
     run: str | RunDirectory,
     settings: SurfaceSettings = LAPTOP,
     runtime: Runtime = Runtime(),
-    watcher: Watcher = lambda done, wanted: None,
+    watcher: Callback = lambda done, wanted: None,
     *,
     again: bool = False,
     positions_at_once: int | None = None,
@@ -129,7 +129,7 @@ def measure_surface(
         return stored
     rows = settings.grid**2 * subject.rows.count // 3  # a third of the work of training on them
     compiled = runtime.parts(subject.spec, rows, device)
-    machine = _digest(facts(device, 0, compiled is not PLAIN))
+    machine = _digest(facts(device, 0, compiled is not EAGER))
     half = None if left is None else _taken_up(left, key, machine, extent, device)
     if stored is not None and half is None:
         return stored
@@ -168,7 +168,7 @@ def _walk(
     walk: _Walk,
     losses: Losses,
     centre: Tensor,
-    watcher: Watcher,
+    watcher: Callback,
     save: Callable[[], None],
     stop: Callable[[], bool],
 ) -> bool:
@@ -211,7 +211,7 @@ def _coordinates(axis: np.ndarray, members: int, device: torch.device) -> Tensor
 
 def _begin(
     run: RunDirectory,
-    subject: Subject,
+    subject: TrainedModel,
     settings: SurfaceSettings,
     key: bytes,
     machine: bytes,
@@ -225,7 +225,7 @@ def _begin(
     return _Walk(key, machine, chunks, threads, _plane(run, subject, settings, path), extent, losses)
 
 
-def _plane(run: RunDirectory, subject: Subject, settings: SurfaceSettings, path: tuple[int, ...]) -> Plane:
+def _plane(run: RunDirectory, subject: TrainedModel, settings: SurfaceSettings, path: tuple[int, ...]) -> Plane:
     spec, row = subject.spec, subject.parameters[0]
     if settings.directions == "random":
         return random_plane(spec, row, settings.seed)
@@ -277,7 +277,7 @@ def _taken_up(
         return None  # it can be measured again, which is what happens now
 
 
-def _payload(walk: _Walk, subject: Subject, settings: SurfaceSettings) -> dict[str, Any]:
+def _payload(walk: _Walk, subject: TrainedModel, settings: SurfaceSettings) -> dict[str, Any]:
     losses = walk.arrays()["losses"]
     finite = losses[np.isfinite(losses)]
     payload: dict[str, Any] = {

@@ -19,7 +19,7 @@ from semfocus.training.loading import SIZES, config_of, load
 
 
 @dataclass(frozen=True)
-class Subject:
+class TrainedModel:
     """What shapes the model, one or more values of its parameters (E, P), and rows that all of them share."""
 
     spec: Spec
@@ -32,15 +32,15 @@ class Subject:
     def epochs(self) -> list[float]:
         return [step / self.steps_per_epoch for step in self.steps]
 
-    def first(self, count: int) -> Subject:
+    def first(self, count: int) -> TrainedModel:
         """The same with at most so many rows."""
         return replace(self, rows=cut(self.rows, 0, count))
 
 
 def cut(rows: Rows, first: int, last: int) -> Rows:
     """Some consecutive rows."""
-    filled = None if rows.filled is None else rows.filled[:, first:last]
-    return Rows(rows.tokens[:, first:last], filled, rows.labels[:, first:last])
+    valid_mask = None if rows.valid_mask is None else rows.valid_mask[:, first:last]
+    return Rows(rows.tokens[:, first:last], valid_mask, rows.labels[:, first:last])
 
 
 def find_run(run: str | Path | RunDirectory, out: Path | str | None = None) -> RunDirectory:
@@ -61,7 +61,7 @@ def open_subject(
     steps: tuple[int, ...] | None = None,
     device: torch.device | str = "cpu",
     out: Path | str | None = None,
-) -> Subject:
+) -> TrainedModel:
     """The run's model at its newest checkpoint, or at those of `steps`, and its training rows."""
     found = find_run(run, out)
     config = config_of(found)
@@ -76,7 +76,7 @@ def open_subject(
     parameters = torch.stack([model.row() for model in models]).to(device)
     if not bool(parameters.isfinite().all()):
         raise Diverged(f"run {found.id} has parameters that are not finite; there is no loss to measure around them")
-    return Subject(models[0].spec, parameters, rows, steps, per_epoch)
+    return TrainedModel(models[0].spec, parameters, rows, steps, per_epoch)
 
 
 def _newest(run: RunDirectory) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from semfocus.errors import CorruptData, StorageError, UsageError, unknown, whole_number
+from semfocus.errors import CorruptData, StorageError, UsageError, check_int, unknown
 from semfocus.store import atomic, checkpoints, formats, safe_json
 from semfocus.store.checkpoints import Checkpoint
 from semfocus.store.directory import STATES, STATUS
@@ -109,7 +109,7 @@ def still_held(writers: Iterable[RunWriter]) -> Iterator[None]:
 
 def _new_directories(saves: Sequence[Save]) -> Iterator[tuple[Path, Mapping[str, bytes]]]:
     for writer, step, tensors, meta, keep in saves:
-        step = whole_number("step", step, at_least=0, at_most=checkpoints.MAX_STEP)
+        step = check_int("step", step, at_least=0, at_most=checkpoints.MAX_STEP)
         writer.ensure_held()
         files = checkpoints.contents(step, tensors, meta, writer.log_sizes(), keep)
         if not writer.has_saved(step, files, keep):

@@ -1,6 +1,6 @@
 """The JSON documents of a run directory, each of which carries the version of its format.
 
-    write:  {"format": 1, "state": "done", ...}
+    write:  {"format": 2, "state": "done", ...}
     read:   the same, brought up to date when an older semfocus wrote it, refused when a newer one did
 
 A change of format raises `FORMAT` and adds the step from the version before to `MIGRATIONS`. Documents are migrated
@@ -16,10 +16,28 @@ from typing import Any
 from semfocus.errors import CorruptData, OtherFormat
 from semfocus.store import safe_json
 
-FORMAT = 1
+FORMAT = 2
 Document = dict[str, Any]
 Migration = Callable[[str, Document], Document]  # (kind, document of version v) -> document of version v + 1
-MIGRATIONS: dict[int, Migration] = {}
+
+# Names that config.json had in format 1, by section.
+_RENAMED = {"training": {"until": "stop_accuracy"}, "sizes": {"num_symbols": "vocab_size", "width": "seq_len"}}
+
+
+def _rename_fields(kind: str, document: Document) -> Document:
+    """Format 2 has other names in config.json; other documents are the same."""
+    config = document.get("config")
+    if kind != "config" or not isinstance(config, dict):
+        return document
+    renamed = {
+        section: {names.get(name, name): value for name, value in config[section].items()}
+        for section, names in _RENAMED.items()
+        if isinstance(config.get(section), dict)
+    }
+    return document | {"config": config | renamed}
+
+
+MIGRATIONS: dict[int, Migration] = {1: _rename_fields}
 
 
 def stamp(body: Mapping[str, Any]) -> Document:

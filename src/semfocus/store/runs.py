@@ -32,8 +32,9 @@ _SHOWN = 8
 class Entry:
     """One thing in the store, for what it is.
 
-    `state` is running, done, diverged, interrupted or failed; empty (nothing was trained yet), torn (damaged, or left
-    over from an interrupted creation or removal) or foreign (not a run that this semfocus can read). `why` says more.
+    `state` is running, done, diverged, interrupted or failed; empty (nothing was trained yet), corrupt (damaged, or
+    left over from an interrupted creation or removal) or unrecognised (not a run that this semfocus can read). `why`
+    says more.
     """
 
     name: str
@@ -126,17 +127,17 @@ class RunStore:
     def _entry(self, name: str) -> Entry:
         path = self.root / name
         if _LEFTOVER.fullmatch(name):
-            return Entry(name, path, "torn", "left over from an interrupted creation or removal")
+            return Entry(name, path, "corrupt", "left over from an interrupted creation or removal")
         if path.is_symlink():
-            return Entry(name, path, "foreign", "a symbolic link, not followed")
+            return Entry(name, path, "unrecognised", "a symbolic link, not followed")
         if not is_run_id(name) or not path.is_dir():
-            return Entry(name, path, "foreign", "not a run directory")
+            return Entry(name, path, "unrecognised", "not a run directory")
         try:
             return _described(RunDirectory(path))
         except OtherFormat as error:
-            return Entry(name, path, "foreign", str(error))
+            return Entry(name, path, "unrecognised", str(error))
         except (CorruptData, OSError) as error:
-            return Entry(name, path, "torn", str(error))
+            return Entry(name, path, "corrupt", str(error))
 
 
 def _described(run: RunDirectory) -> Entry:

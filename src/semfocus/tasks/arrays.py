@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semfocus.errors import DataError, whole_number
+from semfocus.errors import DataError, check_int
 from semfocus.tasks.classes import checked_label
 from semfocus.tasks.rows import Item, Origin, Shares, content_bytes
 from semfocus.tasks.table import TableTask, tabulate
@@ -28,7 +28,7 @@ MOST_SYMBOLS = 2**20
 class ArrayOptions(Shares):
     """The options of `Task.from_arrays`, its arrays aside."""
 
-    num_symbols: int
+    vocab_size: int
     num_classes: int
 
 
@@ -47,14 +47,14 @@ class ArrayTask(TableTask):
         lengths: Any = None,
         *,
         name: str = "arrays",
-        num_symbols: int | None = None,
+        vocab_size: int | None = None,
         class_names: Sequence[str] | None = None,
         heldout_share: float = Shares.heldout_share,
         test_share: float = Shares.test_share,
     ) -> ArrayTask:
         """A task over `tokens`: an (n, L) array or tensor of ids, or a list of rows of different lengths.
 
-        num_symbols   how many ids there are; without it, the largest id + 1
+        vocab_size   how many ids there are; without it, the largest id + 1
         class_names   names of the classes 0, 1, ...; without it, each distinct label (whole number or text) is one
         name          how messages call the data
         """
@@ -64,7 +64,7 @@ class ArrayTask(TableTask):
         width = max((len(row) for row in rows), default=0)
         if lengths is not None:
             rows = _cut(origin, rows, lengths)
-        count = _count_symbols(origin, rows, num_symbols)
+        count = _count_symbols(origin, rows, vocab_size)
         items = _items(origin, rows, _plain(labels))
         tokeniser = Ids(count)
         table, report = tabulate(
@@ -80,7 +80,7 @@ class ArrayTask(TableTask):
         settings = ArrayOptions(
             heldout_share=shares.heldout_share,
             test_share=shares.test_share,
-            num_symbols=count,
+            vocab_size=count,
             num_classes=len(table.class_names),
         )
         digest = _digest(items, width)
@@ -137,10 +137,10 @@ def _count_symbols(origin: Origin, rows: list[NDArray[np.int64]], given: int | N
     largest = max((int(row.max()) for row in rows if row.size), default=-1)
     if given is None:
         return largest + 1
-    count = whole_number("num_symbols", given, at_least=1, at_most=MOST_SYMBOLS)
+    count = check_int("vocab_size", given, at_least=1, at_most=MOST_SYMBOLS)
     if largest >= count:
         number = next(i for i, row in enumerate(rows) if row.size and row.max() == largest)
-        raise origin.error(number, f"the id {largest} is not below num_symbols = {count}; raise num_symbols")
+        raise origin.error(number, f"the id {largest} is not below vocab_size = {count}; raise vocab_size")
     return count
 
 

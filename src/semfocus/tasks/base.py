@@ -3,7 +3,7 @@
     task = get_task("parity", length=8)
     batch = task.sample(3, seed=7, split="train")
 
-    batch.tokens    0 1 1 0 1 0 0 1      ids 0 .. num_symbols-1, then pad_id up to the task's width
+    batch.tokens    0 1 1 0 1 0 0 1      ids 0 .. vocab_size-1, then pad_id up to the task's width
     batch.labels    0                    one class a row
     batch.lengths   8                    what stands beyond a row's length is padding, whatever its id
 
@@ -13,6 +13,7 @@ Generators work in numpy; torch appears only at the border, so that listing task
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from semfocus.errors import UsageError, whole_number
+from semfocus.errors import UsageError, check_int
 from semfocus.randomness import Stream, stream
 from semfocus.tasks import cache as disk
 
@@ -76,19 +77,31 @@ class Task(ABC):
         """How many classes there are; a generator writes `num_classes = 2`."""
 
     @property
-    def num_symbols(self) -> int:
+    def vocab_size(self) -> int:
         """How many ids rows are made of; `pad_id` comes right after them."""
         return len(self.symbols)
 
     @property
     def pad_id(self) -> int:
         """The id that fills positions beyond a row's length."""
-        return self.num_symbols
+        return self.vocab_size
 
     @property
     @abstractmethod
-    def width(self) -> int:
+    def seq_len(self) -> int:
         """L, the number of columns of every batch: fixed by the options, not by the sample."""
+
+    @property
+    def num_symbols(self) -> int:
+        """The old name of `vocab_size`."""
+        warnings.warn("Task.num_symbols is now Task.vocab_size", DeprecationWarning, stacklevel=2)
+        return self.vocab_size
+
+    @property
+    def width(self) -> int:
+        """The old name of `seq_len`."""
+        warnings.warn("Task.width is now Task.seq_len", DeprecationWarning, stacklevel=2)
+        return self.seq_len
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -140,7 +153,7 @@ class Task(ABC):
         `lengths=(1, 40)` draws a length uniformly from that range, both ends included, for each row or
         (`per="batch"`) once for all. `cache` keeps the rows on disk (default: only where drawing is slow).
         """
-        n, seed = whole_number("n", n, at_least=0), whole_number("seed", seed)
+        n, seed = check_int("n", n, at_least=0), check_int("seed", seed)
         if split not in SPLITS:
             raise UsageError(f"split = {split!r} is not one of {', '.join(SPLITS)}")
         if per not in ("row", "batch"):
@@ -153,7 +166,7 @@ class Task(ABC):
 
         if cache if cache is not None else self.cached_by_default:
             key = {**self.fingerprint(), "seed": seed, "split": split, "n": n, "lengths": span, "per": per}
-            rows = Rows(*disk.remember(key, draw, shape=(n, self.width)))
+            rows = Rows(*disk.remember(key, draw, shape=(n, self.seq_len)))
         else:
             rows = draw()
         return as_batch(rows)
@@ -187,12 +200,12 @@ class Task(ABC):
         if not whole or (ends < 1).any() or (ends > rows.shape[1]).any():
             raise UsageError(f"lengths must be {rows.shape[0]} integers from 1 to {rows.shape[1]}")
         rows = rows.astype(np.int64)
-        illegal = ((rows < 0) | (rows >= self.num_symbols)) & within(ends, rows.shape[1])
+        illegal = ((rows < 0) | (rows >= self.vocab_size)) & within(ends, rows.shape[1])
         illegal &= ~self._filler(rows, ends)
         if illegal.any():
             i, j = np.argwhere(illegal)[0]
             raise UsageError(
-                f"row {i} has the id {rows[i, j]} at position {j}; {self.name} uses 0 .. {self.num_symbols - 1}"
+                f"row {i} has the id {rows[i, j]} at position {j}; {self.name} uses 0 .. {self.vocab_size - 1}"
             )
         return torch.from_numpy(self.label_rows(rows, ends.astype(np.int64)))
 
@@ -241,12 +254,12 @@ class Task(ABC):
 
     def _checked_span(self, lengths: Span) -> Span:
         try:
-            low, high = (whole_number("lengths", bound) for bound in lengths)
+            low, high = (check_int("lengths", bound) for bound in lengths)
         except (TypeError, ValueError) as error:
             raise UsageError(f"lengths = {lengths!r} must be two integers (shortest, longest)") from error
-        if not 1 <= low <= high <= self.width:
+        if not 1 <= low <= high <= self.seq_len:
             raise UsageError(
-                f"lengths = ({low}, {high}) must satisfy 1 <= shortest <= longest <= {self.width}, "
+                f"lengths = ({low}, {high}) must satisfy 1 <= shortest <= longest <= {self.seq_len}, "
                 f"the width that the options of {self.name} fix"
             )
         return low, high
@@ -261,12 +274,12 @@ class LengthTask(Task):
     length: int = 40
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "length", whole_number("length", self.length))
+        object.__setattr__(self, "length", check_int("length", self.length))
         if self.length < self.shortest:
             raise UsageError(f"length = {self.length} is too short for {self.name}; choose length >= {self.shortest}")
 
     @property
-    def width(self) -> int:
+    def seq_len(self) -> int:
         return self.length
 
     @abstractmethod
@@ -290,7 +303,7 @@ class LengthTask(Task):
         lengths = low + rng.integers(high - low + 1, n if per == "row" else 1)
         lengths = np.broadcast_to(lengths, (n,)).copy()
         tokens, labels = self.generate(lengths, rng)
-        tokens[~within(lengths, self.width)] = self.pad_id
+        tokens[~within(lengths, self.seq_len)] = self.pad_id
         return Rows(tokens, labels, lengths)
 
 

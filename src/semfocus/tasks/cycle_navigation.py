@@ -24,8 +24,8 @@ class CycleNavigation(LengthTask):
     published_baselines = {"majority": 0.2, "shortcut": 0.2}
 
     def generate(self, lengths: NDArray[np.int64], rng: Stream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        tokens = rng.integers(3, (len(lengths), self.width))
-        steps = np.where(within(lengths, self.width), tokens - 1, 0)
+        tokens = rng.integers(3, (len(lengths), self.seq_len))
+        steps = np.where(within(lengths, self.seq_len), tokens - 1, 0)
         return tokens, steps.sum(axis=1) % RING
 
     def label_rows(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

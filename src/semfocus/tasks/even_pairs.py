@@ -25,7 +25,7 @@ class EvenPairs(LengthTask):
     published_baselines = {"majority": 0.5, "shortcut": 0.5}
 
     def generate(self, lengths: NDArray[np.int64], rng: Stream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        tokens = rng.integers(2, (len(lengths), self.width))
+        tokens = rng.integers(2, (len(lengths), self.seq_len))
         last = tokens[np.arange(len(lengths)), lengths - 1]
         return tokens, tokens[:, 0] ^ last
 

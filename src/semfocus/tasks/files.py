@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from semfocus.errors import DataError, UsageError, unknown, whole_number
+from semfocus.errors import DataError, UsageError, check_int, unknown
 from semfocus.tasks.classes import checked_label
 from semfocus.tasks.readers import Source, open_source
 from semfocus.tasks.rows import Content, Item, Shares
@@ -60,8 +60,8 @@ class FileOptions(Shares):
         if self.keep not in ("start", "end"):
             raise UsageError(f"keep = {self.keep!r} is not one of start, end")
         smallest = SMALLEST_BPE if self.tokenizer == "bpe" else 1
-        object.__setattr__(self, "vocab_size", whole_number("vocab_size", self.vocab_size, at_least=smallest))
-        object.__setattr__(self, "max_length", whole_number("max_length", self.max_length, at_least=1))
+        object.__setattr__(self, "vocab_size", check_int("vocab_size", self.vocab_size, at_least=smallest))
+        object.__setattr__(self, "max_length", check_int("max_length", self.max_length, at_least=1))
 
 
 @dataclass(frozen=True, kw_only=True)

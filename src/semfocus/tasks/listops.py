@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from semfocus.errors import UsageError, whole_number
+from semfocus.errors import UsageError, check_int
 from semfocus.randomness import Stream, stream
 from semfocus.tasks.base import SPLITS, Per, Progress, Rows, Span, Split, Task
 from semfocus.tasks.listops_trees import Shape, TreeSizes, fill, grow
@@ -48,7 +48,7 @@ class ListOps(Task):
 
     def __post_init__(self) -> None:
         for name, least, most in LIMITS:
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), at_least=least, at_most=most))
+            object.__setattr__(self, name, check_int(name, getattr(self, name), at_least=least, at_most=most))
         low, high = self.min_length + 1, self.max_length - 1
         if low > high or not self._sizes.probability[low : high + 1].any():
             raise UsageError(
@@ -59,7 +59,7 @@ class ListOps(Task):
         self._check_effort(self._sizes.probability[low : high + 1].sum(), f"{low} to {high}")
 
     @property
-    def width(self) -> int:
+    def seq_len(self) -> int:
         return self.max_length - 1
 
     def data_seed(self, run_seed: int) -> int:
@@ -88,7 +88,7 @@ class ListOps(Task):
             open_lengths[self.min_length + 1 :] = n
         else:
             np.add.at(open_lengths, wanted, 1)
-        belongs = _Membership(seed, split, self.width)
+        belongs = _Membership(seed, split, self.seq_len)
         parts: list[Rows] = []
         seen: set[bytes] = set()
         idle = 0
@@ -106,7 +106,7 @@ class ListOps(Task):
                 raise self._too_many(n)
             if progress is not None:
                 progress(len(seen), n)
-        empty = Rows(np.zeros((0, self.width), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+        empty = Rows(np.zeros((0, self.seq_len), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
         rows = Rows(*(np.concatenate(columns) for columns in zip(empty, *parts, strict=True)))
         if wanted is None:
             return rows
@@ -126,7 +126,7 @@ class ListOps(Task):
         legal = low + np.flatnonzero(self._sizes.probability[low : high + 1])
         if not len(legal):
             raise UsageError(
-                f"lengths = {span}: no tree of listops has such a length (legal: {self.min_length + 1} .. {self.width})"
+                f"lengths = {span}: no tree has such a length (legal: {self.min_length + 1} .. {self.seq_len})"
             )
         self._check_effort(self._sizes.probability[legal].min(), f"exactly {legal[-1]}")
         choice = rng.integers(len(legal), n if per == "row" else 1)

@@ -31,8 +31,8 @@ class MissingDuplicate(LengthTask):
 
     def generate(self, lengths: NDArray[np.int64], rng: Stream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         n, half = len(lengths), lengths // 2
-        bits = rng.integers(2, (n, max(self.width // 2, 1)))
-        position = np.arange(self.width)
+        bits = rng.integers(2, (n, max(self.seq_len // 2, 1)))
+        position = np.arange(self.seq_len)
         source = np.where(position < half[:, None], position, position - half[:, None])
         tokens = np.take_along_axis(bits, source.clip(0, bits.shape[1] - 1), axis=1)
         tokens[position >= 2 * half[:, None]] = self.pad_id

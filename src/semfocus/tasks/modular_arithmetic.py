@@ -31,7 +31,7 @@ class ModularArithmetic(LengthTask):
     published_baselines = {"majority": 0.292}
 
     def generate(self, lengths: NDArray[np.int64], rng: Stream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return draw_expressions(lengths, self.width, ALPHABET, rng)
+        return draw_expressions(lengths, self.seq_len, ALPHABET, rng)
 
     def label_rows(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         rows = zip(tokens.tolist(), lengths.tolist(), strict=True)

@@ -22,8 +22,8 @@ class Parity(LengthTask):
     published_baselines = {"majority": 0.5, "shortcut": 0.5}
 
     def generate(self, lengths: NDArray[np.int64], rng: Stream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        tokens = rng.integers(2, (len(lengths), self.width))
-        labels = np.bitwise_xor.reduce(tokens * within(lengths, self.width), axis=1)
+        tokens = rng.integers(2, (len(lengths), self.seq_len))
+        labels = np.bitwise_xor.reduce(tokens * within(lengths, self.seq_len), axis=1)
         return tokens, labels
 
     def label_rows(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

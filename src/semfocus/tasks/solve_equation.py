@@ -38,7 +38,7 @@ class SolveEquation(LengthTask):
 
     def generate(self, lengths: NDArray[np.int64], rng: Stream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         rows, sizes = np.arange(len(lengths)), lengths - 2
-        tokens, values = draw_expressions(sizes, self.width, ALPHABET, rng)
+        tokens, values = draw_expressions(sizes, self.seq_len, ALPHABET, rng)
         place = rng.integers(sizes, len(sizes))
         while (blocked := tokens[rows, place] >= MODULUS).any():
             place = np.where(blocked, (place + 1) % sizes, place)

@@ -32,9 +32,9 @@ class StackManipulation(LengthTask):
     def generate(self, lengths: NDArray[np.int64], rng: Stream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         n = len(lengths)
         content = np.where(lengths > 1, 1 + rng.integers(np.maximum(lengths - 1, 1), n), 1)
-        bits = rng.integers(2, (n, self.width))
-        actions = POP + rng.integers(3, (n, self.width))
-        tokens = np.where(np.arange(self.width) < content[:, None], bits, actions)
+        bits = rng.integers(2, (n, self.seq_len))
+        actions = POP + rng.integers(3, (n, self.seq_len))
+        tokens = np.where(np.arange(self.seq_len) < content[:, None], bits, actions)
         return tokens, _run_stack(tokens, lengths)
 
     def label_rows(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

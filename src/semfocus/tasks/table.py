@@ -97,7 +97,7 @@ class TableTask(Task):
         return self.table.class_names
 
     @property
-    def width(self) -> int:
+    def seq_len(self) -> int:
         return self.table.width
 
     @property
@@ -147,8 +147,8 @@ class TableTask(Task):
     def render(self, row: torch.Tensor | Sequence[int], length: int | None = None) -> str:
         ids = np.asarray(row).astype(np.int64)
         ids = ids[: int(self._content_lengths(ids[None])[0]) if length is None else length]
-        if ((ids < 0) | (ids >= self.num_symbols)).any():
-            raise UsageError(f"a row of {self.title} holds ids from 0 to {self.num_symbols - 1}, not {ids.tolist()}")
+        if ((ids < 0) | (ids >= self.vocab_size)).any():
+            raise UsageError(f"a row of {self.title} holds ids from 0 to {self.vocab_size - 1}, not {ids.tolist()}")
         return self.tokeniser.decode(ids.tolist())
 
     def parse(self, text: str) -> torch.Tensor:

@@ -3,8 +3,8 @@
     embedding -> blocks (attention, MLP, LayerNorm, residuals; pre-norm or post-norm) -> mean pool -> read-out
               -> cross-entropy of one row (a batch's mean loss has no larger constant)
 
-    constants = certify(blocks, pooled=40, read_out=..., features=...)
-    constants.input, constants.embedding, constants.blocks[0].query, constants.read_out
+    constants = certify(blocks, pooled=40, head=..., features=...)
+    constants.input, constants.embedding, constants.blocks[0].query, constants.head
 
 Certified means: for any two points (two inputs, or two values of one group of parameters) at both of which the given
 norms hold, dropout off, the loss differs by at most the constant times their distance. Attention masks must be the
@@ -86,13 +86,13 @@ class LossConstants:
     input_tokens: float  # ... measured by the largest move of a token
     embedding: float  # the table of embeddings, Frobenius norm
     blocks: tuple[GroupConstants, ...]
-    read_out: float
+    head: float
 
     @property
     def parameters(self) -> float:
         """With respect to all parameters at once, where the loss is differentiable: a bound on its gradient."""
         inner = (value for group in self.blocks for value in dataclasses.astuple(group))
-        return math.hypot(self.embedding, self.read_out, *inner)
+        return math.hypot(self.embedding, self.head, *inner)
 
 
 def block_constants(block: BlockNorms) -> BlockConstants:
@@ -116,7 +116,7 @@ def certify(
     blocks: Sequence[BlockNorms],
     *,
     pooled: int,
-    read_out: float,
+    head: float,
     features: float,
     final: NormRows | None = None,
     embedding_scale: float = 1.0,
@@ -124,13 +124,13 @@ def certify(
 ) -> LossConstants:
     """The loss of one row of `pooled` tokens that are averaged and read out.
 
-    `read_out` is the spectral norm of that layer, `features` bounds the norm of the average. `final` is a LayerNorm
+    `head` is the spectral norm of that layer, `features` bounds the norm of the average. `final` is a LayerNorm
     before the pool. Embeddings are multiplied by `embedding_scale`; `repeats` is how often the most frequent
     token stands in a row (default: `pooled`, always true).
     """
     count = _count("pooled", pooled)
     times_seen = count if repeats is None else _count("repeats", repeats)
-    head = times(CROSS_ENTROPY_SLOPE, plain("read_out", read_out), 1.0 if final is None else final.slope)
+    head = times(CROSS_ENTROPY_SLOPE, plain("head", head), 1.0 if final is None else final.slope)
     each = [block_constants(block) for block in blocks]
 
     groups, after = [], head
@@ -145,7 +145,7 @@ def certify(
         input_tokens=after,
         embedding=times(scale, min(after, times(math.sqrt(times_seen), spread_out))),
         blocks=tuple(reversed(groups)),
-        read_out=CROSS_ENTROPY_SLOPE * math.hypot(plain("features", features), 1.0),
+        head=CROSS_ENTROPY_SLOPE * math.hypot(plain("features", features), 1.0),
     )
 
 

@@ -26,7 +26,7 @@ MOMENTS = {"sgd": (), "adam": ("first_moment", "second_moment"), "adamw": ("firs
 
 def spec_of(config: RunConfig, task: Task) -> Spec:
     """What shapes the model of this run."""
-    return Spec(config.model, config.attention, task.num_symbols, task.num_classes, task.width)
+    return Spec(config.model, config.attention, task.vocab_size, task.num_classes, task.seq_len)
 
 
 def dropout_seed(seed: int) -> int:
@@ -83,7 +83,7 @@ class Cohort:
         rows = self.train.count - training.drop_one_row
         return -(-rows // training.batch_size)
 
-    def rates(self, epoch: int) -> Tensor:
+    def lrs(self, epoch: int) -> Tensor:
         """(E,) the learning rates of an epoch, counted from 0."""
         values = [config.training.lr * config.training.decay**epoch for config in self.configs]
         return torch.tensor(values, dtype=torch.float32, device=self.device)

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from semfocus.config import RunConfig
-from semfocus.model import assemble
+from semfocus.model import build_inputs
 from semfocus.spec import Spec
 from semfocus.tasks import Batch, Task
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Labelled rows of E members: tokens (E, N, L), filled (E, N, L) or None when no row has padding, labels (E, N)."""
+    """Labelled rows of E members: tokens (E, N, L), valid_mask (E, N, L) or None without padding, labels (E, N)."""
 
     tokens: Tensor
-    filled: Tensor | None
+    valid_mask: Tensor | None
     labels: Tensor
 
     @property
@@ -26,14 +26,14 @@ class Rows:
         return self.labels.shape[1]
 
     def take(self, members: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Tokens (E, B, L) int64, filled and labels (E, B) of the rows (E, B) of each member."""
-        filled = None if self.filled is None else self.filled[members, rows]
-        return self.tokens[members, rows].long(), filled, self.labels[members, rows].long()
+        """Tokens (E, B, L) int64, valid_mask and labels (E, B) of the rows (E, B) of each member."""
+        valid_mask = None if self.valid_mask is None else self.valid_mask[members, rows]
+        return self.tokens[members, rows].long(), valid_mask, self.labels[members, rows].long()
 
     def only(self, members: list[int]) -> Rows:
         """The same for some of the members."""
-        filled = None if self.filled is None else self.filled[members]
-        return Rows(self.tokens[members], filled, self.labels[members])
+        valid_mask = None if self.valid_mask is None else self.valid_mask[members]
+        return Rows(self.tokens[members], valid_mask, self.labels[members])
 
 
 def accumulator(device: torch.device) -> torch.dtype:
@@ -51,12 +51,12 @@ def load(config: RunConfig, task: Task) -> tuple[Batch, Batch]:
 def stack(batches: list[Batch], spec: Spec, device: torch.device) -> Rows:
     """The rows of all members, assembled as the model reads them, in the narrowest type that holds the ids."""
     narrow = torch.uint8 if spec.num_ids <= 256 else torch.int32
-    tokens, filled = [], []
+    tokens, valid_mask = [], []
     for batch in batches:
-        rows, present = assemble(batch.tokens, batch.lengths, spec)
+        rows, present = build_inputs(batch.tokens, batch.lengths, spec)
         tokens.append(rows.to(narrow))
-        filled.append(present)
-    every = torch.stack(filled)
+        valid_mask.append(present)
+    every = torch.stack(valid_mask)
     return Rows(
         torch.stack(tokens).to(device),
         None if bool(every.all()) else every.to(device),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from semfocus.model import PLAIN, Parts, forward
+from semfocus.model import EAGER, ForwardFns, forward
 from semfocus.training.cohort import Cohort
 from semfocus.training.data import accumulator
 
@@ -33,7 +33,7 @@ class Scores(NamedTuple):
 class Evaluator:
     """Scores a cohort; on a GPU the work on a chunk of rows is one captured graph."""
 
-    def __init__(self, cohort: Cohort, parts: Parts = PLAIN) -> None:
+    def __init__(self, cohort: Cohort, parts: ForwardFns = EAGER) -> None:
         self.cohort, self.parts = cohort, parts
         device, members = cohort.device, cohort.members
         dropped = cohort.configs[0].training.drop_one_row
@@ -66,9 +66,9 @@ class Evaluator:
     def _chunk(self) -> None:
         train, both = self.counts[0], sum(self.counts)
         places = self.first + torch.arange(self.size, device=self.first.device)
-        tokens, filled, labels = self._rows(places, train)
+        tokens, valid_mask, labels = self._rows(places, train)
         parameters = self.cohort.spec.layout.split(self.cohort.parameters)
-        logits = forward(parameters, tokens, filled, self.cohort.spec, None, self.parts)
+        logits = forward(parameters, tokens, valid_mask, self.cohort.spec, None, self.parts)
         losses = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
         right = logits.argmax(dim=-1) == labels
         inside = torch.stack([places < train, (places >= train) & (places < both)]).unsqueeze(1)

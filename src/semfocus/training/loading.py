@@ -9,14 +9,14 @@ import torch
 from pydantic import ValidationError
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TrainingConfig
-from semfocus.errors import CorruptData, UsageError, whole_number
+from semfocus.errors import CorruptData, UsageError, check_int
 from semfocus.model import Encoder
 from semfocus.spec import Spec
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks import Task
 from semfocus.training.cohort import MOMENTS
 
-SIZES = ("num_symbols", "num_classes", "width")  # of a task, as Spec takes them
+SIZES = ("vocab_size", "num_classes", "seq_len")  # of a task, as Spec takes them
 MOST = 2**31  # that a size found in a run directory is believed to be
 
 
@@ -44,7 +44,7 @@ def checkpoint_epochs(run: RunDirectory) -> dict[float, int]:
     if not steps:
         return {}
     try:
-        total = whole_number("steps", (run.status() or {}).get("steps"), 1, MOST)
+        total = check_int("steps", (run.status() or {}).get("steps"), 1, MOST)
     except UsageError as error:
         raise CorruptData(f"{run.path / 'status.json'} does not say how long the run is: {error}") from None
     per_epoch = max(1, total // config_of(run).training.epochs)
@@ -73,7 +73,7 @@ def load(
         spec = Spec(
             ModelConfig.model_validate(fields["model"]),
             AttentionConfig.model_validate(fields["attention"]),
-            *(whole_number(f"sizes.{name}", fields["sizes"][name], 1, MOST) for name in SIZES),
+            *(check_int(f"sizes.{name}", fields["sizes"][name], 1, MOST) for name in SIZES),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptData(f"{found.path / 'config.json'} does not describe a model: {error}") from None

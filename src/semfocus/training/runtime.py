@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import torch
 
-from semfocus.errors import UsageError, whole_number
+from semfocus.errors import UsageError, check_int
 from semfocus.fused import fused_parts, refuses
-from semfocus.model import PLAIN, Parts
+from semfocus.model import EAGER, ForwardFns
 from semfocus.spec import Spec
 
 log = logging.getLogger(__name__)
@@ -41,11 +41,11 @@ class Runtime:
 
     def __post_init__(self) -> None:
         if self.threads is not None:
-            whole_number("threads", self.threads, at_least=1)
+            check_int("threads", self.threads, at_least=1)
         if self.cohort_size is not None:
-            whole_number("cohort_size", self.cohort_size, at_least=1)
+            check_int("cohort_size", self.cohort_size, at_least=1)
         if self.jobs is not None:
-            whole_number("jobs", self.jobs, at_least=1)
+            check_int("jobs", self.jobs, at_least=1)
         if not 0 < self.evaluate_every < float("inf"):
             raise UsageError(f"evaluate_every = {self.evaluate_every!r} must be a positive number of epochs")
         if self.compile not in ("auto", "on", "off"):
@@ -53,7 +53,7 @@ class Runtime:
         if not self.checkpoint_seconds >= 0:
             raise UsageError(f"checkpoint_seconds = {self.checkpoint_seconds!r} must be zero or more")
         for epoch in self.keep_epochs:
-            whole_number("keep_epochs", epoch, at_least=0)
+            check_int("keep_epochs", epoch, at_least=0)
 
     def torch_device(self) -> torch.device:
         """The device meant, or an error if this machine does not have it."""
@@ -92,19 +92,19 @@ class Runtime:
             found = replace(found, compile="on" if compiled and _can_compile(device) else "off")
         return found
 
-    def parts(self, spec: Spec, rows: int, device: torch.device) -> Parts:
+    def parts(self, spec: Spec, rows: int, device: torch.device) -> ForwardFns:
         """The model's functions as they are, or compiled: if asked for, or if `rows` of them are worth it.
 
-        On a GPU they always are, and the fused kernels take the compiler's place where they serve. On a
-        CPU compiling pays for full attention that draws no random numbers; with dropout, blocks stay plain (`Parts`);
-        where keys are chosen, compiled code was no faster (docs/engine.md).
+        On a GPU they always are, and the fused kernels take the compiler's place where they serve. On a CPU
+        compiling pays for full attention that draws no random numbers; with dropout, blocks stay eager; where keys
+        are chosen, compiled code was no faster (docs/engine.md).
         """
         worth = _worth_compiling(spec, rows, device)
         if self.compile == "off" or (self.compile == "auto" and not worth):
-            return PLAIN
-        compiled = Parts.compiled()
+            return EAGER
+        compiled = ForwardFns.compiled()
         if device.type == "cuda":
-            fused = fused_parts(spec, device, compiled.read_out)
+            fused = fused_parts(spec, device, compiled.head)
             if fused is None:
                 log.info("blocks by torch's compiler, not by fused kernels: %s", refuses(spec, device))
             return fused or compiled
@@ -130,7 +130,7 @@ def parse_epochs(text: str) -> tuple[int, ...]:
 
 
 def _worth_compiling(spec: Spec, rows: int, device: torch.device) -> bool:
-    gains = spec.attention.mechanism == "full" and not spec.draws
+    gains = spec.attention.mechanism == "full" and not spec.is_stochastic
     enough = device.type == "cuda" or (gains and rows * flop_per_row(spec) > WORTH_COMPILING)
     return _can_compile(device) and enough
 

@@ -19,7 +19,7 @@ from semfocus.training import loading
 from semfocus.training.cohort import spec_of
 from semfocus.training.runtime import Runtime
 from semfocus.training.signals import Interrupted, Interruption, listening
-from semfocus.training.trainer import Loop, Member, Watcher, out_of_memory
+from semfocus.training.trainer import Callback, Member, Trainer, out_of_memory
 
 COHORT_BYTES = {"cpu": 2**31, "cuda": 2**35}  # of activations that a cohort may take
 ENDED = ("done", "diverged")
@@ -50,7 +50,7 @@ def train(
     configs: Sequence[RunConfig],
     out: Path | str | None = None,
     runtime: Runtime = Runtime(),
-    watcher: Watcher = lambda progress: None,
+    watcher: Callback = lambda progress: None,
 ) -> list[RunOutcome]:
     """Train these runs, a cohort after the other, and return how each stands, in the same order.
 
@@ -69,7 +69,7 @@ def prepare(
     return jobs, cohorts([job for job in jobs if _state(job.run) not in ENDED], runtime, device.type)
 
 
-def train_in_turn(groups: Sequence[list[Job]], runtime: Runtime, watcher: Watcher) -> list[str]:
+def train_in_turn(groups: Sequence[list[Job]], runtime: Runtime, watcher: Callback) -> list[str]:
     """Train cohorts one after the other; the ids of the runs that do not fit into memory even alone."""
     failed: list[str] = []
     with listening() as interruption:
@@ -143,7 +143,7 @@ def cohort_key(config: RunConfig, task: Task) -> str:
     """What runs must share to train in lockstep: everything but seed, learning rate, decay and label."""
     own = {"seed": True, "label": True, "training": {"lr", "decay"}, "task": {"name"}}
     fields = config.model_dump(mode="json", exclude=own)
-    shape = [task.width, task.num_symbols, task.num_classes, *config.rows(task)]
+    shape = [task.seq_len, task.vocab_size, task.num_classes, *config.rows(task)]
     return json.dumps([fields, shape, task.fingerprint()["task"]], sort_keys=True, default=str)
 
 
@@ -157,7 +157,7 @@ def cohort_limit(config: RunConfig, task: Task, device: str) -> int:
 
 
 def _train_group(
-    group: list[Job], runtime: Runtime, watcher: Watcher, interruption: Interruption, too_many: int | None = None
+    group: list[Job], runtime: Runtime, watcher: Callback, interruption: Interruption, too_many: int | None = None
 ) -> list[str]:
     """Train a cohort under the locks of its runs; out of memory, train its halves. The ids that do not fit even alone.
 
@@ -170,7 +170,7 @@ def _train_group(
         status = members[0].writer.status() or {}
         notes = {} if too_many is None else {"out_of_memory_with": too_many}
         try:
-            Loop(members, runtime.as_before(status), watcher, interruption, notes).run()
+            Trainer(members, runtime.as_before(status), watcher, interruption, notes).run()
             return []
         except Exception as error:
             if not out_of_memory(error) or len(members) == 1:

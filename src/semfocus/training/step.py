@@ -13,23 +13,23 @@ from torch import Tensor
 from torch.nn import functional
 
 from semfocus import counter_rng
-from semfocus.model import PLAIN, Parts, forward
+from semfocus.model import EAGER, ForwardFns, forward
 from semfocus.training.cohort import Cohort
 from semfocus.training.data import accumulator
 
 BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 
 
-class Stepper:
+class TrainStep:
     """Holds a cohort's parameters as leaves and makes steps; on a GPU a step is one captured graph."""
 
-    def __init__(self, cohort: Cohort, parts: Parts = PLAIN) -> None:
+    def __init__(self, cohort: Cohort, parts: ForwardFns = EAGER) -> None:
         self.cohort = cohort
         self.parts = parts
-        compiled = parts is not PLAIN
+        compiled = parts is not EAGER
         self.update = torch.compile(self._update, dynamic=False) if compiled else self._update
-        on_gpu = compiled and cohort.device.type == "cuda"  # not on a CPU: see `Parts.compiled`
-        self.derive = torch.compile(counter_rng.derive, dynamic=False) if on_gpu else counter_rng.derive
+        on_gpu = compiled and cohort.device.type == "cuda"  # not on a CPU: see `ForwardFns.compiled`
+        self.fold_in = torch.compile(counter_rng.fold_in, dynamic=False) if on_gpu else counter_rng.fold_in
         self.training = cohort.configs[0].training
         self.members = torch.arange(cohort.members, device=cohort.device).unsqueeze(-1)
         # Views of the one matrix, so that an update of the matrix is an update of them all.
@@ -38,17 +38,17 @@ class Stepper:
         batch = self.training.batch_size
         self.rows = torch.zeros(cohort.steps_per_epoch, cohort.members, batch, dtype=torch.int64, device=cohort.device)
         self.weights = torch.ones(cohort.steps_per_epoch, batch, device=cohort.device)
-        self.rates = torch.zeros(cohort.members, device=cohort.device)
+        self.lrs = torch.zeros(cohort.members, device=cohort.device)
         self.index = torch.zeros(1, dtype=torch.int64, device=cohort.device)  # of the step within its epoch
         self.count = torch.zeros((), dtype=torch.int64, device=cohort.device)  # of all steps so far
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def begin_epoch(self, epoch: int, first: int) -> None:
-        """Load an epoch's order and learning rates, and stand before its step `first`."""
+        """Load an epoch's order and learning lrs, and stand before its step `first`."""
         rows, weights = self.cohort.order(epoch)
         self.rows.copy_(rows)
         self.weights.copy_(weights)
-        self.rates.copy_(self.cohort.rates(epoch))
+        self.lrs.copy_(self.cohort.lrs(epoch))
         self.index.fill_(first)
         self.count.fill_(self.cohort.step)
 
@@ -68,10 +68,12 @@ class Stepper:
         cohort = self.cohort
         rows = self.rows.index_select(0, self.index)[0]
         weights = self.weights.index_select(0, self.index)[0]
-        tokens, filled, labels = cohort.train.take(self.members, rows)
-        seeds = self.derive(cohort.seeds, self.count, cohort.spec.places) if cohort.spec.draws else None
+        tokens, valid_mask, labels = cohort.train.take(self.members, rows)
+        seeds = (
+            self.fold_in(cohort.seeds, self.count, cohort.spec.num_dropout_sites) if cohort.spec.is_stochastic else None
+        )
         with torch.enable_grad():
-            logits = forward(self.leaves, tokens, filled, cohort.spec, seeds, self.parts)
+            logits = forward(self.leaves, tokens, valid_mask, cohort.spec, seeds, self.parts)
             losses = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
             loss = (losses.view_as(labels) * weights).sum(dim=1) / weights.sum()
             gradients = torch.autograd.grad(loss.sum(), list(self.leaves.values()))
@@ -94,12 +96,12 @@ class Stepper:
 
     def _change(self, gradient: Tensor) -> Tensor:
         """(E, P) what the optimiser adds."""
-        training, rates = self.training, self.rates.unsqueeze(1)
+        training, lrs = self.training, self.lrs.unsqueeze(1)
         parameters = self.cohort.parameters
         if training.optimizer != "adamw" and training.weight_decay:
             gradient = gradient + training.weight_decay * parameters
         if training.optimizer == "sgd":
-            return -rates * gradient
+            return -lrs * gradient
         first, second = self.cohort.moments["first_moment"], self.cohort.moments["second_moment"]
         healthy = self.cohort.alive.unsqueeze(1)
         first.copy_(torch.where(healthy, BETAS[0] * first + (1 - BETAS[0]) * gradient, first))
@@ -109,8 +111,8 @@ class Stepper:
         shares = [-torch.expm1(steps * math.log(beta)) for beta in BETAS]
         corrected = first / shares[0].float()
         spread = (second / shares[1].float()).sqrt()
-        change = -rates * corrected / (spread + ADAM_EPSILON)
-        return change - rates * training.weight_decay * parameters if training.optimizer == "adamw" else change
+        change = -lrs * corrected / (spread + ADAM_EPSILON)
+        return change - lrs * training.weight_decay * parameters if training.optimizer == "adamw" else change
 
     def _capture(self) -> None:
         """Record a step as a CUDA graph. Warming up must not train: everything that a step changes is put back."""

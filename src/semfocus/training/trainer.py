@@ -12,14 +12,14 @@ import torch
 
 from semfocus.config import RunConfig
 from semfocus.errors import CorruptData
-from semfocus.model import PLAIN
+from semfocus.model import EAGER
 from semfocus.store import Checkpoint, RunDirectory, RunWriter, Save, load_common, save_checkpoints, write_statuses
 from semfocus.tasks import Task
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator, Scores
 from semfocus.training.runtime import Runtime, facts, numerics
 from semfocus.training.signals import Interruption
-from semfocus.training.step import Stepper
+from semfocus.training.step import TrainStep
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Standing:
+class MemberProgress:
     """One run as a watcher sees it, from this process or another."""
 
     run: RunDirectory
@@ -48,7 +48,7 @@ class Standing:
 class Progress:
     """What a watcher is told after each evaluation, and at least every few seconds in between."""
 
-    members: list[Standing]
+    members: list[MemberProgress]
     going_on: int  # how many of them are not at their end
     step: int
     total_steps: int
@@ -57,18 +57,18 @@ class Progress:
     session_steps: int  # made in that time
 
 
-Watcher = Callable[[Progress], None]
+Callback = Callable[[Progress], None]
 Ending = tuple[Member, str, dict[str, Any]]  # who, its last state, and facts about it
 
 
-class Loop:
+class Trainer:
     """Trains the members of one cohort to their ends; `notes` go into the status of each."""
 
     def __init__(
         self,
         members: list[Member],
         runtime: Runtime,
-        watcher: Watcher,
+        watcher: Callback,
         interruption: Interruption,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class Loop:
                     return
 
     def _prepare(self) -> None:
-        self.stepper = Stepper(self.cohort, self.parts)
+        self.stepper = TrainStep(self.cohort, self.parts)
         self.evaluator = Evaluator(self.cohort, self.parts)
         self.loaded_epoch = -1
 
@@ -147,7 +147,7 @@ class Loop:
 
     def _about(self) -> dict[str, Any]:
         """What every status says: everything that has to be the same for identical results, and the notes."""
-        machine = facts(self.device, self.threads, self.parts is not PLAIN)
+        machine = facts(self.device, self.threads, self.parts is not EAGER)
         kept = {"kept_epochs": list(self.runtime.keep_epochs)} if self.runtime.keep_epochs else {}
         return {"cohort": self.ids, "steps": self.total, **machine, **kept, **self.notes}
 
@@ -201,13 +201,13 @@ class Loop:
         started = time.monotonic()
         scores = self.evaluator.scores()
         step, epoch = self.cohort.step, self.cohort.step / self.per_epoch
-        rates = self.cohort.rates(max(0, (step - 1) // self.per_epoch)).tolist()
+        lrs = self.cohort.lrs(max(0, (step - 1) // self.per_epoch)).tolist()
         now = time.monotonic()
         alive = self.cohort.alive.tolist()
         for member in self.members:
             if alive[member.slot]:
                 seconds = self.spent_before + now - self.began, now - started
-                self._record(member, scores, step, epoch, rates[member.slot], seconds)
+                self._record(member, scores, step, epoch, lrs[member.slot], seconds)
         return self._endings()
 
     def _endings(self) -> list[Ending]:
@@ -236,8 +236,8 @@ class Loop:
     def _ending(self, member: Member, step: int) -> tuple[str, str | None]:
         """How a member that was just evaluated ends, and why; no reason: it goes on."""
         training = member.config.training
-        if training.until is not None and member.last["train_accuracy"] >= training.until:
-            return "done", f"training accuracy reached {training.until}"
+        if training.stop_accuracy is not None and member.last["train_accuracy"] >= training.stop_accuracy:
+            return "done", f"training accuracy reached {training.stop_accuracy}"
         if training.patience is not None and step - member.best_step >= training.patience * self.per_epoch:
             return "done", f"no gain in training accuracy for {training.patience} epochs"
         if step < self.total:
@@ -282,7 +282,9 @@ class Loop:
         self.saved_at = time.monotonic()
 
     def _progress(self, ended: int = 0) -> Progress:
-        standings = [Standing(RunDirectory(member.writer.path), member.config, member.last) for member in self.members]
+        standings = [
+            MemberProgress(RunDirectory(member.writer.path), member.config, member.last) for member in self.members
+        ]
         return Progress(
             standings,
             going_on=len(standings) - ended,

@@ -16,7 +16,7 @@ FLOAT32_ERROR = 2e-5
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several stretches, octets, chunks of queries and pieces of a hub, in rows of a few dozen keys."""
-    from semfocus.attention.kernels.long.dispatch import dispatch
+    from semfocus.attention.kernels.long import dispatch
 
     tiles = dispatch.Tiles(queries=16, lanes=16, group=4, maxima_warps=4)
     monkeypatch.setattr(dispatch, "tiles_for", lambda keys, wide: tiles)
@@ -192,7 +192,7 @@ def test_lengths_beyond_the_row_and_below_zero_are_cut(length: int) -> None:
 def test_a_gpu_with_less_shared_memory_gets_smaller_tiles_and_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton import OutOfResources
 
-    from semfocus.attention.kernels.long.dispatch import dispatch
+    from semfocus.attention.kernels.long import dispatch
 
     taken, whole = [], dispatch.group_maxima
 

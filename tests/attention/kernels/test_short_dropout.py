@@ -11,7 +11,7 @@ from semfocus import counter_rng
 from semfocus.attention.kernels.shared import dropout_threshold, ordered, row_hash, survives, unordered
 from semfocus.attention.kernels.short.arguments import row_numbers
 from semfocus.attention.operator import attend
-from semfocus.attention.positions import Places
+from semfocus.attention.positions import Positions
 from tests.attention.kernels.short_cases import by_kernel, close, inputs, run
 from tests.conftest import DEVICE
 
@@ -67,7 +67,7 @@ SEEDS = [(), (1,), (2, 1, 1), (2, 3, 1), (1, 1, 2), (3, 1), (2, 3, 2)]
 def test_rows_are_numbered_as_places_numbers_them(shape) -> None:
     lead, queries = torch.Size((2, 3, 2)), 5
     seed = torch.zeros(shape, dtype=torch.int64)[..., None, None] if shape else torch.zeros((), dtype=torch.int64)
-    numbers = Places(queries, 7, torch.device("cpu"), 0, queries).row_ids(lead, seed).expand(*lead, -1, -1)
+    numbers = Positions(queries, 7, torch.device("cpu"), 0, queries).row_ids(lead, seed).expand(*lead, -1, -1)
     steps = row_numbers(lead, seed, queries)
     index = torch.cartesian_prod(*(torch.arange(size) for size in lead)).view(*lead, 3)
     mine = (index * torch.tensor(steps)).sum(dim=-1)

@@ -8,38 +8,39 @@ import sys
 import pytest
 import torch
 
-from semfocus.attention.inputs import Problem
+from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.kernels import backend
-from semfocus.attention.kernels.short.dispatch import arguments, configs, short_refuses
+from semfocus.attention.kernels.short import arguments, configs
+from semfocus.attention.kernels.short.dispatch import short_refuses
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.attention.normalisers import Sigmoid, Softmax
 from tests.conftest import DEVICE
 
 
-def problem(
+def inputs(
     mechanism="topk:5", queries=40, keys=40, width=16, dtype=torch.float32, device=DEVICE, **options
-) -> Problem:
+) -> AttentionInputs:
     q = torch.empty(2, queries, width, dtype=dtype, device=device)
     k = torch.empty(2, keys, width, dtype=dtype, device=device)
-    return Problem(q, k, k, parse_mechanism(mechanism), options.pop("normaliser", Softmax()), **options)
+    return AttentionInputs(q, k, k, parse_mechanism(mechanism), options.pop("normaliser", Softmax()), **options)
 
 
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (problem(dtype=torch.float64), "float64"),
-        (problem(keys=1025), "at most 1024 dispatch, not 1025"),
-        (problem(queries=2000), "not 2000"),
-        (problem(width=129), "at most 128 wide, not 129"),
-        (problem("topk:17", keys=65), "at most 16 keys a query, not 17"),
-        (problem("topk:5+1s", keys=65), "sinks or window of topk:5"),
-        (problem("randomk:5"), "no kernel for randomk:5"),
-        (problem(keys=0), "nothing to compute"),
-        (problem(queries=0), "nothing to compute"),
-        (problem(normaliser=Sigmoid()), "softmax only, not sigmoid"),
-        (problem(straight_through=True), "straight_through"),
-        (problem(bias=torch.zeros(40, 40)), "float mask"),
-        (problem(device=torch.device("meta")), "meta"),
+        (inputs(dtype=torch.float64), "float64"),
+        (inputs(keys=1025), "at most 1024 long, not 1025"),
+        (inputs(queries=2000), "not 2000"),
+        (inputs(width=129), "at most 128 wide, not 129"),
+        (inputs("topk:17", keys=65), "at most 16 keys a query, not 17"),
+        (inputs("topk:5+1s", keys=65), "sinks or window of topk:5"),
+        (inputs("randomk:5"), "no kernel for randomk:5"),
+        (inputs(keys=0), "nothing to compute"),
+        (inputs(queries=0), "nothing to compute"),
+        (inputs(normaliser=Sigmoid()), "softmax only, not sigmoid"),
+        (inputs(straight_through=True), "straight_through"),
+        (inputs(bias=torch.zeros(40, 40)), "float mask"),
+        (inputs(device=torch.device("meta")), "meta"),
     ],
 )
 def test_a_refusal_names_what_is_not_served(given, reason) -> None:
@@ -49,12 +50,12 @@ def test_a_refusal_names_what_is_not_served(given, reason) -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (problem(keys=2000, width=256), "at most 128 wide, not 256"),
-        (problem(keys=2000, dtype=torch.float64), "float64"),
-        (problem(keys=2000, scale=-1.0), "scale = -1.0 is not positive"),
-        (problem("topk:100", keys=2000), "at most 64 keys by score"),
-        (problem(keys=131_073, width=1), "at most 131072 long"),
-        (problem("banded:5", keys=2000), "at most 1024 dispatch, not 2000"),
+        (inputs(keys=2000, width=256), "at most 128 wide, not 256"),
+        (inputs(keys=2000, dtype=torch.float64), "float64"),
+        (inputs(keys=2000, scale=-1.0), "scale = -1.0 is not positive"),
+        (inputs("topk:100", keys=2000), "at most 64 keys by score"),
+        (inputs(keys=131_073, width=1), "at most 131072 long"),
+        (inputs("banded:5", keys=2000), "at most 1024 long, not 2000"),
     ],
 )
 def test_where_neither_kind_of_kernel_serves_the_reason_is_that_of_the_one_meant_for_it(given, reason) -> None:
@@ -63,19 +64,19 @@ def test_where_neither_kind_of_kernel_serves_the_reason_is_that_of_the_one_meant
 
 def test_a_triton_that_is_too_old_is_refused_by_its_version(monkeypatch) -> None:
     monkeypatch.setattr("triton.__version__", "3.1.0+git")
-    assert "need Triton 3.6 or newer, not 3.1.0+git" in (short_refuses(problem()) or "")
+    assert "need Triton 3.6 or newer, not 3.1.0+git" in (short_refuses(inputs()) or "")
 
 
 def test_what_fits_is_not_refused() -> None:
-    assert short_refuses(problem(dtype=torch.bfloat16)) is None
-    assert short_refuses(problem("full", 1024, 1024, 128)) is None
+    assert short_refuses(inputs(dtype=torch.bfloat16)) is None
+    assert short_refuses(inputs("full", 1024, 1024, 128)) is None
     for mechanism, keys in (("topk:64", 64), ("topk:99", 9), ("topk:16", 1024), ("topk:5+2s+3w", 64)):
-        assert short_refuses(problem(mechanism, keys=keys)) is None
+        assert short_refuses(inputs(mechanism, keys=keys)) is None
 
 
 def test_lists_by_position_are_refused_and_lists_by_score_are_not() -> None:
-    assert "return_info" in (short_refuses(problem("banded:5"), want_info=True) or "")
-    assert short_refuses(problem(), want_info=True) is None
+    assert "return_info" in (short_refuses(inputs("banded:5"), want_info=True) or "")
+    assert short_refuses(inputs(), want_info=True) is None
 
 
 def test_without_triton_the_kernels_refuse_and_everything_else_works() -> None:
@@ -86,9 +87,9 @@ import torch
 from semfocus.attention import TopK, attend
 from semfocus.attention.kernels.short.dispatch import short_refuses
 from semfocus.attention.normalisers import Softmax
-from semfocus.attention.inputs import Problem
+from semfocus.attention.inputs import AttentionInputs
 q = torch.zeros(1, 4, 16)
-assert "semfocus[gpu]" in short_refuses(Problem(q, q, q, TopK(2), Softmax()))
+assert "semfocus[gpu]" in short_refuses(AttentionInputs(q, q, q, TopK(2), Softmax()))
 assert attend(q, q, q, TopK(2)).shape == q.shape
 """
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -137,21 +138,21 @@ def test_every_kernel_has_a_launch_for_every_width() -> None:
 
 def test_the_longest_rows_of_half_precision_go_to_the_kernels_for_long_rows(monkeypatch) -> None:
     from semfocus.attention.kernels import backend
-    from semfocus.attention.kernels.long.dispatch import dispatch
+    from semfocus.attention.kernels.long import dispatch
 
-    monkeypatch.setattr(backend, "short", lambda problem, want_info: "short")
-    monkeypatch.setattr(dispatch, "long", lambda problem, want_info: "long")
+    monkeypatch.setattr(backend, "short", lambda inputs, want_info: "short")
+    monkeypatch.setattr(dispatch, "long", lambda inputs, want_info: "long")
     half = {"dtype": torch.bfloat16, "queries": 1024}
-    assert backend.triton(problem(keys=1024, **half)) == "long"
-    assert backend.triton(problem(keys=1023, **half)) == "short"
-    assert backend.triton(problem(keys=1024, queries=1024)) == "short"
-    assert backend.triton(problem("bottomk:5", keys=1024, **half)) == "short"  # which has no other kernel
+    assert backend.triton(inputs(keys=1024, **half)) == "long"
+    assert backend.triton(inputs(keys=1023, **half)) == "short"
+    assert backend.triton(inputs(keys=1024, queries=1024)) == "short"
+    assert backend.triton(inputs("bottomk:5", keys=1024, **half)) == "short"  # which has no other kernel
 
 
 def test_a_gpu_with_less_shared_memory_gets_smaller_tiles_and_the_same_answer(monkeypatch) -> None:
     from triton import OutOfResources
 
-    from semfocus.attention.kernels.short.dispatch import launch
+    from semfocus.attention.kernels.short import launch
     from tests.attention.kernels.short_cases import check, inputs
 
     taken: list[tuple[int, int]] = []

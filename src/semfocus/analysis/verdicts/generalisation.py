@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from semfocus.analysis.intervals import ACCURACY_MARGIN, Margin, equivalence
-from semfocus.analysis.margins import beyond_p, inside_p
+from semfocus.analysis.margins import one_sided_p, tost_p
 from semfocus.analysis.multiple import ALPHA, not_enough
 from semfocus.analysis.noninferiority import PAIRS_FOR_GROUPS, sign_p, two_groups
 from semfocus.analysis.verdicts.evidence import Claim, Decision, Measurements, Part, missing
@@ -57,11 +57,11 @@ def _generalises(name: str, setting: Setting, claimed: bool) -> Part:
     margin = Margin(level + ACCURACY_MARGIN.low, level + ACCURACY_MARGIN.high)
     if claimed:
         shown, denied = interval.low > margin.high, interval.high < margin.high
-        p = beyond_p(mean, interval, n, margin.high)
+        p = one_sided_p(mean, interval, n, margin.high)
     else:
         near = equivalence(interval, margin)
         shown, denied = near == "equivalent", near == "different"
-        p = inside_p(mean, interval, n, margin)
+        p = tost_p(mean, interval, n, margin)
     decision: Decision = "yes" if shown else "no" if denied else "undecided"
     effect = f"{mean:.1%} against {level:.1%}"
     return Part(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from semfocus.analysis.intervals import SPEEDUP_MARGIN
-from semfocus.analysis.margins import beyond_p, logs
+from semfocus.analysis.margins import logs, one_sided_p
 from semfocus.analysis.multiple import ALPHA, holm, not_enough
 from semfocus.analysis.speedup import SpeedUp
 from semfocus.analysis.verdicts.evidence import Claim, Decision, Measurements, Part, missing
@@ -63,7 +63,7 @@ def _largest_ratio(settings: Sequence[Setting]) -> Part:
 def _at_least_p(gain: SpeedUp, bound: float) -> float | None:
     if gain.interval is None or gain.ratio.value is None or gain.interval.low == 0:
         return None
-    return beyond_p(math.log(gain.ratio.value), logs(gain.interval), gain.pairs, math.log(bound))
+    return one_sided_p(math.log(gain.ratio.value), logs(gain.interval), gain.pairs, math.log(bound))
 
 
 def _may_reach(gain: SpeedUp, bound: float) -> bool:
@@ -96,7 +96,7 @@ def _equal_at_last(name: str, setting: Setting) -> Part:
 
 def _widest(setting: Setting) -> str:
     """Top-k that keeps every key of the setting's rows."""
-    return f"topk:{setting.fields['sizes.width']}"
+    return f"topk:{setting.fields['sizes.seq_len']}"
 
 
 CLAIMS = (

@@ -9,7 +9,7 @@ from semfocus.analysis.paired import paired_logrank
 from semfocus.analysis.verdicts.evidence import Claim, Decision, Measurements, Part, missing
 from semfocus.analysis.verdicts.pairs import FITTED, faster, gained, no_gain_p
 from semfocus.analysis.verdicts.settings import FULL, TASKS, Setting, choose
-from semfocus.experiments.recipes import GRID
+from semfocus.recipes import GRID
 
 MASKS = tuple(mechanism for mechanism in GRID if mechanism.startswith(("banded", "block_local")))
 EXAMPLE = "even_pairs"  # where the paper shows it

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from semfocus import recipes
 from semfocus.analysis.multiple import pairs_needed
 from semfocus.analysis.paired import PairedTest
 from semfocus.analysis.records import Record
-from semfocus.analysis.survival import Times
-from semfocus.experiments import recipes
+from semfocus.analysis.survival import ConvergenceTimes
 from semfocus.tasks import get_task
 
 TASKS = tuple(recipes.PAPER)  # the eight of the paper
@@ -33,7 +33,7 @@ QUIRKS = frozenset(
     }.items()
     for name in names
 )
-STOPS_EARLY = ("training.until", "training.patience")
+STOPS_EARLY = ("training.stop_accuracy", "training.patience")
 _SHOWN = 4
 
 
@@ -56,13 +56,13 @@ class Setting:
         ]
         return sorted(set.intersection(*arms)) if arms else []
 
-    def times(self, mechanism: str, level: float) -> Times:
+    def times(self, mechanism: str, level: float) -> ConvergenceTimes:
         """Epochs to a training accuracy, by seed; a diverged run never gets there."""
         runs = self.arms.get(mechanism, {})
         return self.as_times({seed: None if failed(run) else run.first_at(level) for seed, run in runs.items()})
 
-    def as_times(self, epochs: Mapping[int, float | None]) -> Times:
-        return Times.of(epochs, horizon=float(self.fields["training.epochs"]))
+    def as_times(self, epochs: Mapping[int, float | None]) -> ConvergenceTimes:
+        return ConvergenceTimes.of(epochs, horizon=float(self.fields["training.epochs"]))
 
     def ids(self, seeds: Sequence[int], *mechanisms: str) -> frozenset[str]:
         return frozenset(self.arms[mechanism][seed].id for mechanism in mechanisms for seed in seeds)
@@ -155,7 +155,10 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     parts["data"] = {name: value for name, value in data.items() if name not in ("options", "task")}
     fields = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
     fields.pop("attention.mechanism", None)
-    return fields | {"precision": config.get("precision", "fp32"), "sizes.width": _dict(config, "sizes").get("width")}
+    return fields | {
+        "precision": config.get("precision", "fp32"),
+        "sizes.seq_len": _dict(config, "sizes").get("seq_len"),
+    }
 
 
 @cache
@@ -163,7 +166,7 @@ def _paper(task: str) -> dict[str, Any]:
     config = recipes.configure(task, FULL, 0, "paper").model_dump(mode="json")
     options = json.loads(json.dumps(get_task(task).options))
     wanted = flat(config | {"data": {"options": options}})
-    return {name: value for name, value in wanted.items() if name not in ("precision", "sizes.width")}
+    return {name: value for name, value in wanted.items() if name not in ("precision", "sizes.seq_len")}
 
 
 def _task(record: Record) -> str:

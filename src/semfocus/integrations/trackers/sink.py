@@ -25,7 +25,7 @@ class Progress(Protocol):
     def session_steps(self) -> int: ...
 
 
-Watcher = Callable[[Any], None]
+Callback = Callable[[Any], None]
 
 
 class TrackerFailed(UserWarning):
@@ -88,7 +88,7 @@ def parse_sink(text: str) -> Sink:
 
 
 @contextmanager
-def watched(watcher: Watcher, trackers: Sequence[str]) -> Iterator[Watcher]:
+def watched(watcher: Callback, trackers: Sequence[str]) -> Iterator[Callback]:
     """A watcher that tells `watcher` and all these trackers, which are closed in the end."""
     sinks = [parse_sink(text) for text in trackers]
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from semfocus.attention import AttentionInfo, attend
-from semfocus.attention.mechanisms import Banded, Full, Mechanism, Selective, TopK
-from semfocus.attention.positions import Places
+from semfocus.attention.mechanisms import Banded, Full, Mechanism, ScoreRanked, TopK
+from semfocus.attention.positions import Positions
 from semfocus.errors import UsageError
 
 
@@ -75,8 +75,8 @@ def _dense(info: AttentionInfo, keys: int, dtype: torch.dtype) -> Tensor:
 
 def uses_positions(mechanism: Mechanism) -> bool:
     """Whether what is kept depends on where queries and keys stand."""
-    if isinstance(mechanism, Selective):
-        return mechanism.forced(Places(1, 1, torch.device("cpu"), 0, 1), True) is not None
+    if isinstance(mechanism, ScoreRanked):
+        return mechanism.always_kept(Positions(1, 1, torch.device("cpu"), 0, 1), True) is not None
     return not isinstance(mechanism, Full)
 
 
@@ -115,7 +115,7 @@ def _check_positions(call: Call, keep: Tensor, forgetful: bool) -> None:
     if not call.causal:
         return
     queries, keys = keep.shape[-2:]
-    places = Places(queries, keys, keep.device, 0, queries)
+    places = Positions(queries, keys, keep.device, 0, queries)
     if bool((keep & ~places.past()).any()):
         raise UsageError(
             f"{call.mechanism} looks back from each position, and the mask lets queries see later keys (a prefix or "

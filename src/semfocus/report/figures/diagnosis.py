@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from semfocus.report.figures.drawing import FORMATS, caption, drawing, legend, name_points, percent, save
 from semfocus.report.figures.lines import Line, about_bands, draw_line, lines, run_lines
 from semfocus.report.figures.scales import log_scale
-from semfocus.report.figures.style import PAPERS, Look, Theme, look
+from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ def draw_conditions(
         for panel, name in zip(panels, ("w", "x"), strict=True):
             for line in found:
                 _conditions(panel, line, name, theme)
-            panel.axhline(1, color=PAPERS[theme].quiet, linewidth=1)
+            panel.axhline(1, color=PALETTES[theme].quiet, linewidth=1)
             if log_scale(panel, "y"):
                 _plain_numbers(panel.yaxis)
             panel.set_xticks(range(len(COLUMNS)), COLUMNS)
@@ -168,10 +168,10 @@ def draw_against_speed(
     with drawing(theme):
         figure = Figure(figsize=(5.2, 4.0), layout="constrained")
         panel = figure.subplots()
-        shape = look("topk:5")
+        shape = mechanism_style("topk:5")
         for _, ratio, speed in points:
             panel.plot(ratio, speed, shape.marker, color=shape.on(theme), markersize=7)
-        panel.axhline(1, color=PAPERS[theme].quiet, linewidth=0.9)
+        panel.axhline(1, color=PALETTES[theme].quiet, linewidth=0.9)
         if log_scale(panel, "y"):
             _plain_numbers(panel.yaxis)
         panel.margins(x=0.2, y=0.15)
@@ -220,7 +220,7 @@ def _map(panel: Axes, grid: list[list[float]], logarithmic: bool, share: bool, t
         for i, row in enumerate(grid):
             for j, value in enumerate(row):
                 dark = math.isfinite(value) and norm(value) < 0.55
-                ink = "#ffffff" if dark else PAPERS["light" if math.isfinite(value) else theme].ink
+                ink = "#ffffff" if dark else PALETTES["light" if math.isfinite(value) else theme].ink
                 panel.text(j, i, _short(value, share), ha="center", va="center", fontsize=6.5, color=ink)
 
 
@@ -236,10 +236,10 @@ def _known(pairs: Iterable[tuple[float, float | None]]) -> dict[float, float]:
     return {place: value for place, value in pairs if value is not None}
 
 
-def _row_look(row: Json) -> Look:
-    shape = look(row.get("mechanism", "full"))
+def _row_look(row: Json) -> MechanismStyle:
+    shape = mechanism_style(row.get("mechanism", "full"))
     if row["way"] == "published":
-        return shape._replace(colour=PAPERS["light"].quiet, dark=PAPERS["dark"].quiet)
+        return shape._replace(colour=PALETTES["light"].quiet, dark=PALETTES["dark"].quiet)
     return shape._replace(dash=() if row["way"] == "two models" else (5, 2))
 
 
@@ -254,7 +254,7 @@ def _conditions(panel: Axes, line: Line, name: str, theme: Theme) -> None:
     for place, value in draw_line(panel, line, points, theme, label=line.label, width=1.3, marker_size=MARKER):
         if place in vacuous:
             panel.plot(
-                place, value, line.look.marker, color=line.look.on(theme), markerfacecolor=PAPERS[theme].ground,
+                place, value, line.look.marker, color=line.look.on(theme), markerfacecolor=PALETTES[theme].ground,
                 markersize=MARKER,
             )  # fmt: skip
 

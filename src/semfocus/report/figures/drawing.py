@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from semfocus.report.figures.style import PAPERS, Theme
+from semfocus.report.figures.style import PALETTES, Theme
 from semfocus.store.atomic import replacing
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def drawing(theme: Theme = "light") -> Iterator[None]:
     """Draw inside this block: sizes, colours and fonts as the house has them, whatever the user's own settings."""
     import matplotlib as mpl
 
-    ground, ink, quiet, line = PAPERS[theme]
+    ground, ink, quiet, line = PALETTES[theme]
     style: dict[str, Any] = {
         "figure.facecolor": ground, "axes.facecolor": ground, "savefig.facecolor": ground,
         "text.color": ink, "axes.labelcolor": ink, "axes.titlecolor": ink, "axes.edgecolor": quiet,
@@ -110,7 +110,7 @@ def name_points(
         arrow = None
         if spot.line is not None:
             lines.append(spot.line)
-            arrow = {"arrowstyle": "-", "color": PAPERS[theme].quiet, "linewidth": 0.6, "relpos": spot.corner}
+            arrow = {"arrowstyle": "-", "color": PALETTES[theme].quiet, "linewidth": 0.6, "relpos": spot.corner}
             arrow |= {"shrinkA": 0, "shrinkB": mark / 2}
         panel.annotate(
             name, point, spot.offset, textcoords="offset points", fontsize=size, ha=ACROSS[spot.corner[0]],

@@ -11,7 +11,7 @@ from semfocus.analysis.comparison import BASE, Arm
 from semfocus.analysis.groups import Group, base_first
 from semfocus.analysis.multiple import ALPHA
 from semfocus.report.figures.drawing import FORMATS, caption, drawing, save
-from semfocus.report.figures.style import PAPERS, Theme
+from semfocus.report.figures.style import PALETTES, Theme
 from semfocus.report.terminal.tables import interval_text, signed
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def draw_heatmap(
         panel.set_ylim(len(groups) - 0.5, -0.5)
         panel.set_xticks(range(len(mechanisms)), mechanisms)
         panel.set_yticks(range(len(groups)), [_short(group.name) for group in groups])
-        panel.tick_params(length=0, labelcolor=PAPERS[theme].ink, top=False, labeltop=True, labelbottom=False)
+        panel.tick_params(length=0, labelcolor=PALETTES[theme].ink, top=False, labeltop=True, labelbottom=False)
         panel.grid(visible=False)
         for spine in panel.spines.values():
             spine.set_visible(False)
@@ -80,13 +80,13 @@ def draw_heatmap(
 def _cell(panel: Axes, column: int, row: int, arm: Arm | None, theme: Theme) -> None:
     from matplotlib.patches import Rectangle
 
-    paper = PAPERS[theme]
+    paper = PALETTES[theme]
     if arm is None or arm.speed_up is None:
         return
     amount = strength(arm.speed_up.ratio.value)
     fill = _mix(paper.ground, FASTER if amount > 0 else SLOWER, 0.08 + 0.8 * abs(amount))
     panel.add_patch(Rectangle((column - 0.48, row - 0.46), 0.96, 0.92, facecolor=fill, edgecolor="none"))
-    ink = paper.ink if _light(fill) == (theme == "light") else PAPERS["dark" if theme == "light" else "light"].ink
+    ink = paper.ink if _light(fill) == (theme == "light") else PALETTES["dark" if theme == "light" else "light"].ink
     bold = arm.p is not None and arm.p <= ALPHA
     large, small = cell_texts(arm)
     panel.text(

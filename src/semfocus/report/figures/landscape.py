@@ -16,7 +16,7 @@ from semfocus.landscape.slopes import PERCENTILES
 from semfocus.landscape.stored import Surface
 from semfocus.report.figures.drawing import FORMATS, drawing, legend, save
 from semfocus.report.figures.scales import logarithmic
-from semfocus.report.figures.style import PAPERS, Theme, look, order
+from semfocus.report.figures.style import PALETTES, Theme, mechanism_style, order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,7 +94,7 @@ def draw_surfaces(
 
 
 def _draw_relief(panel: Any, surface: Surface, scale: Scale, theme: Theme) -> None:
-    paper, axis = PAPERS[theme], surface.axis
+    paper, axis = PALETTES[theme], surface.axis
     every = max(1, len(axis) // LINES)
     across, up = np.meshgrid(axis[::every], axis[::every])
     heights = scale.height(surface.losses)[::every, ::every]
@@ -122,7 +122,7 @@ def _draw_relief(panel: Any, surface: Surface, scale: Scale, theme: Theme) -> No
 
 
 def _draw_map(panel: Axes, surface: Surface, scale: Scale, theme: Theme) -> None:
-    paper, axis, edge = PAPERS[theme], surface.axis, surface.payload["extent"]
+    paper, axis, edge = PALETTES[theme], surface.axis, surface.payload["extent"]
     half = (axis[1] - axis[0]) / 2
     panel.set_facecolor(NOT_FINITE[theme])
     panel.imshow(
@@ -214,7 +214,7 @@ def _slope_line(
 ) -> None:
     if any(len(run) != len(squares) for run in runs):
         raise UsageError(f"the runs of {mechanism} were measured on different squares; measure them alike")
-    shape = look(mechanism)
+    shape = mechanism_style(mechanism)
     values = np.array([[math.nan if value is None else value for value in run] for run in runs], dtype=float)
     shown = ~np.isnan(values).any(axis=0)
     places, values = np.asarray(squares)[shown], values[:, shown]
@@ -274,7 +274,7 @@ def draw_sharpness(
 def _epoch_line(
     panel: Axes, mechanism: str, epochs: Sequence[float], values: Sequence[float | None], label: str, theme: Theme
 ) -> None:
-    shape = look(mechanism)
+    shape = mechanism_style(mechanism)
     known = [(epoch, value) for epoch, value in zip(epochs, values, strict=True) if value is not None and value > 0]
     if known:
         panel.plot(

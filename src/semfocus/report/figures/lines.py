@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from semfocus.report.figures.style import Look, Theme, look
+from semfocus.report.figures.style import MechanismStyle, Theme, mechanism_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ class Line:
     """What is drawn as one: runs, or rows of a table, that differ in nothing but their seed."""
 
     label: str
-    look: Look
+    look: MechanismStyle
     members: tuple[Json, ...]
 
 
@@ -43,7 +43,7 @@ def run_lines(runs: Iterable[Json]) -> list[Line]:
     def same(run: Json) -> tuple[str, str]:
         return run["mechanism"], _SEED.sub("", run["label"])
 
-    return lines(runs, same, lambda run: run["label"], label, lambda run: look(run["mechanism"]))
+    return lines(runs, same, lambda run: run["label"], label, lambda run: mechanism_style(run["mechanism"]))
 
 
 def lines(
@@ -51,7 +51,7 @@ def lines(
     same: Callable[[Json], Any],
     seed: Callable[[Json], Any],
     label: Callable[[Json, int], str],
-    shape: Callable[[Json], Look],
+    shape: Callable[[Json], MechanismStyle],
 ) -> list[Line]:
     """Items with the same key together, in the order of their first; no two lines look alike.
 
@@ -103,7 +103,7 @@ def about_bands(found: Iterable[Line]) -> str:
     return "Lines: the median over seeds; bands: all of them." if several else ""
 
 
-def _unlike(own: Look, others: Sequence[Look]) -> Look:
+def _unlike(own: MechanismStyle, others: Sequence[MechanismStyle]) -> MechanismStyle:
     """The same with another marker, if one of the others looks like it."""
     free = [own, *(own._replace(marker=marker) for marker in MARKERS)]
     return next((shape for shape in free if shape not in others), own)

@@ -11,7 +11,7 @@ from semfocus.analysis.masks_vs_speedup import OUTCOMES, MaskPoint, drawn_masks,
 from semfocus.report.figures.diagnosis import correlation_text
 from semfocus.report.figures.drawing import FORMATS, caption, drawing, name_points, save
 from semfocus.report.figures.scales import logarithmic
-from semfocus.report.figures.style import PAPERS, Theme, look
+from semfocus.report.figures.style import PALETTES, Theme, mechanism_style
 
 LABELS = {"epochs": "epochs to 95 % training accuracy", "speed-up": "times fewer epochs than full attention"}
 
@@ -28,7 +28,7 @@ def draw_masks_against_speed(
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    shape, paper = look(mechanism), PAPERS[theme]
+    shape, paper = mechanism_style(mechanism), PALETTES[theme]
     with drawing(theme):
         figure = Figure(figsize=(8.6, 4.3), layout="constrained")
         panels = figure.subplots(1, 2, sharex=True)

@@ -8,7 +8,7 @@ from semfocus.analysis.comparison import Comparison
 from semfocus.analysis.records import THRESHOLD
 from semfocus.report.figures.drawing import percent
 from semfocus.report.figures.series import series
-from semfocus.report.figures.style import PAPERS, Theme, look
+from semfocus.report.figures.style import PALETTES, Theme, mechanism_style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ def draw_metric(
         curve = series([record for record in records if record.mechanism == arm.mechanism], metric)
         if curve is None:
             continue
-        shape = look(arm.mechanism)
+        shape = mechanism_style(arm.mechanism)
         colour = shape.on(theme)
         panel.plot(curve.epochs, curve.middle, color=colour, linestyle=shape.linestyle, label=arm.mechanism)
         panel.fill_between(curve.epochs, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
@@ -34,7 +34,7 @@ def draw_metric(
             place = int(abs(curve.epochs - arm.times.median).argmin())
             panel.plot(
                 arm.times.median, curve.middle[place], shape.marker, color=colour, markersize=6,
-                markeredgecolor=PAPERS[theme].ground, clip_on=False, zorder=4,
+                markeredgecolor=PALETTES[theme].ground, clip_on=False, zorder=4,
             )  # fmt: skip
     panel.set_xlim(0, comparison.horizon)
     panel.locator_params(axis="x", integer=True)
@@ -51,7 +51,7 @@ def draw_waiting(panel: Axes, comparison: Comparison, theme: Theme = "light") ->
     for arm in comparison.arms:
         if not len(arm.times):
             continue
-        shape = look(arm.mechanism)
+        shape = mechanism_style(arm.mechanism)
         curve = arm.times.curve()
         epochs, waiting = [*curve.epochs, arm.times.horizon], [*curve.waiting, curve.waiting[-1]]
         colour = shape.on(theme)
@@ -67,7 +67,7 @@ def draw_waiting(panel: Axes, comparison: Comparison, theme: Theme = "light") ->
 
 def draw_threshold(panel: Axes, theme: Theme = "light") -> None:
     """The line at which a run counts as converged."""
-    panel.axhline(THRESHOLD, color=PAPERS[theme].quiet, linewidth=0.9, zorder=1)
+    panel.axhline(THRESHOLD, color=PALETTES[theme].quiet, linewidth=0.9, zorder=1)
     _note(panel, THRESHOLD, f"{THRESHOLD:.0%}", theme)
 
 
@@ -77,7 +77,7 @@ def draw_baselines(panel: Axes, comparison: Comparison, theme: Theme = "light") 
     for kind, level in comparison.baselines.items():
         levels.setdefault(round(level, 3), []).append(kind)
     for level, kinds in levels.items():
-        panel.axhline(level, color=PAPERS[theme].quiet, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
+        panel.axhline(level, color=PALETTES[theme].quiet, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
         _note(panel, level, ", ".join(kinds), theme, below=True)
     if levels:
         panel.set_ylim(bottom=min(panel.get_ylim()[0], max(0.0, min(levels) - 0.09)))
@@ -87,5 +87,6 @@ def _note(panel: Axes, level: float, text: str, theme: Theme, below: bool = Fals
     """Small words at the right end of a line."""
     panel.annotate(
         text, (1, level), xycoords=("axes fraction", "data"), xytext=(-2, -4 if below else 2),
-        textcoords="offset points", fontsize=7, color=PAPERS[theme].quiet, ha="right", va="top" if below else "bottom",
+        textcoords="offset points", fontsize=7, color=PALETTES[theme].quiet, ha="right",
+        va="top" if below else "bottom",
     )  # fmt: skip

@@ -16,7 +16,7 @@ Theme = Literal["light", "dark"]
 Dash = tuple[float, ...]  # lengths of ink and gap in turn; empty: a solid line
 
 
-class Look(NamedTuple):
+class MechanismStyle(NamedTuple):
     """How a mechanism is drawn."""
 
     colour: str  # on white
@@ -34,7 +34,7 @@ class Look(NamedTuple):
         return (0.0, self.dash) if self.dash else "-"
 
 
-class Paper(NamedTuple):
+class Palette(NamedTuple):
     """What is not data: the ground, the ink, and what stands back."""
 
     ground: str
@@ -43,34 +43,34 @@ class Paper(NamedTuple):
     line: str
 
 
-PAPERS: dict[Theme, Paper] = {
-    "light": Paper("#ffffff", "#1b1b1f", "#5d6068", "#d9dbe0"),
-    "dark": Paper("#15171c", "#ececea", "#a3a7b0", "#363a43"),
+PALETTES: dict[Theme, Palette] = {
+    "light": Palette("#ffffff", "#1b1b1f", "#5d6068", "#d9dbe0"),
+    "dark": Palette("#15171c", "#ececea", "#a3a7b0", "#363a43"),
 }
 USUAL_SIZE = 5  # of the paper: it has the family's own shade
 _FAMILIES = {
-    "full": Look("#1b1b1f", "#f2f2f0", (), "o"),
-    "topk": Look("#d1500b", "#ff8a3d", (), "D"),
-    "bottomk": Look("#d04fa8", "#f08fd0", (8, 2, 1.5, 2), "v"),
-    "randomk": Look("#6b5200", "#f4e27a", (3, 1.5, 1.5, 1.5), "P"),
-    "banded": Look("#005fa3", "#4a9be8", (6, 3), "s"),
-    "block_local": Look("#006b45", "#18b57f", (1.2, 1.6), "^"),
+    "full": MechanismStyle("#1b1b1f", "#f2f2f0", (), "o"),
+    "topk": MechanismStyle("#d1500b", "#ff8a3d", (), "D"),
+    "bottomk": MechanismStyle("#d04fa8", "#f08fd0", (8, 2, 1.5, 2), "v"),
+    "randomk": MechanismStyle("#6b5200", "#f4e27a", (3, 1.5, 1.5, 1.5), "P"),
+    "banded": MechanismStyle("#005fa3", "#4a9be8", (6, 3), "s"),
+    "block_local": MechanismStyle("#006b45", "#18b57f", (1.2, 1.6), "^"),
 }
 _WITH_GLOBALS = {
-    "banded": Look("#3f9bd8", "#9fd4ff", (6, 3, 1.2, 3), "s"),
-    "block_local": Look("#33a27a", "#8fe9c6", (1.2, 1.6, 1.2, 1.6, 4, 1.6), "^"),
+    "banded": MechanismStyle("#3f9bd8", "#9fd4ff", (6, 3, 1.2, 3), "s"),
+    "block_local": MechanismStyle("#33a27a", "#8fe9c6", (1.2, 1.6, 1.2, 1.6, 4, 1.6), "^"),
 }
 _OTHERS = (
-    Look("#6f6f78", "#a9abb3", (10, 2), "X"),
-    Look("#7a4fc4", "#b99cf5", (10, 2, 3, 2), "h"),
-    Look("#8c4a2f", "#d8a184", (10, 2, 1, 2), "p"),
-    Look("#2f7f86", "#7fd0d6", (5, 2, 5, 4), "*"),
+    MechanismStyle("#6f6f78", "#a9abb3", (10, 2), "X"),
+    MechanismStyle("#7a4fc4", "#b99cf5", (10, 2, 3, 2), "h"),
+    MechanismStyle("#8c4a2f", "#d8a184", (10, 2, 1, 2), "p"),
+    MechanismStyle("#2f7f86", "#7fd0d6", (5, 2, 5, 4), "*"),
 )
 _FORM = re.compile(r"([a-z_]+)(?::(\d{1,9}))?(?:\+(\d{1,9})g)?")
 _RANKS = {name: rank for rank, name in enumerate(_FAMILIES)}
 
 
-def look(mechanism: str) -> Look:
+def mechanism_style(mechanism: str) -> MechanismStyle:
     """The look of a mechanism given in its text form: `topk:5`, `banded:5+1g`."""
     family, size, tokens = _parts(mechanism)
     if family not in _FAMILIES:
@@ -79,7 +79,7 @@ def look(mechanism: str) -> Look:
     if tokens > 1:  # between the shades of none and one
         own = _FAMILIES[family]
         shades = _mixed(base.colour, own.colour, 0.45), _mixed(base.dark, own.dark, 0.45)
-        base = Look(*shades, base.dash + base.dash[-2:] * min(tokens - 1, 4), base.marker)
+        base = MechanismStyle(*shades, base.dash + base.dash[-2:] * min(tokens - 1, 4), base.marker)
     dash = base.dash
     if size is None or size == USUAL_SIZE:
         return base
@@ -87,7 +87,9 @@ def look(mechanism: str) -> Look:
     stretched = tuple(round(length * 1.5**away, 2) for length in dash) or (round(9 + 2 * away, 2), 1.5)
     # Towards the ink: it can only gain contrast. Sizes below 5 stay nearer to the family's colour.
     share = 0.16 * abs(away) if away > 0 else 0.08 * abs(away)
-    return Look(_mixed(base.colour, "#000000", share), _mixed(base.dark, "#ffffff", share), stretched, base.marker)
+    return MechanismStyle(
+        _mixed(base.colour, "#000000", share), _mixed(base.dark, "#ffffff", share), stretched, base.marker
+    )
 
 
 def order(mechanism: str) -> tuple[int, int, int, str]:

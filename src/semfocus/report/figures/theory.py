@@ -10,7 +10,7 @@ import numpy as np
 
 from semfocus.report.figures.drawing import FORMATS, drawing, legend, save
 from semfocus.report.figures.scales import logarithmic
-from semfocus.report.figures.style import PAPERS, Look, Theme, look
+from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
 from semfocus.theory.looseness import ATTENTION_FORMS, SOFTMAX_FORMS, AttentionRow, SoftmaxRow
 from semfocus.theory.regions import Region, region
 
@@ -21,10 +21,10 @@ DISPERSIONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 SINK_RATIOS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 REFUTED = {"light": "#c0392b", "dark": "#ff7b6b"}
 FORMS = {
-    "paper": Look("#a6611a", "#e0a35c", (5, 2), "s"),
-    "simple": Look("#7d808a", "#a3a7b0", (1.5, 1.5), "v"),
-    "sharp": Look("#3f78b5", "#7fb2ea", (6, 2, 1.5, 2), "^"),
-    "certified": Look("#0d8577", "#38c7b4", (), "o"),
+    "paper": MechanismStyle("#a6611a", "#e0a35c", (5, 2), "s"),
+    "simple": MechanismStyle("#7d808a", "#a3a7b0", (1.5, 1.5), "v"),
+    "sharp": MechanismStyle("#3f78b5", "#7fb2ea", (6, 2, 1.5, 2), "^"),
+    "certified": MechanismStyle("#0d8577", "#38c7b4", (), "o"),
 }
 
 
@@ -71,7 +71,7 @@ def draw_regions(
 
 
 def _region_panel(panel: Axes, condition: str, beta: float, dispersions: Sequence[float], theme: Theme) -> None:
-    paper, nowhere = PAPERS[theme], []
+    paper, nowhere = PALETTES[theme], []
     across = np.linspace(0, 1, 241)
     up = np.concatenate([np.geomspace(1e-5, 0.02, 80), np.linspace(0.02, 1, 240)[1:]])  # lines bend near 0
     colours = {delta: _shade(i / max(1, len(dispersions) - 1), theme) for i, delta in enumerate(sorted(dispersions))}
@@ -166,7 +166,7 @@ def draw_model_looseness(
     """Gradients of trained models as shares of their certified constants; `found` by mechanism, then by group."""
     names = list(next(iter(found.values())))
     points = {mechanism: [shares.get(name, float("nan")) for name in names] for mechanism, shares in found.items()}
-    looks = {mechanism: look(mechanism) for mechanism in found}
+    looks = {mechanism: mechanism_style(mechanism) for mechanism in found}
     title = "Largest gradient of a trained model / certified constant, by group of parameters"
     shown = [name.removeprefix("blocks.") for name in names]
     return _draw_dots(shown, points, looks, title, stem, formats, theme)
@@ -175,7 +175,7 @@ def draw_model_looseness(
 def _draw_dots(
     names: Sequence[str],
     points: Mapping[str, Sequence[float]],
-    looks: Mapping[str, Look],
+    looks: Mapping[str, MechanismStyle],
     title: str,
     stem: Path,
     formats: Sequence[str],
@@ -188,7 +188,7 @@ def _draw_dots(
         figure = Figure(figsize=(6.6, 1.5 + 0.24 * len(names)), layout="constrained")
         panel = figure.subplots()
         for i, values in enumerate(zip(*points.values(), strict=True)):
-            panel.plot([min(values), max(values)], [i, i], color=PAPERS[theme].line, linewidth=2.4, zorder=1)
+            panel.plot([min(values), max(values)], [i, i], color=PALETTES[theme].line, linewidth=2.4, zorder=1)
         for series, values in points.items():
             panel.plot(
                 values, range(len(names)), linestyle="none", marker=looks[series].marker,
@@ -200,7 +200,7 @@ def _draw_dots(
         _mark_refuted(panel.axvspan, panel.axvline, theme)
         panel.set_yticks(range(len(names)), names)
         panel.set_ylim(len(names) - 0.4, -0.6)
-        panel.tick_params(axis="y", labelcolor=PAPERS[theme].ink)
+        panel.tick_params(axis="y", labelcolor=PALETTES[theme].ink)
         panel.grid(visible=True, axis="x")
         panel.grid(visible=False, axis="y")
         panel.set_xlabel("attained / bound")
@@ -212,4 +212,4 @@ def _draw_dots(
 def _mark_refuted(span: Any, line: Any, theme: Theme) -> None:
     """A line where a bound is tight, and a warning colour beyond it."""
     span(1, 10, color=REFUTED[theme], alpha=0.1, linewidth=0, zorder=0)
-    line(1, color=PAPERS[theme].quiet, linewidth=0.9, zorder=1)
+    line(1, color=PALETTES[theme].quiet, linewidth=0.9, zorder=1)

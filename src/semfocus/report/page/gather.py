@@ -83,7 +83,7 @@ def stamps(root: Path, files: Sequence[str] = (CONFIG, METRICS, STATUS, FOLDER))
     return found
 
 
-def condition(root: Path) -> object:
+def fingerprint(root: Path) -> object:
     """Differs whenever a page of this store would.
 
     A run is shown as running while a process holds it, and the end of a process changes no file: who is held is asked

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from semfocus.report.figures.heatmap import FASTER, SLOWER
-from semfocus.report.figures.style import PAPERS, Theme, look
+from semfocus.report.figures.style import PALETTES, Theme, mechanism_style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,8 +73,8 @@ def _colours(mechanisms: Sequence[str]) -> str:
 
 def _variables(theme: Theme, mechanisms: Sequence[str]) -> str:
     shown = {"light": ("block", "none"), "dark": ("none", "block")}[theme]  # of a picture that is drawn for each
-    values = {**PAPERS[theme]._asdict(), **_ACCENTS[theme], "on-light": shown[0], "on-dark": shown[1]}
-    values |= {f"m{place}": look(name).on(theme) for place, name in enumerate(mechanisms)}
+    values = {**PALETTES[theme]._asdict(), **_ACCENTS[theme], "on-light": shown[0], "on-dark": shown[1]}
+    values |= {f"m{place}": mechanism_style(name).on(theme) for place, name in enumerate(mechanisms)}
     return "".join(f"--{name}:{value};" for name, value in values.items())
 
 

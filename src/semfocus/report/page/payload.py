@@ -11,7 +11,7 @@ import numpy as np
 from semfocus.analysis.comparison import Arm
 from semfocus.analysis.groups import Group
 from semfocus.report.figures.series import METRICS, Floats, columns_of, held, series
-from semfocus.report.figures.style import look
+from semfocus.report.figures.style import mechanism_style
 
 CURVE_NUMBERS = 400_000  # of medians and quartiles in a page, all told
 SEED_NUMBERS = 250_000  # of single runs
@@ -31,7 +31,7 @@ def charts(groups: Sequence[Group], mechanisms: Sequence[str]) -> list[Json]:
 
 def shapes(mechanisms: Sequence[str]) -> list[Json]:
     """Names and dashes; colours are the style sheet's."""
-    return [{"name": name, "dash": list(look(name).dash)} for name in mechanisms]
+    return [{"name": name, "dash": list(mechanism_style(name).dash)} for name in mechanisms]
 
 
 def _chart(group: Group, mechanisms: Sequence[str], points: int, few: int) -> Json:

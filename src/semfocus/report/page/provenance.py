@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from semfocus import recipes
 from semfocus.analysis.groups import Group
 from semfocus.config import RunConfig
 from semfocus.errors import SemfocusError
-from semfocus.experiments import recipes
 from semfocus.store import RunDirectory
 
 # What a run's status says about the machine and the software it was trained with.

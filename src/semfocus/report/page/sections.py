@@ -12,7 +12,7 @@ from semfocus.analysis.multiple import ALPHA
 from semfocus.analysis.records import THRESHOLD
 from semfocus.report.figures.heatmap import cell_texts, speed_cells, strength
 from semfocus.report.figures.series import METRICS
-from semfocus.report.figures.style import look
+from semfocus.report.figures.style import mechanism_style
 from semfocus.report.page import rows
 from semfocus.report.page.gather import Gathered, shown
 from semfocus.report.page.payload import charts, shapes
@@ -27,7 +27,8 @@ Json = dict[str, Any]
 # What a group is described by, in this order; everything else is a click away.
 TELLING = (
     "data.options.length", "task.train_rows", "model.blocks", "model.heads", "model.d_model", "model.activation",
-    "training.optimizer", "training.lr", "training.decay", "training.batch_size", "training.epochs", "training.until",
+    "training.optimizer", "training.lr", "training.decay", "training.batch_size", "training.epochs",
+    "training.stop_accuracy",
     "model.padding_visible", "precision",
 )  # fmt: skip
 MARKS = {
@@ -112,7 +113,12 @@ def _shown_row(row: rows.Row, mechanisms: list[str]) -> Json:
 
 
 def _mechanism(name: str, place: int) -> Json:
-    return {"name": name, "place": place, "css": f"m{place}", "dash": " ".join(f"{d:g}" for d in look(name).dash)}
+    return {
+        "name": name,
+        "place": place,
+        "css": f"m{place}",
+        "dash": " ".join(f"{d:g}" for d in mechanism_style(name).dash),
+    }
 
 
 def tasks(groups: list[Group], described: list[Json], mechanisms: list[str]) -> list[Json]:

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from semfocus.errors import StorageError, UsageError
-from semfocus.report.page.gather import condition, gather
+from semfocus.report.page.gather import fingerprint, gather
 from semfocus.report.page.page import REFRESH, render, write_page
 
 EVERY = 2.0  # seconds between looks at the runs
@@ -28,7 +28,7 @@ def watch(
     stop = stop or threading.Event()
     seen = None
     while True:
-        now = condition(store_root)
+        now = fingerprint(store_root)
         if now != seen:
             write_page(store_root, out, title=title, live=True)
             told(f"wrote {out}")
@@ -64,7 +64,7 @@ class PageServer(ThreadingHTTPServer):
     def page(self) -> bytes:
         """The page as the runs are now."""
         with self._lock:
-            now = condition(self.store_root)
+            now = fingerprint(self.store_root)
             if now != self._seen or not self._page:
                 found = gather(self.store_root)
                 refresh = REFRESH if "running" in found.states else None

@@ -45,7 +45,7 @@ class Line:
     speed: str = ""
 
 
-class Board:
+class ProgressTable:
     """Shows progress: a table that is redrawn on a terminal, plain lines elsewhere. Use it as a context."""
 
     def __init__(self, runs: dict[str, int]) -> None:
@@ -57,7 +57,7 @@ class Board:
         self.began = time.monotonic()
         self.live: Any = None
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> ProgressTable:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from semfocus.report.terminal.progress import Board, Line, Progress, duration
+from semfocus.report.terminal.progress import Line, Progress, ProgressTable, duration
 
 MOST_LINES = 16  # on a screen
 
@@ -25,7 +25,7 @@ class Work:
     cost: float  # of a step, in any unit
 
 
-class StudyBoard(Board):
+class StudyProgressTable(ProgressTable):
     """Shows a study's progress; `work` holds every run that has not ended, by its id."""
 
     def __init__(self, work: Mapping[str, Work], finished: int = 0) -> None:

@@ -20,7 +20,7 @@ from triton import OutOfResources
 from semfocus import counter_rng
 from semfocus.attention.chunked import listed_info, ordered
 from semfocus.attention.info import AttentionInfo
-from semfocus.attention.inputs import Problem
+from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.kernels.long.backward import hub_parts, key_gradients, query_gradients
 from semfocus.attention.kernels.long.forward import best_groups, group_maxima, select_and_mix
 from semfocus.attention.kernels.products import precision
@@ -218,36 +218,36 @@ def _differentiate(ctx, grad, _grad_indices, grad_lse):
 long_topk.register_autograd(_differentiate, setup_context=_remember)
 
 
-def long(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
+def long(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Top-k attention of a problem that `long_refuses` does not refuse."""
-    lead, mechanism = problem.lead, problem.mechanism
+    lead, mechanism = inputs.lead, inputs.mechanism
     if not isinstance(mechanism, TopK):
         raise TypeError(f"{mechanism} is not top-k attention")
-    shape = _three(lead, shared=_shares_keys(problem))
-    q, k, v = (_as(tensor, (*lead, *tensor.shape[-2:]), shape) for tensor in (problem.q, problem.k, problem.v))
-    mask = None if problem.mask is None else _as(problem.mask, (*lead, *problem.mask.shape[-2:]), shape)
+    shape = _three(lead, shared=_shares_keys(inputs))
+    q, k, v = (_as(tensor, (*lead, *tensor.shape[-2:]), shape) for tensor in (inputs.q, inputs.k, inputs.v))
+    mask = None if inputs.mask is None else _as(inputs.mask, (*lead, *inputs.mask.shape[-2:]), shape)
     lengths = None
-    if problem.lengths is not None:
-        lengths = problem.lengths.clamp(0, problem.num_keys).expand(*lead, 1, 1).to(torch.int32).contiguous()
+    if inputs.lengths is not None:
+        lengths = inputs.lengths.clamp(0, inputs.num_keys).expand(*lead, 1, 1).to(torch.int32).contiguous()
     hashes = None
-    if problem.dropout_seed is not None:
-        rows = problem.places().row_ids(lead, problem.dropout_seed)
-        hashes = counter_rng.row_hash(problem.dropout_seed, rows).expand(*lead, problem.num_queries, 1).contiguous()
+    if inputs.dropout_seed is not None:
+        rows = inputs.positions().row_ids(lead, inputs.dropout_seed)
+        hashes = counter_rng.row_hash(inputs.dropout_seed, rows).expand(*lead, inputs.num_queries, 1).contiguous()
     out, indices, lse = long_topk(
         q.contiguous(), k[:, :, 0].contiguous(), v[:, :, 0].contiguous(), mask, lengths, hashes,
-        min(mechanism.k, problem.num_keys), mechanism.sinks, mechanism.window, problem.causal, problem.scale,
-        problem.dropout_p,
+        min(mechanism.k, inputs.num_keys), mechanism.sinks, mechanism.window, inputs.causal, inputs.scale,
+        inputs.dropout_p,
     )  # fmt: skip
     out = out.view(*lead, *out.shape[-2:])
     if not want_info:
         return out, None
-    indices = ordered(indices.view(*lead, *indices.shape[-2:]).long(), problem.num_keys)
-    return out, listed_info(problem, indices[..., : mechanism.most(problem.num_keys)], lse.view(*lead, -1))
+    indices = ordered(indices.view(*lead, *indices.shape[-2:]).long(), inputs.num_keys)
+    return out, listed_info(inputs, indices[..., : mechanism.max_kept(inputs.num_keys)], lse.view(*lead, -1))
 
 
-def _shares_keys(problem: Problem) -> bool:
+def _shares_keys(inputs: AttentionInputs) -> bool:
     """Whether the last of the leading dimensions are query heads that share one key head."""
-    return bool(problem.lead) and problem.k.shape[-3:-2] == problem.v.shape[-3:-2] == (1,)
+    return bool(inputs.lead) and inputs.k.shape[-3:-2] == inputs.v.shape[-3:-2] == (1,)
 
 
 def _three(lead: torch.Size, shared: bool) -> tuple[int, int, int]:

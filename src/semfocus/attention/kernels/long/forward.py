@@ -36,7 +36,7 @@ LARGEST = tl.constexpr(3.4028234663852886e38)  # finite float32
 
 @triton.jit
 def window_start(position, keys, window, CAUSAL: tl.constexpr):
-    """The first of the `window` nearest keys, as `Places.window_start` has it."""
+    """The first of the `window` nearest keys, as `Positions.window_start` has it."""
     if CAUSAL:
         start = position - (window - 1)
     else:
@@ -62,10 +62,10 @@ def is_forced(key, position, keys, sinks, window, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def mask_start(problem, key_heads, heads_per_key, stride_b, stride_h, stride_g):
+def mask_start(inputs, key_heads, heads_per_key, stride_b, stride_h, stride_g):
     """Where the mask of a problem begins; a mask for all heads is not copied for each, its stride is 0."""
-    head = problem // heads_per_key
-    return head // key_heads * stride_b + head % key_heads * stride_h + problem % heads_per_key * stride_g
+    head = inputs // heads_per_key
+    return head // key_heads * stride_b + head % key_heads * stride_h + inputs % heads_per_key * stride_g
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def group_maxima(
     leads (M, n / 8, C): the largest of each octet of groups. Rows lie side by side, as `best_groups` reads them.
     """
     tiles = tl.cdiv(chunk, BM)
-    problem = (tl.program_id(0) // tiles).to(tl.int64)
+    inputs = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tiles - 1 - tl.program_id(0) % tiles  # the longest causal rows first
     row = tile * BM + tl.arange(0, BM)
     query = first + row
@@ -90,13 +90,13 @@ def group_maxima(
     position = query + keys - queries
     channel = tl.arange(0, DP)
     q_tile = tl.load(
-        q + (problem * queries + query[:, None]) * D + channel[None, :],
+        q + (inputs * queries + query[:, None]) * D + channel[None, :],
         mask=inside[:, None] & (channel < D)[None, :], other=0.0,
     )  # fmt: skip
-    k += problem // heads_per_key * keys * D
+    k += inputs // heads_per_key * keys * D
     length = keys
     if LENGTHS:
-        length = tl.load(lengths + problem)
+        length = tl.load(lengths + inputs)
     lowest = first + tile * BM + keys - queries
     end = last_key(lowest + BM - 1, keys, length, CAUSAL)
     clear = last_key(lowest, keys, length, CAUSAL)  # up to here every query of the tile may look
@@ -114,9 +114,9 @@ def group_maxima(
     opening = tl.minimum(opening, last)
     closing = tl.maximum(tl.minimum(closing, last), opening)
     row_limit = tl.where(inside, last_key(position, keys, length, CAUSAL), 0)
-    maxima += problem * groups * chunk + row
-    leads += problem * tl.cdiv(groups, 8) * chunk + row
-    mask += mask_start(problem, key_heads, heads_per_key, stride_mask_b, stride_mask_h, stride_mask_g)
+    maxima += inputs * groups * chunk + row
+    leads += inputs * tl.cdiv(groups, 8) * chunk + row
+    mask += mask_start(inputs, key_heads, heads_per_key, stride_mask_b, stride_mask_h, stride_mask_g)
     mask_rows = mask + query.to(tl.int64) * stride_mask_q
     if FORCED:
         _maxima_of_stretches(
@@ -137,10 +137,10 @@ def group_maxima(
 def _maxima_of_stretches(
     begin, end, q_tile, k, maxima, leads, inside, position, row_limit, mask_rows, stride_mask_k, keys, groups,
     chunk, sinks, window,
-    D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr, PLAIN: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr, UNMASKED: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, FORCED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write the group maxima of stretches begin .. end - 1; PLAIN: every key of them is open to every query."""
+    """Write the group maxima of stretches begin .. end - 1; UNMASKED: every key of them is open to every query."""
     lane = tl.arange(0, BN)
     channel = tl.arange(0, DP)
     best = tl.full((BM, BN), MINUS_INF, tl.float32)
@@ -148,12 +148,12 @@ def _maxima_of_stretches(
         stretch = step // G
         key = (stretch * BN + lane) * G + step % G
         at = k + key[:, None] * D + channel[None, :]
-        if PLAIN and D == DP:
+        if UNMASKED and D == DP:
             k_tile = tl.load(at)
         else:
             k_tile = tl.load(at, mask=(key < keys)[:, None] & (channel < D)[None, :], other=0.0)
         scores = product(operand(q_tile, 1.0, PRECISION), turned(operand(k_tile, 1.0, PRECISION)), PRECISION)
-        if not PLAIN:
+        if not UNMASKED:
             allowed = key[None, :] < row_limit[:, None]
             if FORCED:
                 allowed = allowed & ~is_forced(key[None, :], position[:, None], keys, sinks, window, CAUSAL)
@@ -196,19 +196,19 @@ def best_groups(
 ):  # fmt: skip
     """chosen (M, C, K) int32: the k best groups of each row by (maximum, lower number), negative where none is left."""
     tiles = tl.cdiv(chunk, R)
-    problem = (tl.program_id(0) // tiles).to(tl.int64)
+    inputs = (tl.program_id(0) // tiles).to(tl.int64)
     row = tl.program_id(0) % tiles * R + tl.arange(0, R)
     inside = row < chunk
     length = keys
     if LENGTHS:
-        length = tl.load(lengths + problem)
+        length = tl.load(lengths + inputs)
     end = last_key(first + row + keys - queries, keys, length, CAUSAL)
     open_groups = tl.where(inside, tl.cdiv(tl.maximum(end, 0), G), 0)
     open_octets = tl.cdiv(open_groups, 8)
-    maxima += problem * groups * chunk + row
-    leads += problem * tl.cdiv(groups, 8) * chunk + row
+    maxima += inputs * groups * chunk + row
+    leads += inputs * tl.cdiv(groups, 8) * chunk + row
     slot = tl.arange(0, KP)[:, None] + tl.zeros((KP, R), tl.int32)
-    # Places beyond k are never the worst; empty ones have numbers of their own, so that one at a time is filled.
+    # Positions beyond k are never the worst; empty ones have numbers of their own, so that one at a time is filled.
     empty = tl.where(slot < K, MINUS_INF, float("inf"))
     values, octets = empty, -1 - slot
     for start in range(0, tl.max(open_octets, axis=0), AHEAD):
@@ -223,7 +223,7 @@ def best_groups(
             number = octet * 8 + e
             value = tl.load(maxima + number * chunk, mask=(octet >= 0) & (number < open_groups), other=MINUS_INF)
             best, numbers = replace_worst(best, numbers, value, number)
-    at = chosen + (problem * chunk + row)[None, :] * K + slot
+    at = chosen + (inputs * chunk + row)[None, :] * K + slot
     tl.store(at, numbers, mask=(slot < K) & inside[None, :])
 
 
@@ -255,7 +255,7 @@ def select_and_mix(
 ):  # fmt: skip
     """out (M, Lq, Dv), indices (M, Lq, LIST) int32 in no particular order, -1 = none, and lse (M, Lq)."""
     tiles = tl.cdiv(chunk, R)
-    problem = (tl.program_id(0) // tiles).to(tl.int64)
+    inputs = (tl.program_id(0) // tiles).to(tl.int64)
     row = tl.program_id(0) % tiles * R + tl.arange(0, R)
     query = first + row
     inside = (row < chunk) & (query < queries)
@@ -264,17 +264,17 @@ def select_and_mix(
     position = query + keys - queries
     length = keys
     if LENGTHS:
-        length = tl.load(lengths + problem)
+        length = tl.load(lengths + inputs)
     end = tl.maximum(tl.where(inside, last_key(position, keys, length, CAUSAL), 0), 0)
-    flat = problem * queries + query
+    flat = inputs * queries + query
     q_rows = q + flat * D
-    kv = problem // heads_per_key * keys
+    kv = inputs // heads_per_key * keys
     k += kv * D
     v += kv * DV
-    mask += mask_start(problem, key_heads, heads_per_key, stride_mask_b, stride_mask_h, stride_mask_g)
+    mask += mask_start(inputs, key_heads, heads_per_key, stride_mask_b, stride_mask_h, stride_mask_g)
 
     entry = tl.arange(0, KP)
-    at = chosen + (problem * chunk + row)[:, None] * K + entry[None, :]
+    at = chosen + (inputs * chunk + row)[:, None] * K + entry[None, :]
     group = tl.load(at, mask=(entry < K)[None, :], other=-1)
     within = tl.arange(0, G)
     key = tl.reshape(group[:, :, None] * G + within[None, None, :], (R, KP * G))

@@ -78,7 +78,7 @@ def _merged(lead: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tupl
 
 
 def row_numbers(lead: torch.Size, seed: Tensor, queries: int) -> list[int]:
-    """What each leading dimension adds to the number of a row, as `Places.row_ids` counts: 0 where seeds differ."""
+    """What each leading dimension adds to the number of a row, as `Positions.row_ids` counts: 0 where seeds differ."""
     own = [1] * (len(lead) + 2 - seed.dim()) + list(seed.shape)
     steps, step = [], queries
     for size, seeds in zip(reversed(lead), reversed(own[: len(lead)]), strict=True):

@@ -13,42 +13,42 @@ from torch import Tensor
 
 from semfocus.attention.chunked import listed_info, ordered
 from semfocus.attention.info import AttentionInfo
-from semfocus.attention.inputs import Problem
+from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.kernels.short.configs import LONGEST, MOST_LISTED, WIDEST
 from semfocus.attention.kernels.short.ops import plan, short_attention
-from semfocus.attention.mechanisms import Banded, BlockLocal, BottomK, Full, Selective, TopK
+from semfocus.attention.mechanisms import Banded, BlockLocal, BottomK, Full, ScoreRanked, TopK
 from semfocus.attention.normalisers import Softmax
-from semfocus.attention.selection import transformed
+from semfocus.attention.selection import in_functorch
 
 SERVED = (Full, Banded, BlockLocal, TopK, BottomK)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OLDEST_TRITON = (3, 6)
 
 
-def short(problem: Problem, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
+def short(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """A problem that `short_refuses` does not refuse."""
-    lead, mechanism = problem.lead, problem.mechanism
+    lead, mechanism = inputs.lead, inputs.mechanism
     out, kept, lse, _ = short_attention(
-        problem.q.expand(*lead, *problem.q.shape[-2:]),
-        problem.k,
-        problem.v,
-        problem.mask,
-        problem.lengths,
-        problem.dropout_seed,
+        inputs.q.expand(*lead, *inputs.q.shape[-2:]),
+        inputs.k,
+        inputs.v,
+        inputs.mask,
+        inputs.lengths,
+        inputs.dropout_seed,
         str(mechanism),
-        problem.causal,
-        problem.scale,
-        problem.dropout_p,
-        not problem.assume_finite,
+        inputs.causal,
+        inputs.scale,
+        inputs.dropout_p,
+        not inputs.assume_finite,
         torch.backends.cuda.matmul.allow_tf32,
     )
     if not want_info:
         return out, None
-    if plan(problem.num_queries, problem.num_keys, mechanism) == "whole":
-        indices = _from_bits(kept, problem.num_keys)
+    if plan(inputs.num_queries, inputs.num_keys, mechanism) == "whole":
+        indices = _from_bits(kept, inputs.num_keys)
     else:
-        indices = ordered(kept.transpose(-1, -2).long(), problem.num_keys)
-    return out, listed_info(problem, indices[..., : mechanism.most(problem.num_keys)], lse)
+        indices = ordered(kept.transpose(-1, -2).long(), inputs.num_keys)
+    return out, listed_info(inputs, indices[..., : mechanism.max_kept(inputs.num_keys)], lse)
 
 
 def _from_bits(words: Tensor, keys: int) -> Tensor:
@@ -58,19 +58,19 @@ def _from_bits(words: Tensor, keys: int) -> Tensor:
     return ordered(torch.where(bits != 0, column, -1), keys)
 
 
-def short_refuses(problem: Problem, want_info: bool = False) -> str | None:
+def short_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | None:
     """Why these kernels cannot serve a problem; None if they can."""
-    return _refuses_mechanism(problem, want_info) or _refuses_sizes(problem) or refuses_call(problem)
+    return _refuses_mechanism(inputs, want_info) or _refuses_sizes(inputs) or refuses_call(inputs)
 
 
-def _refuses_mechanism(problem: Problem, want_info: bool) -> str | None:
-    mechanism = problem.mechanism
-    long = max(problem.num_queries, problem.num_keys)
+def _refuses_mechanism(inputs: AttentionInputs, want_info: bool) -> str | None:
+    mechanism = inputs.mechanism
+    long = max(inputs.num_queries, inputs.num_keys)
     if type(mechanism) not in SERVED:
         return f"there is no kernel for {mechanism}"
-    if isinstance(mechanism, Selective):
-        if plan(problem.num_queries, problem.num_keys, mechanism) == "listed":
-            if min(mechanism.k, problem.num_keys) > MOST_LISTED:
+    if isinstance(mechanism, ScoreRanked):
+        if plan(inputs.num_queries, inputs.num_keys, mechanism) == "listed":
+            if min(mechanism.k, inputs.num_keys) > MOST_LISTED:
                 return f"of rows of {long} it lists at most {MOST_LISTED} keys a query, not {mechanism.k}"
             if isinstance(mechanism, TopK) and (mechanism.sinks or mechanism.window):
                 return f"in rows of {long} it lists keys by score alone, not the sinks or window of {mechanism}"
@@ -79,28 +79,28 @@ def _refuses_mechanism(problem: Problem, want_info: bool) -> str | None:
     return None
 
 
-def _refuses_sizes(problem: Problem) -> str | None:
-    if max(problem.num_queries, problem.num_keys) > LONGEST:
-        return f"rows are at most {LONGEST} long, not {max(problem.num_queries, problem.num_keys)}"
-    width = max(problem.q.shape[-1], problem.v.shape[-1])
+def _refuses_sizes(inputs: AttentionInputs) -> str | None:
+    if max(inputs.num_queries, inputs.num_keys) > LONGEST:
+        return f"rows are at most {LONGEST} long, not {max(inputs.num_queries, inputs.num_keys)}"
+    width = max(inputs.q.shape[-1], inputs.v.shape[-1])
     return f"heads are at most {WIDEST} wide, not {width}" if width > WIDEST else None
 
 
-def refuses_call(problem: Problem) -> str | None:
+def refuses_call(inputs: AttentionInputs) -> str | None:
     """What no kernel does, whatever the sizes."""
-    if not isinstance(problem.normaliser, Softmax):
-        return f"it computes softmax only, not {problem.normaliser.name}"
-    if problem.straight_through:
+    if not isinstance(inputs.normaliser, Softmax):
+        return f"it computes softmax only, not {inputs.normaliser.name}"
+    if inputs.straight_through:
         return "straight_through needs the weights of dropped keys"
-    if problem.bias is not None:
+    if inputs.bias is not None:
         return "a float mask is left to the dense backend"
-    if transformed():
+    if in_functorch():
         return "torch.func needs plain tensor operations"
-    if problem.q.dtype not in DTYPES:
-        return f"it computes float32, float16 and bfloat16, not {problem.q.dtype}"
-    if 0 in (problem.num_keys, problem.num_queries, problem.lead.numel(), problem.v.shape[-1]):
+    if inputs.q.dtype not in DTYPES:
+        return f"it computes float32, float16 and bfloat16, not {inputs.q.dtype}"
+    if 0 in (inputs.num_keys, inputs.num_queries, inputs.lead.numel(), inputs.v.shape[-1]):
         return "there is nothing to compute"
-    return refuses_device(problem.q.device)
+    return refuses_device(inputs.q.device)
 
 
 @torch.compiler.assume_constant_result

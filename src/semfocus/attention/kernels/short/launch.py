@@ -11,11 +11,11 @@ from triton import OutOfResources
 
 from semfocus.attention.kernels.products import precision
 from semfocus.attention.kernels.shared import dropout_threshold
+from semfocus.attention.kernels.short import listed, select, tiled, whole
 from semfocus.attention.kernels.short.arguments import LEAD, arranged, dropout_type, padded, row_numbers
 from semfocus.attention.kernels.short.configs import LONGEST, SMALLEST, Launch, launch_for, shrinking
-from semfocus.attention.kernels.short.dispatch import listed, select, tiled, whole
 from semfocus.attention.kernels.short.ops import plan
-from semfocus.attention.mechanisms import Local, Mechanism, Selective, TopK
+from semfocus.attention.mechanisms import Local, Mechanism, ScoreRanked, TopK
 
 WORD = select.WORD.value
 
@@ -169,16 +169,16 @@ class Call:
         mechanism, keys = self.mechanism, self._lengths[1]
         d, dv = self.q.shape[-1], self.v.shape[-1]
         local = isinstance(mechanism, Local)
-        forced = isinstance(mechanism, TopK)
-        most = min(mechanism.k, keys) if isinstance(mechanism, Selective) else 0
+        always_kept = isinstance(mechanism, TopK)
+        most = min(mechanism.k, keys) if isinstance(mechanism, ScoreRanked) else 0
         return {
             "MASK": "none" if self.mask is None else "keys" if self.mask.shape[-2] == 1 else "pairs",
             "KIND": mechanism.name,
             "WIDTH": min(mechanism.width, 2 * LONGEST) if local else 0,
             "GLOBALS": min(mechanism.globals, LONGEST) if local else 0,
             "MOST": most,
-            "SINKS": min(mechanism.sinks, LONGEST) if forced else 0,
-            "WINDOW": min(mechanism.window, 2 * LONGEST) if forced else 0,
+            "SINKS": min(mechanism.sinks, LONGEST) if always_kept else 0,
+            "WINDOW": min(mechanism.window, 2 * LONGEST) if always_kept else 0,
             "W": -(-keys // WORD) if most else 0,
             "WORDS": padded(-(-keys // WORD)),
             "ROWS": padded(self._lengths[0]),

@@ -27,11 +27,11 @@ from semfocus.attention.kernels.short.positions import (
     length_of,
     load_rows,
     note_bounds,
+    row_absmax,
     start_of,
     store_counted,
     store_rows,
     thinned,
-    tops_of,
     unit_in,
     units_at,
 )
@@ -149,7 +149,7 @@ def listed_by_query(
         dq_tile += slope[:, None] * load_listed(k, n, sizes, index, D, DP)
     dq_tile *= unit_in(k, uk)
     store_rows(dq, n, sizes, rows, queries, dq_tile, D, DP)
-    note_bounds(bounds, OF_DQ, n, sizes, (tops_of(dq_tile),))
+    note_bounds(bounds, OF_DQ, n, sizes, (row_absmax(dq_tile),))
 
 
 @triton.jit(do_not_specialize=["queries", "keys"])
@@ -169,9 +169,9 @@ def listed_by_key(
     dk_tile = tl.zeros((K, DP), tl.float32)
     dv_tile = tl.zeros((K, DVP), tl.float32)
     for tile in range(tl.cdiv(count, Q)):
-        places = tile * Q + tl.arange(0, Q)
-        inside = places < count
-        rows = tl.where(inside, tl.load(order + places, mask=inside, other=0).to(tl.int32), queries)
+        positions = tile * Q + tl.arange(0, Q)
+        inside = positions < count
+        rows = tl.where(inside, tl.load(order + positions, mask=inside, other=0).to(tl.int32), queries)
         weights, slopes = tl.zeros((K, Q), tl.float32), tl.zeros((K, Q), tl.float32)
         for place in tl.static_range(MOST):
             at = start + place * queries + rows
@@ -185,7 +185,7 @@ def listed_by_key(
     dk_tile, dv_tile = dk_tile * (us * uq), dv_tile * (up * ug)
     store_rows(dk, n, sizes, columns, keys, dk_tile, D, DP)
     store_rows(dv, n, sizes, columns, keys, dv_tile, DV, DVP)
-    note_bounds(bounds, OF_DK, n, sizes, (tops_of(dk_tile), tops_of(dv_tile)))
+    note_bounds(bounds, OF_DK, n, sizes, (row_absmax(dk_tile), row_absmax(dv_tile)))
 
 
 @triton.jit

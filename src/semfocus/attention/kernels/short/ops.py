@@ -14,14 +14,14 @@ from torch import Tensor
 from semfocus.attention.inputs import common_lead
 from semfocus.attention.kernels.short.arguments import alike
 from semfocus.attention.kernels.short.configs import WHOLE
-from semfocus.attention.mechanisms import Mechanism, Selective, parse_mechanism
+from semfocus.attention.mechanisms import Mechanism, ScoreRanked, parse_mechanism
 
 
 def plan(queries: int, keys: int, mechanism: Mechanism) -> str:
     """Which kernels: whole (short rows), listed (long rows, keys chosen by score) or tiled (long rows, by position)."""
     if max(queries, keys) <= WHOLE:
         return "whole"
-    return "listed" if isinstance(mechanism, Selective) else "tiled"
+    return "listed" if isinstance(mechanism, ScoreRanked) else "tiled"
 
 
 @torch.library.custom_op("semfocus::short_attention", mutates_args=())
@@ -46,7 +46,7 @@ def short_attention(
     tiled     saved (*lead, 2, Lq): the largest score, and one over the sum of exp(score - largest)
     Empty where there is nothing to remember. Gradients are those of output and log-sum-exp.
     """
-    from semfocus.attention.kernels.short.dispatch import launch
+    from semfocus.attention.kernels.short import launch
 
     results = empty_results(q, k, v, parse_mechanism(mechanism))
     call = launch.Call(q, k, v, mask, lengths, dropout_seed, parse_mechanism(mechanism), causal, scale, dropout_p, tf32)
@@ -66,7 +66,7 @@ def empty_results(
     lead, queries, keys = q.shape[:-2], q.shape[-2], k.shape[-2]
     kind = plan(queries, keys, mechanism)
     kept, saved = [0], [*lead, 2, queries] if kind == "tiled" else [0]
-    if isinstance(mechanism, Selective):
+    if isinstance(mechanism, ScoreRanked):
         entries = -(-keys // 32) if kind == "whole" else min(mechanism.k, keys)
         kept = [*lead, entries, queries]
         saved = kept if kind == "listed" else saved
@@ -98,7 +98,7 @@ def short_attention_backward(
     tf32: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v for the kept pairs."""
-    from semfocus.attention.kernels.short.dispatch import launch
+    from semfocus.attention.kernels.short import launch
 
     call = launch.Call(q, k, v, mask, lengths, dropout_seed, parse_mechanism(mechanism), causal, scale, dropout_p, tf32)
     lead = common_lead(q, k, v)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from semfocus.attention.kernels.products import inverse, unit_of
 from semfocus.attention.kernels.shared import MINUS_INF, row_hash, survives
-from semfocus.attention.kernels.short.dispatch import arguments
+from semfocus.attention.kernels.short import arguments
 
 LEAD = tl.constexpr(arguments.LEAD)
 # What bounds are of: inputs, gradient of the output, and those of the inputs, which are found on the way.
@@ -72,7 +72,7 @@ def units_at(bounds, n, sizes, dropout, scale, DV: tl.constexpr):
 
 
 @triton.jit
-def tops_of(values):
+def row_absmax(values):
     """The largest size in each row: what `note_bounds` takes."""
     return tl.max(tl.abs(values), axis=1)
 
@@ -129,7 +129,7 @@ def cut_queries(count, first, limit, RAGGED: tl.constexpr):
 
 @triton.jit
 def window_start(p, keys, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr):
-    """`Places.window_start`."""
+    """`Positions.window_start`."""
     if CAUSAL:
         start = p - (WIDTH - 1)
     else:
@@ -139,7 +139,7 @@ def window_start(p, keys, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl
 
 @triton.jit
 def in_window(p, j, keys, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr):
-    """`Places.window`."""
+    """`Positions.window`."""
     start = window_start(p, keys, WIDTH, GLOBALS, CAUSAL)
     return (j >= start) & (j < start + WIDTH) & (j < keys - GLOBALS)
 

@@ -34,13 +34,13 @@ from semfocus.attention.kernels.short.positions import (
     note_bounds,
     open_tiles,
     query_tiles,
+    row_absmax,
     start_of,
     store_counted,
     store_rows,
     thinned,
     tile_at,
     tiles_in,
-    tops_of,
     units_at,
 )
 from semfocus.attention.kernels.short.whole import mixture, nonzero
@@ -70,13 +70,13 @@ def tiled_forward(
     count = cut_queries(tiles_in(start, end, second, second_end), first, limit, RAGGED)
     inside = open_tiles(count, limit, MASK, KIND, CAUSAL, K)
     for t in range(inside):
-        top, total, mixed = went_on(
+        top, total, mixed = online_softmax_step(
             top, total, mixed, q_tile, k, v, uk, up, uv, mask, i, tile_at(t, start, end, second) * K, n, sizes, queries,
             keys, limit, hashes, dropout, scale, MASK, KIND, WIDTH, GLOBALS, CAUSAL, CAREFUL, True, PRECISION, K,
             D, DP, DV, DVP,
         )  # fmt: skip
     for t in range(inside, count):
-        top, total, mixed = went_on(
+        top, total, mixed = online_softmax_step(
             top, total, mixed, q_tile, k, v, uk, up, uv, mask, i, tile_at(t, start, end, second) * K, n, sizes, queries,
             keys, limit, hashes, dropout, scale, MASK, KIND, WIDTH, GLOBALS, CAUSAL, CAREFUL, False, PRECISION, K,
             D, DP, DV, DVP,
@@ -91,7 +91,7 @@ def tiled_forward(
 
 
 @triton.jit
-def went_on(
+def online_softmax_step(
     top, total, mixed, q_tile, k, v, uk, up, uv, mask, i, first, n, sizes, queries, keys, limit, hashes, dropout, scale,
     MASK: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr,
     CAREFUL: tl.constexpr, OPEN: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr,
@@ -226,7 +226,7 @@ def tiled_by_query(
         dq_tile = added(dq_tile, counted_operand(ds, us, PRECISION), k_tile, PRECISION)
     dq_tile *= us * uk
     store_rows(dq, n, sizes, rows, queries, dq_tile, D, DP)
-    note_bounds(bounds, OF_DQ, n, sizes, (tops_of(dq_tile),))
+    note_bounds(bounds, OF_DQ, n, sizes, (row_absmax(dq_tile),))
 
 
 @triton.jit
@@ -304,4 +304,4 @@ def tiled_by_key(
     dv_tile = tl.where(inside, dv_tile * (up * ug), 0.0)
     store_rows(dk, n, sizes, columns, keys, dk_tile, D, DP)
     store_rows(dv, n, sizes, columns, keys, dv_tile, DV, DVP)
-    note_bounds(bounds, OF_DK, n, sizes, (tops_of(dk_tile), tops_of(dv_tile)))
+    note_bounds(bounds, OF_DK, n, sizes, (row_absmax(dk_tile), row_absmax(dv_tile)))

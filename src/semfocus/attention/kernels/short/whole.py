@@ -24,11 +24,11 @@ from semfocus.attention.kernels.short.positions import (
     length_of,
     load_rows,
     note_bounds,
+    row_absmax,
     start_of,
     store_counted,
     store_rows,
     thinned,
-    tops_of,
     units_at,
 )
 
@@ -186,7 +186,7 @@ def whole_backward(
     dropped = counted_operand(drop(weights, hashes, j, dropout, inverse(up)), up, PRECISION)
     dv_tile = product(turned(dropped), grad_tile, PRECISION)
     store_rows(dv, n, sizes, columns, keys, dv_tile, DV, DVP)
-    tops = tops_of(dv_tile)
+    tops = row_absmax(dv_tile)
     v_tile = operand(load_rows(v, n, sizes, columns, keys, DV, DVP), uv, PRECISION)
     dp = product(grad_tile, turned(v_tile), PRECISION, kept_factor(dropout))
     dp = thinned(dp, hashes, j, dropout)
@@ -200,4 +200,4 @@ def whole_backward(
     dq_tile, dk_tile = product(ds, k_tile, PRECISION), product(turned(ds), q_tile, PRECISION)
     store_rows(dq, n, sizes, rows, queries, dq_tile, D, DP)
     store_rows(dk, n, sizes, columns, keys, dk_tile, D, DP)
-    note_bounds(bounds, OF_DQ, n, sizes, (tops_of(dq_tile), tops_of(dk_tile), tops))
+    note_bounds(bounds, OF_DQ, n, sizes, (row_absmax(dq_tile), row_absmax(dk_tile), tops))

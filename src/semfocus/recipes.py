@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
-from semfocus.errors import unknown, whole_number
+from semfocus.errors import check_int, unknown
 
 Recipe = Literal["clean", "paper"]
 Scale = Literal["paper", "quick", "smoke"]
@@ -55,7 +55,7 @@ OWN_DATA = Hyperparameters(50, blocks=4)  # for a user's file or task: a modest 
 
 def seeds(count: int) -> list[int]:
     """The first of the paper's ten seeds, and after those 28-bit numbers from the hash of their place."""
-    whole_number("seeds", count, at_least=1)
+    check_int("seeds", count, at_least=1)
     more = (int.from_bytes(hashlib.sha256(f"seed {i}".encode()).digest()[:4], "big") >> 4 for i in range(10, count))
     return [*PAPER_SEEDS[:count], *more]
 
@@ -103,7 +103,7 @@ def quick(task: str, mechanism: str, seed: int, recipe: Recipe = "clean") -> Run
                 heldout_rows=500 if task in PAPER else None,
             ),
             "model": base.model.model_copy(update={"blocks": 3}),
-            "training": base.training.model_copy(update={"epochs": 20, "until": 0.95}),
+            "training": base.training.model_copy(update={"epochs": 20, "stop_accuracy": 0.95}),
         }
     )  # fmt: skip
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from semfocus import recipes
 from semfocus.errors import UsageError
-from semfocus.experiments import recipes
 
 
 def test_the_seeds_are_the_papers_ten_and_then_a_stated_rule() -> None:
@@ -41,8 +41,8 @@ def test_the_paper_recipe_turns_on_the_two_quirks_that_shape_the_input() -> None
 
 def test_quick_keeps_architecture_and_optimiser_and_shrinks_the_numbers() -> None:
     small, whole = recipes.quick("even_pairs", "topk:5", 1), recipes.configure("even_pairs", "topk:5", 1)
-    assert small.task.build().width == 20
+    assert small.task.build().seq_len == 20
     assert small.model.model_copy(update={"blocks": 5}) == whole.model
-    changed = {"epochs": whole.training.epochs, "until": None}
+    changed = {"epochs": whole.training.epochs, "stop_accuracy": None}
     assert small.training.model_copy(update=changed) == whole.training
-    assert recipes.quick("listops", "topk:5", 1).task.build().width == 79
+    assert recipes.quick("listops", "topk:5", 1).task.build().seq_len == 79
