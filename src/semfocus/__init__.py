@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     )
     from semfocus.config import RunConfig
     from semfocus.diagnostics import diagnose
-    from semfocus.execution import train
+    from semfocus.execution import Executor, executor_names, register_executor, train
     from semfocus.experiments.compare import compare
+    from semfocus.plugins import load_plugins
     from semfocus.tasks import Batch, Task, get_task, register_task, task_names
     from semfocus.training import Runtime, load
 
@@ -36,6 +37,7 @@ __all__ = [
     "Batch",
     "BlockLocal",
     "BottomK",
+    "Executor",
     "Full",
     "RandomK",
     "RunConfig",
@@ -47,9 +49,12 @@ __all__ = [
     "attend",
     "compare",
     "diagnose",
+    "executor_names",
     "get_task",
     "load",
+    "load_plugins",
     "parse_mechanism",
+    "register_executor",
     "register_mechanism",
     "register_task",
     "task_names",
@@ -59,7 +64,8 @@ __all__ = [
 _HOMES = {
     "semfocus.tasks": ("Batch", "Task", "get_task", "register_task", "task_names"),
     "semfocus.training": ("Runtime", "load"),
-    "semfocus.execution": ("train",),
+    "semfocus.execution": ("Executor", "executor_names", "register_executor", "train"),
+    "semfocus.plugins": ("load_plugins",),
     "semfocus.config": ("RunConfig",),
     "semfocus.experiments.compare": ("compare",),
     "semfocus.diagnostics": ("diagnose",),

@@ -15,15 +15,18 @@ from semfocus import errors
 from semfocus.config import RunConfig
 from semfocus.errors import Locked, MissingExtra, StorageError, UsageError
 from semfocus.execution import processes, train
-from semfocus.training import Progress, Runtime, session
+from semfocus.execution.cohorts import form_cohorts, open_runs, plan_jobs
+from semfocus.execution.executor import make_executor, outcomes_of
+from semfocus.store import RunStore
+from semfocus.training import Progress, Runtime
 from semfocus.training.step import TrainStep
 from tests.training.helpers import assert_same_bits, runtime, states, tiny, trained
 
 CONFIGS = [tiny(seed, mechanism, epochs=4) for mechanism in ("full", "topk:3", "banded:3") for seed in (1, 2)]
 
 
-def side_by_side(configs: Sequence[RunConfig], out: Path, watcher: Any = None, **changes: Any) -> list:
-    return train(configs, out, runtime(**{"jobs": 2} | changes), watcher or (lambda progress: None))
+def side_by_side(configs: Sequence[RunConfig], out: Path, on_progress: Any = None, **changes: Any) -> list:
+    return train(configs, out, runtime(**{"jobs": 2} | changes), on_progress)
 
 
 def test_side_by_side_gives_what_one_after_the_other_gives_to_the_bit_and_tells_all_of_it(tmp_path: Path) -> None:
@@ -41,13 +44,13 @@ def test_side_by_side_gives_what_one_after_the_other_gives_to_the_bit_and_tells_
         assert own[-1].members[0].last == own[-1].members[0].run.metrics()[-1]
 
 
+@pytest.mark.parametrize(
+    ("jobs", "cohorts", "expected"), [(2, 1, "serial"), (1, 3, "serial"), (2, 2, "processes"), (2, 0, "serial")]
+)
 def test_processes_are_used_only_where_several_cohorts_have_something_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: int, cohorts: int, expected: str
 ) -> None:
-    monkeypatch.setattr(processes, "WorkerPool", lambda *arguments: pytest.fail("a process was started for one cohort"))
-    assert states(side_by_side(CONFIGS[:2], tmp_path)) == ["done"] * 2
-    assert states(side_by_side(CONFIGS[:4], tmp_path)) == ["done"] * 4  # the first two are done already
-    assert states(side_by_side(CONFIGS, tmp_path, jobs=1)) == ["done"] * 6
+    assert make_executor("auto", runtime(jobs=jobs), cohorts).name == expected
 
 
 def test_each_process_has_its_share_of_the_threads_unless_told_or_begun_otherwise(
@@ -56,23 +59,25 @@ def test_each_process_has_its_share_of_the_threads_unless_told_or_begun_otherwis
     given: list[int | None] = []
 
     def process(args: tuple[Any, ...], **options: Any) -> Any:
-        given.append(args[3].threads)
+        given.append(args[1].runtime.threads)
         return SimpleNamespace(start=lambda: None)
 
     context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=process, set_forkserver_preload=lambda names: None)
-    monkeypatch.setattr(processes.multiprocessing, "get_context", lambda kind: context)
     monkeypatch.setattr(Runtime, "num_threads", lambda self: self.threads or 8)
 
+    store = RunStore(tmp_path)
+    jobs = plan_jobs(CONFIGS, store)
+    open_runs(jobs, store)
+
     def begin(**changes: Any) -> None:
-        _, groups = session.prepare(CONFIGS, tmp_path, runtime(**changes))
-        crew = processes.WorkerPool(groups, 2, runtime(**changes), lambda progress: None)
-        crew._start()
-        assert len(crew.workers) == 2
+        own = runtime(**changes)
+        pool = processes.WorkerPool(form_cohorts(jobs, own), 2, store, own, lambda progress: None, context)
+        pool.start_workers()
+        assert len(pool.workers) == 2
 
     begin(threads=None)
     begin(threads=3)
-    _, groups = session.prepare(CONFIGS, tmp_path, runtime())
-    with groups[0][0].run.lock() as writer:
+    with jobs[0].run.lock() as writer:
         writer.write_status("interrupted", threads=5)
     begin(threads=None)
     assert given == [4, 4, 3, 3, 5, 4]
@@ -104,7 +109,7 @@ def test_another_error_arrives_with_its_trace(name: str) -> None:
 def test_a_worker_reports_what_does_not_fit_into_memory_even_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row 63: what it says last is what the crew hands on."""
+    """Row 63: what it says last is what the pool hands on."""
     real = TrainStep.step
 
     def wrapped(self: TrainStep) -> None:
@@ -114,13 +119,15 @@ def test_a_worker_reports_what_does_not_fit_into_memory_even_alone(
 
     monkeypatch.setattr(TrainStep, "step", wrapped)
     here, there = multiprocessing.Pipe(duplex=False)
-    processes._work(there, CONFIGS[:2], tmp_path, runtime())
+    store = RunStore(tmp_path)
+    jobs = plan_jobs(CONFIGS[:2], store)
+    open_runs(jobs, store)
+    processes._work(there, processes.Work(CONFIGS[:2], tmp_path, runtime(), [], []))
     messages = []
     while here.poll():
         messages.append(here.recv())
-    jobs, _ = session.prepare(CONFIGS[:2], tmp_path, runtime())
-    assert messages[-1] == [jobs[1].run.id]
-    assert states(session.outcomes(jobs, messages[-1])) == ["done", "failed"]
+    assert messages[-1] == [jobs[1].id]
+    assert states(outcomes_of([jobs], messages[-1])) == ["done", "failed"]
 
 
 @pytest.mark.parametrize(("device", "jobs", "expected"), [("cpu", None, "cores"), ("cpu", 3, 3), ("cpu", 1, 1)])

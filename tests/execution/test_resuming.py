@@ -10,9 +10,9 @@ import pytest
 
 from semfocus.config import RunConfig, TaskConfig
 from semfocus.errors import CorruptData, UsageError
-from semfocus.execution import resume, resuming
+from semfocus.execution import resume, resuming, train
 from semfocus.store import RunStore
-from semfocus.training import Progress, Runtime, train
+from semfocus.training import Progress, Runtime
 from tests.training.helpers import assert_same_bits, run_of, runtime, states, tiny, trained
 
 PAIR = [tiny(seed, "topk:3", epochs=4) for seed in (1, 2)]
@@ -131,7 +131,7 @@ def _facts(run: Any) -> dict[str, Any]:
 def test_those_who_trained_together_and_are_left_out_are_named(tmp_path: Path) -> None:
     interrupted(PAIR, tmp_path)
     first, second = (run_of(config, tmp_path) for config in PAIR)
-    assert resuming.apart([first]) == [second.id]
-    assert resuming.apart([first, second]) == []
+    assert resuming.missing_cohort_members([first]) == [second.id]
+    assert resuming.missing_cohort_members([first, second]) == []
     resume([second], runtime())
-    assert resuming.apart([first]) == []
+    assert resuming.missing_cohort_members([first]) == []

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import semfocus
-from semfocus.training import Progress, train
+from semfocus.execution import train
+from semfocus.training import Progress
 from tests.training.helpers import run_of, runtime, tiny
 
 SMALL = [
@@ -146,7 +147,7 @@ def test_the_same_from_python_with_a_users_own_file(tmp_path: Path) -> None:
         (["compare", "parity", "--seeds", "0"], "seeds = 0 must be at least 1"),
         (["compare", "parity", "--attention", "topk:50"], "k = 50 exceeds the sequence length 40"),
         (["compare", "parity", "--attention", "topkk:5"], "did you mean 'topk'"),
-        (["compare", "parity", "--attention", ","], "names no mechanism"),
+        (["compare", "parity", "--attention", ","], "--attention names nothing"),
         (["compare", "parity", "--device", "cuda:7"], "is not there on this machine"),
         (["compare", "parity", "--device", "tpu"], "is not one of auto, cpu, cuda, mps"),
         (["compare", "parity", "--set", "training.lrr=1"], "did you mean 'training.lr'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from semfocus import recipes
 from semfocus.config import RunConfig, TaskConfig
 from semfocus.errors import UsageError
+from semfocus.experiments.experiment import Panel, distinct
 from semfocus.experiments.paper_figures import FIRST, SECOND, THREE, figure_1, figure_3
 from semfocus.experiments.registry import get_study, studies, study
-from semfocus.experiments.study import Panel, crossed, distinct
+from semfocus.experiments.study import crossed
 from semfocus.tasks import Task
 
 GRID = 15
@@ -42,7 +44,7 @@ def built(config: RunConfig) -> Task:
     return _built(config.task.model_dump_json())
 
 
-def ids(configs: list[RunConfig]) -> set[str]:
+def ids(configs: Iterable[RunConfig]) -> set[str]:
     return {config.run_id(built(config)) for config in configs}
 
 
@@ -106,7 +108,8 @@ def test_each_panel_of_figure_3_shows_its_own_runs_beside_the_default_one() -> N
     found = get_study("figure_3")
     default = figure_3(changes=({},), seeds=1)
     every = ids(found.runs(seeds=1))
-    shown = {panel.title[0]: found.panel_runs(panel, seeds=1) for panel in found.panels}
+    experiment = found.experiment(seeds=1)
+    shown = {panel.title[0]: experiment.shown(panel) for panel in experiment.panels}
     assert {name: len(runs) for name, runs in shown.items()} == {"a": 8, "b": 8, "c": 8, "d": 8, "e": 10}
     assert all(ids(default) <= ids(runs) <= every for runs in shown.values())
     assert set.union(*(ids(runs) for runs in shown.values())) == every

@@ -10,7 +10,7 @@ import pytest
 
 from semfocus.config_files import MAX_BYTES, apply_overrides, parse_config, read_config
 from semfocus.errors import UsageError
-from semfocus.training import train
+from semfocus.execution import train
 from tests.training.helpers import runtime, tiny
 
 TASK: dict[str, Any] = {"task": {"name": "even_pairs"}}

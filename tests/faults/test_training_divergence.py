@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from semfocus.training import step, train
+from semfocus.execution import train
+from semfocus.training import step
 from semfocus.training.cohort import Cohort
 from semfocus.training.step import TrainStep
 from tests.training.helpers import begin, runtime, states, tensors, tiny, trained

@@ -17,8 +17,9 @@ import torch
 from safetensors.torch import save
 
 from semfocus.errors import CorruptData, UsageError
+from semfocus.execution import train
 from semfocus.store import RunDirectory, checkpoints
-from semfocus.training import load, train
+from semfocus.training import load
 from tests.training.helpers import runtime, tensors, tiny, trained
 
 

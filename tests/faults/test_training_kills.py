@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from semfocus.config import RunConfig
-from semfocus.training import Interrupted, train
+from semfocus.execution import train
+from semfocus.training import Interrupted
 from semfocus.training.signals import listening
 from semfocus.training.step import TrainStep
 from tests.training.helpers import assert_same_bits, exit_code, process, run_of, runtime, states, tiny, trained

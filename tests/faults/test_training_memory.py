@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from semfocus.training import train
+from semfocus.execution import train
 from semfocus.training.step import TrainStep
 from tests.training.helpers import run_of, runtime, states, tensors, tiny, trained
 

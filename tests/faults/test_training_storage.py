@@ -16,8 +16,9 @@ import pytest
 
 from semfocus.config import RunConfig
 from semfocus.errors import CorruptData, StorageError, UsageError
+from semfocus.execution import train
 from semfocus.store import DamagedCheckpoint
-from semfocus.training import Progress, train
+from semfocus.training import Progress
 from semfocus.training.step import TrainStep
 from tests.store.helpers import flip
 from tests.store.machine import Machine

@@ -160,7 +160,8 @@ def test_several_trackers_and_the_board_hear_the_same_and_are_closed(monkeypatch
 
 def trained(tmp_path: Path, tracker: str) -> dict[str, list[dict[str, Any]]]:
     """Two runs trained with a tracker listening; their rows by the runs' names."""
-    from semfocus.training import Runtime, train
+    from semfocus.execution import train
+    from semfocus.training import Runtime
 
     configs = [config(seed=seed) for seed in (1, 2)]
     with watched(lambda progress: None, [tracker]) as watcher:

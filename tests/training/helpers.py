@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
+from semfocus.execution import RunOutcome, train
 from semfocus.store import RunDirectory
-from semfocus.training import RunOutcome, Runtime, train
+from semfocus.training import Runtime
 from semfocus.training.cohort import Cohort
 
 CPU = torch.device("cpu")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from semfocus.training import Progress, train
+from semfocus.execution import train
+from semfocus.training import Progress
 from tests.training.helpers import assert_same_bits, begin, run_of, runtime, states, tensors, tiny, trained
 
 

@@ -3,15 +3,48 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from semfocus.cli import compare, diagnose, report, runs, studies, tasks, theory, verdicts
-from semfocus.errors import SemfocusError
+from semfocus.errors import SemfocusError, UsageError
+
+
+class _Root(typer.core.TyperGroup):
+    """The command line; `--plugin MODULE` may stand anywhere on it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from semfocus.plugins import load_plugins
+
+        names, rest = _taken_out("--plugin", args)
+        if rest and not rest[0].startswith("-") and not {"--help", "-h"} & {*rest}:  # a command: help stays light
+            load_plugins(names)
+        return super().parse_args(ctx, rest)
+
+
+def _taken_out(flag: str, args: list[str]) -> tuple[list[str], list[str]]:
+    """The values of an option wherever it stands before `--`, and the other arguments."""
+    values, rest, waiting = [], [], list(args)
+    while waiting:
+        word = waiting.pop(0)
+        if word == "--":
+            return values, [*rest, word, *waiting]
+        if word.startswith(f"{flag}="):
+            values.append(word.partition("=")[2])
+        elif word == flag:
+            if not waiting:
+                raise UsageError(f"{flag} needs the name of a module, or the path of a .py file")
+            values.append(waiting.pop(0))
+        else:
+            rest.append(word)
+    return values, rest
+
 
 app = typer.Typer(
     name="semfocus",
+    cls=_Root,
     help="Does attention that focuses on the top-k keys make transformers learn faster? Find out, use it, understand.",
     no_args_is_help=True,
     add_completion=False,
@@ -37,7 +70,17 @@ app.add_typer(theory.app, name="theory")
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE",
+            help="Import a module of your own that registers tasks, mechanisms, normalisers, objectives or executors. "
+            "May stand anywhere on the line, and more than once.",
+        ),
+    ] = None,
+) -> None:
     if version:
         from semfocus import __version__
 

@@ -31,6 +31,16 @@ def assignments(texts: list[str] | None) -> dict[str, Any]:
     return values
 
 
+def names_of(flag: str, text: str | None) -> list[str] | None:
+    """`full,topk:5` as a list; None when the option was not given."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UsageError(f"--{flag} names nothing; write names separated by commas")
+    return names
+
+
 def console() -> Console:
     """Where tables go; as wide as they like where no terminal limits them, and never cut off at its border."""
     from rich.console import Console

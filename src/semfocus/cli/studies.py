@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from semfocus.cli.compare import Compile, Device, Jobs, Out, Sets, Threads
-from semfocus.cli.shared import console
-from semfocus.errors import UsageError
+from semfocus.cli.options import Compile, Device, ExecutorName, Jobs, Out, Sets, Threads, Track
+from semfocus.cli.shared import console, names_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from semfocus.experiments.estimate import Size
-    from semfocus.experiments.run_study import StudyJob
+    from semfocus.experiments.estimate import Estimate
+    from semfocus.experiments.run import Plan
+    from semfocus.training import Runtime
 
 
 def list_studies(
@@ -24,19 +24,18 @@ def list_studies(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as a Markdown table.")] = False,
 ) -> None:
     """List the studies: figure of the paper, runs, tasks, mechanisms. With NAME, one of them in full."""
-    from semfocus.experiments.listing import described, markdown_table
-    from semfocus.experiments.registry import find_study, studies
+    from semfocus.experiments.registry import described, find_study, markdown_table, studies
 
-    found = [described(each) for each in (studies() if name is None else [find_study(name)])]
+    rows = [described(each) for each in (studies() if name is None else [find_study(name)])]
     if as_json:
-        typer.echo(json.dumps(found if name is None else found[0], indent=2))
+        typer.echo(json.dumps(rows if name is None else rows[0], indent=2))
     elif markdown:
-        typer.echo(markdown_table(found))
+        typer.echo(markdown_table(rows))
     elif name is None:
-        console().print(_studies_table(found))
+        console().print(_studies_table(rows))
         typer.echo("\nLook at one: semfocus studies figure_3      Size one: semfocus run figure_3 --dry-run")
     else:
-        for key, value in found[0].items():
+        for key, value in rows[0].items():
             typer.echo(f"{key + ':':12} {', '.join(map(str, value)) if isinstance(value, list) else value}")
 
 
@@ -59,6 +58,8 @@ def run_study(
     jobs: Jobs = None,
     compile: Compile = "auto",
     evaluate_every: Annotated[float, typer.Option(help="Epochs between evaluations; may be a fraction.")] = 1.0,
+    executor: ExecutorName = "auto",
+    track: Track = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run, and what it takes.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Yes, more than 5000 runs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -72,33 +73,29 @@ def run_study(
     semfocus run figure_1 --scale quick --seeds 3
     semfocus run my_study.toml --device cuda
     """
-    from semfocus.experiments.run_study import plan
+    from semfocus.experiments.registry import find_study
+    from semfocus.experiments.run import plan
+    from semfocus.experiments.study import MANY, TOO_MANY
     from semfocus.training import Runtime
 
-    job = plan(
-        study,
-        tasks=_names("tasks", tasks),
-        attention=_names("attention", attention),
-        seeds=seeds,
-        recipe=recipe,
-        scale=scale,
-        overrides=sets or (),
-        many=yes,
-        out=out,
-    )
+    given = {"tasks": names_of("tasks", tasks), "seeds": seeds, "recipe": recipe, "scale": scale}
+    choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    experiment = find_study(study).experiment(**choices, overrides=sets or (), most=TOO_MANY if yes else MANY)
+    mechanisms = names_of("attention", attention)
+    job = plan(experiment if mechanisms is None else experiment.only(mechanisms), out)
     runtime = Runtime(device=device, threads=threads, jobs=jobs, compile=compile, evaluate_every=evaluate_every)
     if dry_run:
-        from semfocus.experiments.estimate import size
+        from semfocus.experiments.estimate import estimate
 
-        _print_size(job, size(job, runtime), runtime.num_jobs(), as_json)
+        _print_estimate(job, estimate(job, runtime), runtime.num_jobs(), as_json)
     else:
-        _run(job, runtime, as_json)
+        _run(job, runtime, executor, track or [], as_json)
 
 
 def _studies_table(rows: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
-    from semfocus.experiments.listing import COLUMNS, cells
+    from semfocus.experiments.registry import COLUMNS, cells
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in COLUMNS:
@@ -108,52 +105,56 @@ def _studies_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _run(job: StudyJob, runtime: Any, as_json: bool) -> None:
-    from semfocus.cli.compare import fail_if_needed, print_outcome
+def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: bool) -> None:
+    from semfocus.cli.training import fail_if_needed, print_comparison, print_files
     from semfocus.experiments.estimate import work_of
-    from semfocus.experiments.run_study import carry_out
+    from semfocus.experiments.run import run
+    from semfocus.integrations.trackers import watched
     from semfocus.report.terminal.study_progress import StudyProgressTable
 
-    there = len(job.runs) - len(job.waiting)
-    typer.echo(
-        f"{job.study.title}: {_count(len(job.runs), 'run')}, {there} there, {len(job.waiting)} to train", err=True
-    )
-    with StudyProgressTable(work_of(job), there) as board:
-        outcome = carry_out(job, runtime, board)
+    typer.echo(_heading(job), err=True)
+    there = len(job.jobs) - len(job.waiting)
+    with StudyProgressTable(work_of(job), there) as table, watched(table, track) as on_progress:
+        outcome = run(job, runtime, on_progress, executor)
     if as_json:
-        typer.echo(json.dumps([part.comparison.to_dict() for part in outcome.parts], indent=2))
+        typer.echo(json.dumps([comparison.to_dict() for comparison in outcome.comparisons], indent=2))
     else:
-        for part in outcome.parts:
-            print_outcome(part)
+        for comparison in outcome.comparisons:
+            print_comparison(comparison)
             typer.echo("")
         for name, count in outcome.measured().items():
             typer.echo(
-                f"this study also needs the measurement {name}: {count} of {_count(len(job.runs), 'run')} have it"
+                f"this study also needs the measurement {name}: {count} of {_count(len(job.jobs), 'run')} have it"
             )
-    fail_if_needed(outcome)
+        print_files(outcome)
+    fail_if_needed(outcome.runs)
 
 
-def _print_size(job: StudyJob, found: Size, jobs: int, as_json: bool) -> None:
+def _heading(job: Plan) -> str:
+    there = len(job.jobs) - len(job.waiting)
+    return f"{job.experiment.title}: {_count(len(job.jobs), 'run')}, {there} there, {len(job.waiting)} to train"
+
+
+def _print_estimate(job: Plan, cost: Estimate, jobs: int, as_json: bool) -> None:
     from semfocus.experiments.estimate import SOURCES
     from semfocus.report.terminal.progress import duration
 
-    rows = found.by_task()
+    rows = cost.by_task()
     if as_json:
-        total = {"steps": found.steps, "seconds": found.seconds, "bytes": found.bytes, "free": found.free}
-        how = {source: SOURCES[source] for source in found.sources}
-        typer.echo(json.dumps({"study": job.study.name, **total, "time": how, "tasks": rows}, indent=2))
+        total = {"steps": cost.steps, "seconds": cost.seconds, "bytes": cost.bytes, "free": cost.free}
+        how = {source: SOURCES[source] for source in cost.sources}
+        typer.echo(json.dumps({"study": job.experiment.name, **total, "time": how, "tasks": rows}, indent=2))
         return
-    there = len(job.runs) - len(job.waiting)
-    typer.echo(f"{job.study.title}: {_count(len(job.runs), 'run')}, {there} there, {len(job.waiting)} to train\n")
+    typer.echo(f"{_heading(job)}\n")
     console().print(_size_table(rows))
-    if found.steps:
-        known = found.sources.items()
+    if cost.steps:
+        known = cost.sources.items()
         how = "; ".join(f"{SOURCES[source]} ({_count(count, 'shape')})" for source, count in known)
-        sure = "at most" if found.may_stop_early else "about"
-        shared = f", {duration(found.seconds / jobs)} at best with {jobs} at a time" if jobs > 1 else ""
-        typer.echo(f"\n{found.steps:,} steps in all: {sure} {duration(found.seconds)} one after the other{shared}")
+        sure = "at most" if cost.may_stop_early else "about"
+        shared = f", {duration(cost.seconds / jobs)} at best with {jobs} at a time" if jobs > 1 else ""
+        typer.echo(f"\n{cost.steps:,} steps in all: {sure} {duration(cost.seconds)} one after the other{shared}")
         typer.echo(f"time {how}")
-    typer.echo(f"{_room(found.bytes)} of disk space at most; {_room(found.free)} free at {job.store.root}")
+    typer.echo(f"{_room(cost.bytes)} of disk space at most; {_room(cost.free)} free at {job.store.root}")
 
 
 def _size_table(rows: list[dict[str, Any]]) -> Table:
@@ -170,15 +171,6 @@ def _size_table(rows: list[dict[str, Any]]) -> Table:
         cells = [str(row[name]) for name in ("runs", "there", "waiting")]
         table.add_row(row["task"], *cells, span, f"{row['steps']:,}", duration(row["seconds"]), _room(row["bytes"]))
     return table
-
-
-def _names(flag: str, text: str | None) -> list[str] | None:
-    if text is None:
-        return None
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise UsageError(f"--{flag} names nothing; write names separated by commas")
-    return names
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,4 +1,7 @@
-"""On this machine, in one process or several: `train` begins runs, `resume` goes on with them."""
+"""Who trains, and where: `train` begins runs, `resume` goes on with them, an `Executor` does the work.
+
+`cohorts` decides who trains with whom, `executor` is the interface, `serial` and `processes` implement it.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,22 @@ from typing import TYPE_CHECKING
 from semfocus.lazy import attach
 
 if TYPE_CHECKING:
-    from semfocus.execution.processes import LostProcess, train
+    from semfocus.execution.driver import train
+    from semfocus.execution.executor import Executor, RunOutcome, executor_names, register_executor
+    from semfocus.execution.processes import LostProcess
     from semfocus.execution.resuming import resume
 
-__all__ = ["LostProcess", "resume", "train"]
+__all__ = ["Executor", "LostProcess", "RunOutcome", "executor_names", "register_executor", "resume", "train"]
 
 __getattr__, __dir__ = attach(
     __name__,
     {
+        "Executor": "semfocus.execution.executor",
         "LostProcess": "semfocus.execution.processes",
+        "RunOutcome": "semfocus.execution.executor",
+        "executor_names": "semfocus.execution.executor",
+        "register_executor": "semfocus.execution.executor",
         "resume": "semfocus.execution.resuming",
-        "train": "semfocus.execution.processes",
+        "train": "semfocus.execution.driver",
     },
 )

@@ -1,6 +1,6 @@
 """Cohorts side by side on this machine, each in a process of its own: small models gain little from more threads.
 
-    outcomes = train(configs, "runs", Runtime(jobs=4))
+    ProcessExecutor(Runtime(jobs=4)).run(cohorts, store, on_progress)
 
 A process trains one cohort, tells its progress through a pipe, and ends. It holds the locks of its runs and saves as
 ever, so that nothing depends on this process: should that die, the others notice, save and stop. A cohort whose
@@ -13,6 +13,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import traceback
 import warnings
 from collections import deque
@@ -27,9 +28,12 @@ from typing import Any
 from semfocus import errors
 from semfocus.config import RunConfig
 from semfocus.errors import Locked, SemfocusError
-from semfocus.training import session
+from semfocus.execution.cohorts import plan_jobs
+from semfocus.execution.executor import Executor, RunOutcome, outcomes_of, register_executor
+from semfocus.plugins import load_plugins, plugin_modules
+from semfocus.store import RunStore
 from semfocus.training.runtime import Runtime
-from semfocus.training.session import Job, RunOutcome
+from semfocus.training.session import ENDED, Job, note_failure, train_cohort
 from semfocus.training.signals import Interrupted, Interruption, listening
 from semfocus.training.trainer import Callback, Progress
 
@@ -41,29 +45,20 @@ class LostProcess(UserWarning):
     """A process that ended without a word; its cohort is tried once more."""
 
 
-def train(
-    configs: Sequence[RunConfig],
-    out: Path | str | None = None,
-    runtime: Runtime = Runtime(),
-    watcher: Callback = lambda progress: None,
-) -> list[RunOutcome]:
-    """Train these runs, `runtime.jobs` cohorts at a time, and return how each stands, in the same order.
+@register_executor
+class ProcessExecutor(Executor):
+    """Trains `runtime.jobs` cohorts at a time, each in a process of its own."""
 
-    Interrupted: all save, then it raises Interrupted. More than one job starts fresh processes, which import the
-    main module: in a script, call this below `if __name__ == "__main__":`.
-    """
-    jobs, groups = session.prepare(configs, out, runtime)
-    at_once = min(runtime.num_jobs(), len(groups))
-    if at_once < 2:
-        failed = session.train_in_turn(groups, runtime, watcher)
-    else:
-        failed = WorkerPool(groups, at_once, runtime, watcher).run()
-    return session.outcomes(jobs, failed)
+    name = "processes"
+
+    def run(self, cohorts: Sequence[Sequence[Job]], store: RunStore, on_progress: Callback) -> list[RunOutcome]:
+        at_once = max(1, min(self.runtime.num_jobs(), len(cohorts)))
+        return outcomes_of(cohorts, WorkerPool(cohorts, at_once, store, self.runtime, on_progress).run())
 
 
 @dataclass(frozen=True)
 class _Worker:
-    group: list[Job]
+    cohort: Sequence[Job]
     process: BaseProcess
     pipe: Connection
     again: bool  # whether an earlier one was lost
@@ -72,13 +67,21 @@ class _Worker:
 class WorkerPool:
     """The processes at work, and what waits for one."""
 
-    def __init__(self, groups: Sequence[list[Job]], at_once: int, runtime: Runtime, watcher: Callback) -> None:
-        self.waiting, self.lost = deque(groups), deque[list[Job]]()
-        self.at_once, self.runtime, self.watcher = at_once, runtime, watcher
+    def __init__(
+        self,
+        cohorts: Sequence[Sequence[Job]],
+        at_once: int,
+        store: RunStore,
+        runtime: Runtime,
+        on_progress: Callback,
+        context: Any = None,
+    ) -> None:
+        self.waiting, self.lost = deque(cohorts), deque[Sequence[Job]]()
+        self.at_once, self.store, self.runtime, self.on_progress = at_once, store, runtime, on_progress
         self.threads = max(1, runtime.num_threads() // at_once)
         self.workers: list[_Worker] = []
         self.failed: list[str] = []
-        self.context = multiprocessing.get_context("forkserver")
+        self.context = context or multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["semfocus.training.session"])  # torch is imported once for all
 
     def run(self) -> list[str]:
@@ -86,7 +89,7 @@ class WorkerPool:
         with listening() as interruption:
             try:
                 while (self.waiting or self.lost or self.workers) and not interruption.signal:
-                    self._start()
+                    self.start_workers()
                     self._listen(interruption)
             finally:
                 self._stop()
@@ -94,21 +97,22 @@ class WorkerPool:
                 raise Interrupted(interruption.signal)
         return self.failed
 
-    def _start(self) -> None:
+    def start_workers(self) -> None:
+        """Fill the places that are free."""
         while self.waiting and len(self.workers) < self.at_once:
             self._spawn(self.waiting.popleft(), again=False)
         if self.lost and not self.workers:
             self._spawn(self.lost.popleft(), again=True)
 
-    def _spawn(self, group: list[Job], again: bool) -> None:
-        runtime = self.runtime.as_before(group[0].run.status())
+    def _spawn(self, cohort: Sequence[Job], again: bool) -> None:
+        runtime = self.runtime.as_before(cohort[0].run.status())
         runtime = replace(runtime, threads=runtime.threads or self.threads, jobs=1)
         here, there = self.context.Pipe(duplex=False)
-        configs, root = [job.config for job in group], group[0].run.path.parent
-        process = self.context.Process(target=_work, args=(there, configs, root, runtime), daemon=True)
+        work = Work([job.config for job in cohort], self.store.root, runtime, plugin_modules(), list(sys.path))
+        process = self.context.Process(target=_work, args=(there, work), daemon=True)
         process.start()
         there.close()  # now the worker alone has it, and its end is the pipe's end
-        self.workers.append(_Worker(group, process, here, again))
+        self.workers.append(_Worker(cohort, process, here, again))
 
     def _listen(self, interruption: Interruption) -> None:
         """Hear what there is to hear, for a moment."""
@@ -121,7 +125,7 @@ class WorkerPool:
                 self._on_crash(worker)
                 continue
             if isinstance(message, Progress):
-                self.watcher(message)
+                self.on_progress(message)
                 continue
             self._reap(worker)
             if isinstance(message, _Raised):
@@ -137,17 +141,17 @@ class WorkerPool:
         self.workers.remove(worker)
 
     def _on_crash(self, worker: _Worker) -> None:
-        ids = ", ".join(job.run.id for job in worker.group)
+        ids = ", ".join(job.id for job in worker.cohort)
         how = _how(worker.process.exitcode)
         if worker.again:
-            self.failed += _record(worker.group, f"its process {how}, twice; out of memory?")
+            self.failed += _record(worker.cohort, f"its process {how}, twice; out of memory?")
             return
         warnings.warn(
             f"the process that trained {ids} {how}; they go on from their checkpoint when the others are through",
             LostProcess,
             stacklevel=4,
         )
-        self.lost.append(worker.group)
+        self.lost.append(worker.cohort)
 
     def _stop(self) -> None:
         """Ask those still at work to save and end, and wait until they have; in a hurry, just end them."""
@@ -192,10 +196,21 @@ class _Raised:
         return error
 
 
-def _work(pipe: Connection, configs: list[RunConfig], root: Path, runtime: Runtime) -> None:
+@dataclass(frozen=True)
+class Work:
+    """What a worker is given: a cohort as configurations, since a task need not survive being sent."""
+
+    configs: list[RunConfig]
+    root: Path
+    runtime: Runtime
+    plugins: list[str]  # modules whose import registers what the configurations name
+    path: list[str]  # where this process finds modules
+
+
+def _work(pipe: Connection, work: Work) -> None:
     """What a worker does: train one cohort, tell how it goes, then how it ended."""
 
-    def watcher(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         try:
             pipe.send(progress)
         except OSError:  # nobody is there any more: save, and stop
@@ -204,8 +219,13 @@ def _work(pipe: Connection, configs: list[RunConfig], root: Path, runtime: Runti
     keep_memory()
     last: Any
     try:
-        outcomes = session.train(configs, root, runtime, watcher)
-        last = [outcome.run.id for outcome in outcomes if outcome.state == "failed"]
+        sys.path[:] = [*sys.path, *(folder for folder in work.path if folder not in sys.path)]
+        load_plugins(work.plugins)
+        jobs = plan_jobs(work.configs, RunStore(work.root))
+        with listening() as interruption:
+            last = train_cohort(jobs, work.runtime, on_progress, interruption)
+            if interruption.signal:
+                raise Interrupted(interruption.signal)
     except Interrupted as error:
         last = _Stopped(error.exit_code - 128)
     except KeyboardInterrupt:
@@ -233,14 +253,14 @@ def _how(exitcode: int | None) -> str:
     return f"ended with exit code {exitcode}"
 
 
-def _record(group: Sequence[Job], reason: str) -> list[str]:
+def _record(cohort: Sequence[Job], reason: str) -> list[str]:
     """Write down why these runs failed; the ids of those that had not ended."""
-    found = []
+    ids = []
     with ExitStack() as locks:
-        for job in group:
+        for job in cohort:
             with suppress(Locked):
                 writer = locks.enter_context(job.run.lock())
-                if (writer.status() or {}).get("state") not in session.ENDED:
-                    session.note_failure(writer, reason)
-                    found.append(job.run.id)
-    return found
+                if (writer.status() or {}).get("state") not in ENDED:
+                    note_failure(writer, reason)
+                    ids.append(job.id)
+    return ids

@@ -15,12 +15,13 @@ from typing import Any
 
 from semfocus.config import RunConfig
 from semfocus.errors import CorruptData, UsageError
-from semfocus.execution.processes import train
+from semfocus.execution.driver import train
+from semfocus.execution.executor import AUTO, RunOutcome
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks import Task
 from semfocus.training.loading import config_of
 from semfocus.training.runtime import Runtime
-from semfocus.training.session import ENDED, RunOutcome
+from semfocus.training.session import ENDED
 from semfocus.training.trainer import Callback
 
 UNFINISHED = ("interrupted", "failed", "empty")  # as a store calls them
@@ -28,17 +29,21 @@ SHOWN = 16  # characters of a value in a message
 
 
 def resume(
-    runs: Sequence[RunDirectory], runtime: Runtime = Runtime(), watcher: Callback = lambda progress: None
+    runs: Sequence[RunDirectory],
+    runtime: Runtime = Runtime(),
+    on_progress: Callback | None = None,
+    executor: str = AUTO,
 ) -> list[RunOutcome]:
     """Train these runs to their ends and return how each stands. All are checked before the first goes on."""
     configs = [recorded(run) for run in runs]
     devices = [_device(run, runtime) for run in runs]
-    found: dict[int, RunOutcome] = {}
+    outcomes: dict[int, RunOutcome] = {}
     for root, device in dict.fromkeys(zip((run.path.parent for run in runs), devices, strict=True)):
         chosen = [i for i, run in enumerate(runs) if (run.path.parent, devices[i]) == (root, device)]
-        done = train([configs[i] for i in chosen], root, replace(runtime, device=device), watcher)
-        found |= dict(zip(chosen, done, strict=True))
-    return [found[i] for i in range(len(runs))]
+        here = replace(runtime, device=device)
+        done = train([configs[i] for i in chosen], root, here, on_progress, executor=executor)
+        outcomes |= dict(zip(chosen, done, strict=True))
+    return [outcomes[i] for i in range(len(runs))]
 
 
 def unfinished(store: RunStore) -> list[RunDirectory]:
@@ -62,17 +67,17 @@ def recorded(run: RunDirectory) -> RunConfig:
     return config
 
 
-def apart(runs: Sequence[RunDirectory]) -> list[str]:
+def missing_cohort_members(runs: Sequence[RunDirectory]) -> list[str]:
     """The ids of runs that trained together with some of these, have not ended, and are not among them."""
     given = {run.id for run in runs}
-    found: dict[str, None] = {}
+    missing: dict[str, None] = {}
     for run in runs:
         ids = (run.status() or {}).get("cohort")
         for other in ids if isinstance(ids, list) else []:
             path = run.path.parent / str(other)
             if other not in given and path.is_dir() and (RunDirectory(path).status() or {}).get("state") not in ENDED:
-                found[other] = None
-    return list(found)
+                missing[other] = None
+    return list(missing)
 
 
 def stale_runs(configs: Sequence[RunConfig], store: RunStore) -> list[str]:
@@ -81,13 +86,13 @@ def stale_runs(configs: Sequence[RunConfig], store: RunStore) -> list[str]:
     if not files:
         return []
     now = {name: task.build().fingerprint().get("sha256") for name, task in files.items()}
-    found = []
+    stale = []
     for entry in store.entries():
         task, data = ((entry.config or {}).get(part) for part in ("task", "data"))
         name = task.get("name") if isinstance(task, Mapping) else None
         if entry.state in UNFINISHED and name in now and isinstance(data, Mapping) and data.get("sha256") != now[name]:
-            found.append(entry.name)
-    return found
+            stale.append(entry.name)
+    return stale
 
 
 def _changes(before: Any, task: Task) -> list[str]:

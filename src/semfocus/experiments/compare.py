@@ -1,72 +1,28 @@
-"""The main job: train mechanisms side by side on one task, and say what learns faster.
+"""The main job: mechanisms side by side on one task, and what learns faster.
 
-found = semfocus.compare("even_pairs", attention=["full", "topk:5"], seeds=3, quick=True)
-print(found.arm("topk:5").times.median)
+comparison = semfocus.compare("even_pairs", attention=["full", "topk:5"], seeds=3, quick=True)
+print(comparison.arm("topk:5").times.median)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from semfocus import recipes
-from semfocus.analysis.comparison import Comparison, compare_records
-from semfocus.analysis.records import Record
+from semfocus.analysis.comparison import Comparison
 from semfocus.attention.mechanisms import parse_mechanism
-from semfocus.config import RunConfig
 from semfocus.config_files import apply_overrides, parse_config
 from semfocus.errors import UsageError
-from semfocus.execution.processes import train
-from semfocus.store import RunDirectory, RunStore
+from semfocus.execution.executor import AUTO
+from semfocus.experiments.experiment import Experiment, distinct
+from semfocus.experiments.run import plan, run
 from semfocus.training.runtime import Runtime, parse_epochs
-from semfocus.training.session import RunOutcome
 
 
-@dataclass(frozen=True)
-class Job:
-    """What `compare` is going to do."""
-
-    configs: list[RunConfig]
-    store: RunStore
-
-    @property
-    def mechanisms(self) -> list[str]:
-        return list(dict.fromkeys(config.attention.mechanism for config in self.configs))
-
-
-@dataclass(frozen=True)
-class Trained:
-    """How each run stands."""
-
-    runs: list[RunOutcome]
-
-    @property
-    def diverged(self) -> int:
-        return sum(outcome.state == "diverged" for outcome in self.runs)
-
-    @property
-    def failed(self) -> list[RunDirectory]:
-        """Runs that could not be trained, for want of memory even alone."""
-        return [outcome.run for outcome in self.runs if outcome.state == "failed"]
-
-    @property
-    def held(self) -> list[RunDirectory]:
-        """Runs that another process is working on."""
-        return [outcome.run for outcome in self.runs if outcome.state == "held"]
-
-
-@dataclass(frozen=True)
-class Outcome(Trained):
-    """What came of it: the table, the figure's files and the page too."""
-
-    comparison: Comparison
-    figures: list[Path]
-    page: Path | None = None
-
-
-def plan(
+def comparison_of(
     task: str,
     *,
     attention: Iterable[str] | None = None,
@@ -77,13 +33,14 @@ def plan(
     stop_accuracy: float | None = None,
     options: dict[str, Any] | None = None,
     overrides: Sequence[str] = (),
-    out: Path | str | None = None,
-) -> Job:
-    """The runs to make: every mechanism with every seed, by the paper's hyperparameters unless told otherwise."""
+) -> Experiment:
+    """Every mechanism with every seed, by the paper's hyperparameters unless told otherwise."""
     named = attention or (recipes.QUICK if quick else recipes.COMPACT)
     mechanisms = [str(parse_mechanism(text)) for text in named]
     if quick and (options or recipe != "clean"):
         raise UsageError("--quick chooses the task's options and the clean recipe itself; give one or the other")
+    changes = [*overrides, *([f"training.epochs={epochs}"] if epochs is not None else [])]
+    changes += [f"training.stop_accuracy={stop_accuracy}"] if stop_accuracy is not None else []
     configs = []
     for mechanism in mechanisms:
         for seed in recipes.seeds(seeds):
@@ -91,44 +48,31 @@ def plan(
                 config = recipes.quick(task, mechanism, seed)
             else:
                 config = recipes.configure(task, mechanism, seed, recipe, options)
-            changes = [*overrides, *([f"training.epochs={epochs}"] if epochs is not None else [])]
-            changes += [f"training.stop_accuracy={stop_accuracy}"] if stop_accuracy is not None else []
             configs.append(parse_config(apply_overrides(config.model_dump(mode="json"), changes)))
-    return Job(_distinct(configs), RunStore(out))
-
-
-def _distinct(configs: list[RunConfig]) -> list[RunConfig]:
-    """Each once, in order: `--attention topk:5,topk:5` is one mechanism."""
-    found: list[RunConfig] = []
-    for config in configs:
-        if config not in found:
-            found.append(config)
-    return found
-
-
-def carry_out(job: Job, runtime: Runtime = Runtime(), watcher: Callable = lambda progress: None) -> Outcome:
-    """Train what is not there yet, compare all of it, and leave the curves and a page beside the runs."""
-    outcomes = train(job.configs, job.store.root, runtime, watcher)
-    records = [Record.read(outcome.run) for outcome in outcomes]
-    task = job.configs[0].task
-    name = Path(task.name).stem if "." in task.name else task.name
-    comparison = compare_records(name, records, task.build().baselines)
-    if not any(record.metrics for record in records):
-        return Outcome(outcomes, comparison, [])
-    from semfocus.report.figures.curves import draw_curves
-    from semfocus.report.page.page import write_page
-
-    root = job.store.root
-    figures = draw_curves(comparison, records, root / f"curves-{comparison.task}")
-    return Outcome(outcomes, comparison, figures, write_page(root, root / "report.html"))
+    name = Path(task).stem if "." in task else task
+    question = f"Which attention learns {name} in the fewest epochs, and which is right on rows it has not seen?"
+    return Experiment(name, name, question, tuple(distinct(configs)), figure=f"curves-{name}")
 
 
 def compare(
-    task: str, *, device: str = "auto", threads: int | None = None, jobs: int = 1, keep: str = "", **choices: Any
+    task: str,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    jobs: int = 1,
+    keep: str = "",
+    executor: str = AUTO,
+    out: Path | str | None = None,
+    until: float | None = None,
+    **choices: Any,
 ) -> Comparison:
-    """Compare mechanisms on a task or a data file; `choices` as for `plan`. The same as `semfocus compare`.
+    """Compare mechanisms on a task or a data file; `choices` as for `comparison_of`. The same as `semfocus compare`.
 
-    With `jobs` above 1 in a script, call this below `if __name__ == "__main__":`.
+    With `jobs` above 1 in a script, call this below `if __name__ == "__main__":`. `until` is the old name of
+    `stop_accuracy`.
     """
+    if until is not None:
+        warnings.warn("compare(until=...) is now compare(stop_accuracy=...)", DeprecationWarning, stacklevel=2)
+        choices.setdefault("stop_accuracy", until)
     runtime = Runtime(device=device, threads=threads, jobs=jobs, keep_epochs=parse_epochs(keep))
-    return carry_out(plan(task, **choices), runtime).comparison
+    return run(plan(comparison_of(task, **choices), out), runtime, executor=executor).comparisons[0]

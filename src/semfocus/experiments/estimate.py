@@ -1,7 +1,7 @@
-"""What a study takes, before it is begun: runs, steps, time and disk space. Nothing is written, nothing kept.
+"""What an experiment takes, before it is begun: runs, steps, time and disk space. Nothing is written, nothing kept.
 
-found = size(plan("figure_1"), Runtime())
-print(found.steps, found.seconds, found.bytes)
+    cost = estimate(plan(experiment), Runtime())
+    print(cost.steps, cost.seconds, cost.bytes)
 
 Seconds of a step come from earlier runs of the same shape if the store has some (their timing.jsonl), else from a few
 steps made now; when the time for that is used up, from the arithmetic that a step takes, beside one that was measured.
@@ -23,7 +23,8 @@ import torch
 from semfocus.analysis.groups import differing, setting_text, settings_of, task_label
 from semfocus.config import RunConfig
 from semfocus.errors import SemfocusError
-from semfocus.experiments.run_study import Planned, StudyJob
+from semfocus.execution.cohorts import cohort_key, cohort_limit
+from semfocus.experiments.run import Plan
 from semfocus.report.terminal.study_progress import Work
 from semfocus.store import RunDirectory
 from semfocus.store.writer import NEWEST_KEPT
@@ -31,7 +32,7 @@ from semfocus.tasks import Task
 from semfocus.training.cohort import MOMENTS, Cohort, spec_of
 from semfocus.training.evaluation import Evaluator
 from semfocus.training.runtime import Runtime, flop_per_row, numerics
-from semfocus.training.session import cohort_key, cohort_limit
+from semfocus.training.session import Job
 from semfocus.training.step import TrainStep
 
 SECONDS_TO_MEASURE = 20.0
@@ -55,8 +56,8 @@ class Part:
     """Runs of one shape: those that could train in lockstep."""
 
     task: str
-    runs: list[Planned]
-    waiting: list[Planned]
+    runs: list[Job]
+    waiting: list[Job]
     steps: int  # to go, of all of them together
     seconds: float
     source: Source | None  # of the seconds; None when nothing is left to train
@@ -64,8 +65,8 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Size:
-    """A study's parts, and what they come to."""
+class Estimate:
+    """An experiment's parts, and what they come to."""
 
     parts: list[Part]
     free: int  # bytes on the disk where runs live
@@ -99,7 +100,7 @@ class Size:
         rows = []
         for task in dict.fromkeys(part.task for part in self.parts):
             own = [part for part in self.parts if part.task == task]
-            steps = [planned.steps for part in own for planned in part.runs]
+            steps = [job.steps for part in own for job in part.runs]
             waiting = sum(len(part.waiting) for part in own)
             rows.append(
                 {
@@ -116,43 +117,43 @@ class Size:
         return rows
 
 
-def size(job: StudyJob, runtime: Runtime, seconds_to_measure: float = SECONDS_TO_MEASURE) -> Size:
-    """What is left to do of a study, and what it takes, one cohort after the other."""
-    shapes = shapes_of(job)
-    waiting = {planned.id for planned in job.waiting}
-    left = {key: [planned for planned in runs if planned.id in waiting] for key, runs in shapes.items()}
+def estimate(plan: Plan, runtime: Runtime, seconds_to_measure: float = SECONDS_TO_MEASURE) -> Estimate:
+    """What is left to do of an experiment, and what it takes, one cohort after the other."""
+    shapes = shapes_of(plan)
+    waiting = {job.id for job in plan.waiting}
+    left = {key: [job for job in runs if job.id in waiting] for key, runs in shapes.items()}
     costs = _costs({key: (shapes[key], runs) for key, runs in left.items() if runs}, runtime, seconds_to_measure)
-    keep = {*runtime.keep_epochs, *job.study.keep_epochs}
+    keep = {*runtime.keep_epochs, *plan.experiment.keep_epochs}
     parts = []
     for key, runs in shapes.items():
-        steps = sum(planned.steps_to_go for planned in left[key])
+        steps = sum(job.steps_to_go for job in left[key])
         seconds, source = costs.get(key, (0.0, None))
-        room = sum(_bytes(planned, keep, runtime.evaluate_every) for planned in left[key])
+        room = sum(_bytes(job, keep, runtime.evaluate_every) for job in left[key])
         parts.append(Part(runs[0].config.task.name, runs, left[key], steps, steps * seconds, source, room))
-    return Size(parts, _free(job.store.root))
+    return Estimate(parts, _free(plan.store.root))
 
 
-def shapes_of(job: StudyJob) -> dict[str, list[Planned]]:
-    """The runs of a study by what they must share to train in lockstep."""
-    shapes: dict[str, list[Planned]] = {}
-    for planned in job.runs:
-        shapes.setdefault(cohort_key(planned.config, planned.task), []).append(planned)
+def shapes_of(plan: Plan) -> dict[str, list[Job]]:
+    """The runs of an experiment by what they must share to train in lockstep."""
+    shapes: dict[str, list[Job]] = {}
+    for job in plan.jobs:
+        shapes.setdefault(cohort_key(job.config, job.task), []).append(job)
     return shapes
 
 
-def work_of(job: StudyJob) -> dict[str, Work]:
+def work_of(plan: Plan) -> dict[str, Work]:
     """What each run that has not ended has to do yet, for the board to show."""
-    waiting = {planned.id for planned in job.waiting}
-    found = {}
-    for name, runs in zip(_line_names(job), shapes_of(job).values(), strict=True):
+    waiting = {job.id for job in plan.waiting}
+    work = {}
+    for name, runs in zip(_line_names(plan), shapes_of(plan).values(), strict=True):
         cost = arithmetic(runs[0].config, runs[0].task)
-        found |= {planned.id: Work(name, planned.steps_to_go, cost) for planned in runs if planned.id in waiting}
-    return found
+        work |= {job.id: Work(name, job.steps_to_go, cost) for job in runs if job.id in waiting}
+    return work
 
 
-def _line_names(job: StudyJob) -> list[str]:
+def _line_names(plan: Plan) -> list[str]:
     """A name for each shape: task and mechanism, and what sets it apart from others of that task."""
-    shown = [runs[0].config.model_dump(mode="json") for runs in shapes_of(job).values()]
+    shown = [runs[0].config.model_dump(mode="json") for runs in shapes_of(plan).values()]
     by_task: dict[str, list[dict[str, Any]]] = {}
     for config in shown:
         by_task.setdefault(task_label(config), []).append(settings_of(config))
@@ -171,7 +172,7 @@ def arithmetic(config: RunConfig, task: Task) -> float:
 
 
 def _costs(
-    shapes: dict[str, tuple[list[Planned], list[Planned]]], runtime: Runtime, budget: float
+    shapes: dict[str, tuple[list[Job], list[Job]]], runtime: Runtime, budget: float
 ) -> dict[str, tuple[float, Source]]:
     """Seconds of a member's step, its share of the evaluations included, and how they are known, for each shape."""
     device = runtime.torch_device().type
@@ -179,7 +180,7 @@ def _costs(
     names = {key: waiting[0].config.task.name for key, (_, waiting) in shapes.items()}
     known: dict[str, tuple[float, Source]] = {}
     for key, (every, _) in shapes.items():
-        earlier = [cost for planned in every if (cost := _earlier(planned.run, device)) is not None]
+        earlier = [cost for job in every if (cost := _earlier(job.run, device)) is not None]
         if earlier:
             known[key] = (statistics.median(earlier), "earlier")
 
@@ -222,7 +223,7 @@ def _earlier(run: RunDirectory, device: str) -> float | None:
     return seconds / step / len(cohort)
 
 
-def _measured(runs: Sequence[Planned], runtime: Runtime) -> float:
+def _measured(runs: Sequence[Job], runtime: Runtime) -> float:
     """Seconds of a member's step, from a few made now with as many members as would train together."""
     device = runtime.torch_device()
     config, task = runs[0].config, runs[0].task
@@ -230,12 +231,9 @@ def _measured(runs: Sequence[Planned], runtime: Runtime) -> float:
     rows, heldout = config.rows(task)
     batch = config.training.batch_size
     few = {"train_rows": min(rows, batch + config.training.drop_one_row), "heldout_rows": min(heldout, 2)}
-    small = [
-        planned.config.model_copy(update={"task": planned.config.task.model_copy(update=few)})
-        for planned in runs[:members]
-    ]
+    small = [job.config.model_copy(update={"task": job.config.task.model_copy(update=few)}) for job in runs[:members]]
     with numerics(config.precision, max(1, runtime.num_threads() // runtime.num_jobs())):
-        cohort = Cohort.begin(small, [planned.task for planned in runs[:members]], device)
+        cohort = Cohort.begin(small, [job.task for job in runs[:members]], device)
         step = _step_seconds(TrainStep(cohort), device)
         evaluation = _timed(Evaluator(cohort).scores, device) / sum(few.values())
     per_epoch = -(-(rows - config.training.drop_one_row) // batch)
@@ -262,13 +260,13 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def _bytes(planned: Planned, keep: set[int], evaluate_every: float) -> int:
+def _bytes(job: Job, keep: set[int], evaluate_every: float) -> int:
     """What a run directory takes at most: the newest checkpoints and those that stay, and a line an evaluation."""
-    training = planned.config.training
-    row = 4 * spec_of(planned.config, planned.task).layout.size
+    training = job.config.training
+    row = 4 * spec_of(job.config, job.task).layout.size
     checkpoint = row * (1 + len(MOMENTS[training.optimizer])) + BYTES_A_MANIFEST
     checkpoints = NEWEST_KEPT + sum(epoch <= training.epochs for epoch in keep)
-    evaluations = min(training.epochs / evaluate_every, planned.steps)
+    evaluations = min(training.epochs / evaluate_every, job.steps)
     return int(checkpoints * checkpoint + evaluations * BYTES_AN_EVALUATION) + BYTES_A_RUN
 
 

@@ -31,7 +31,8 @@ from typing import Any
 from semfocus.config import RunConfig
 from semfocus.config_files import SUFFIXES, read_config
 from semfocus.errors import UsageError, check_int, unknown
-from semfocus.experiments.study import CHOSEN_APART, MANY, Change, Choices, Panel, Study, check_count, crossed
+from semfocus.experiments.experiment import Change, Panel
+from semfocus.experiments.study import CHOSEN_APART, MANY, Choices, Study, check_count, crossed
 
 KEYS = ("title", "asks", "tasks", "mechanisms", "seeds", "recipe", "scale", "metrics", "overrides", "axes")
 METRICS = ("train_loss", "train_accuracy", "heldout_loss", "heldout_accuracy")

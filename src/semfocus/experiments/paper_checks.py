@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from semfocus.config import RunConfig
+from semfocus.experiments.experiment import Change, Panel
 from semfocus.experiments.paper_figures import FIRST, FOCUS, GELU, SECOND
 from semfocus.experiments.registry import study
-from semfocus.experiments.study import AS_IS, Change, Choices, Panel, Tasks, crossed
+from semfocus.experiments.study import AS_IS, Choices, Tasks, crossed
 
 EVERY = FIRST + SECOND
 _curves = Panel("training loss over held-out accuracy", ("train_loss", "heldout_accuracy"))

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from semfocus.config import RunConfig
+from semfocus.experiments.experiment import Change, Panel
 from semfocus.experiments.registry import study
-from semfocus.experiments.study import AS_IS, Change, Choices, Panel, Tasks, crossed
+from semfocus.experiments.study import AS_IS, Choices, Tasks, crossed
 from semfocus.recipes import COMPACT, GRID
 
 THREE = ("listops", "even_pairs", "missing_duplicate")

@@ -1,8 +1,8 @@
-"""Studies by name. The modules that declare them are imported when first asked for."""
+"""Studies by name, and what each is, as plain values. Modules that declare them are imported when first asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ from semfocus.errors import UsageError, unknown
 from semfocus.experiments.files import is_study_file, read_study
 from semfocus.experiments.study import Study
 
+COLUMNS = ("study", "paper", "runs", "tasks", "mechanisms", "title")
 Runs = TypeVar("Runs", bound=Callable[..., list[RunConfig]])
 
 _MODULES = ("paper_figures", "paper_checks")
@@ -48,3 +49,38 @@ def get_study(name: str) -> Study:
 def find_study(name: str) -> Study:
     """A registered study, or the one that a file declares."""
     return read_study(name) if is_study_file(name) else get_study(name)
+
+
+def described(study: Study) -> dict[str, Any]:
+    """A study as plain values, by its own seeds, recipe and scale."""
+    configs = study.experiment().configs
+    return {
+        "study": study.name,
+        "title": study.title,
+        "asks": study.asks,
+        "paper": _figures(study.figures),
+        "runs": len(configs),
+        "tasks": list(dict.fromkeys(config.task.name for config in configs)),
+        "mechanisms": list(dict.fromkeys(config.attention.mechanism for config in configs)),
+        "seeds": len({config.seed for config in configs}),
+        "recipe": study.recipe,
+        "panels": [panel.title for panel in study.panels],
+        "measures": list(study.measures),
+    }
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table of studies: lists are counted."""
+    return [str(len(row[name])) if isinstance(row[name], list) else str(row[name]) for name in COLUMNS]
+
+
+def markdown_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The table of studies, as the guide shows it."""
+    lines = [list(COLUMNS), ["---:" if name in ("runs", "tasks", "mechanisms") else "---" for name in COLUMNS]]
+    lines += [[f"`{name}`", *rest] for name, *rest in map(cells, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _figures(names: Sequence[str]) -> str:
+    """`Fig. 1`, `Fig. 5, 23-27`, `Table 6`; nothing for a study that the paper has no figure of."""
+    return ("Fig. " if names and names[0][0].isdigit() else "") + ", ".join(names)

@@ -1,28 +1,26 @@
-"""A study: what it asks, the runs that answer it, and how they are shown. Everything but `runs` is plain data.
+"""A study: the declaration of an experiment. Everything but `runs` is plain data.
 
-    def figure_1(tasks: Tasks = THREE, **choices: Unpack[Choices]) -> list[RunConfig]:
-        return crossed(tasks, COMPACT, **choices)
+def figure_1(tasks: Tasks = THREE, **choices: Unpack[Choices]) -> list[RunConfig]:
+    return crossed(tasks, COMPACT, **choices)
 
-    Study("figure_1", "Who learns faster", "...?", figure_1, (Panel("loss", ("train_loss",)),)).runs(seeds=3)
-
-Studies share runs: a run is known by what decides its result, so that what one study has trained others find.
+Study("figure_1", "Who learns faster", "...?", figure_1, (Panel("loss", ("train_loss",)),)).experiment(seeds=3)
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict, Unpack
 
 from semfocus import recipes
 from semfocus.config import RunConfig
 from semfocus.config_files import apply_overrides, parse_config
 from semfocus.errors import UsageError, check_int
+from semfocus.experiments.experiment import Change, Experiment, Panel, distinct
 from semfocus.recipes import Recipe, Scale
 
 Tasks = Sequence[str]
-Change = Mapping[str, Any]  # dotted field of the configuration -> value: {"model.blocks": 6}
 Mechanisms = Sequence[str] | Callable[[int], Sequence[str]]  # or those that suit a task of this width
 AS_IS: Change = {}
 
@@ -42,30 +40,8 @@ class Choices(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One kind of drawing of a study.
-
-    `kind`: curves (values `along` something, as lines), sweep (one value a run, against a field of its
-    configuration), scatter (one point a task), surface, table.
-    `metrics`: columns of metrics.jsonl, or `converged_at`, `speed_up`, `final.heldout_accuracy` of the analysis, or
-    fields of a stored measurement, such as `mask_stability.kept`; drawn one above the other.
-    `lines`: the fields of a configuration that tell lines apart; seeds are summed up by their `quantiles`.
-    `changes`: the part of the study's runs that is meant, None for all.
-    """
-
-    title: str
-    metrics: tuple[str, ...]
-    kind: Literal["curves", "sweep", "scatter", "surface", "table"] = "curves"
-    along: str = "epoch"
-    lines: tuple[str, ...] = ("attention.mechanism",)
-    each: tuple[str, ...] = ("task.name",)  # a drawing for each value of these
-    quantiles: tuple[float, float, float] = (0.25, 0.5, 0.75)
-    changes: tuple[Change, ...] | None = None
-
-
-@dataclass(frozen=True)
 class Study:
-    """One experiment."""
+    """The declaration of an experiment, whose size and tasks are still to be chosen."""
 
     name: str
     title: str
@@ -73,16 +49,27 @@ class Study:
     runs: Callable[..., list[RunConfig]]  # (tasks, **choices)
     panels: tuple[Panel, ...]
     figures: tuple[str, ...] = ()  # of the paper: "1", "3a-e", "Table 6"
-    measures: tuple[str, ...] = ()  # measurements of the trained models that the panels need
+    measures: tuple[str, ...] = ()
     recipe: Recipe = "paper"  # unless chosen otherwise
-    # Checkpoints that stay. The same in all studies: whichever trains a run, it can be measured for any other.
+    # The same in all studies: whichever trains a run, it can be measured for any other.
     keep_epochs: tuple[int, ...] = (0, 20)
 
-    def panel_runs(self, panel: Panel, tasks: Tasks | None = None, **choices: Unpack[Choices]) -> list[RunConfig]:
-        """The runs that a panel shows, of those that `runs` gives for the same choices."""
-        more: dict[str, Any] = {} if panel.changes is None else {"changes": panel.changes}
-        more |= {} if tasks is None else {"tasks": tasks}
-        return self.runs(**more, **choices)
+    def experiment(self, tasks: Tasks | None = None, **choices: Unpack[Choices]) -> Experiment:
+        """The experiment with these choices; what is left open is as the study says."""
+        given: dict[str, Any] = {**choices} if tasks is None else {"tasks": tasks, **choices}
+        panels = [
+            panel if panel.changes is None else replace(panel, configs=tuple(self.runs(changes=panel.changes, **given)))
+            for panel in self.panels
+        ]
+        return Experiment(
+            self.name,
+            self.title,
+            self.asks,
+            tuple(self.runs(**given)),
+            tuple(panels),
+            measures=self.measures,
+            keep_epochs=self.keep_epochs,
+        )
 
 
 def crossed(
@@ -116,11 +103,6 @@ def crossed(
                 config = _changed(base, [*texts, f"attention.mechanism={json.dumps(mechanism)}"])
                 configs += [config.model_copy(update={"seed": seed}) for seed in chosen]
     return distinct(configs)
-
-
-def distinct(configs: Iterable[RunConfig]) -> list[RunConfig]:
-    """Each once, in order."""
-    return list({config.model_dump_json(exclude={"label"}): config for config in configs}.values())
 
 
 def check_count(combinations: int, seeds: int, most: int) -> None:

@@ -9,22 +9,19 @@ from semfocus.lazy import attach
 if TYPE_CHECKING:
     from semfocus.training.loading import checkpoint_epochs, load
     from semfocus.training.runtime import Runtime, parse_epochs
-    from semfocus.training.session import RunOutcome, train
     from semfocus.training.signals import Interrupted
     from semfocus.training.trainer import Progress
 
-__all__ = ["Interrupted", "Progress", "RunOutcome", "Runtime", "checkpoint_epochs", "load", "parse_epochs", "train"]
+__all__ = ["Interrupted", "Progress", "Runtime", "checkpoint_epochs", "load", "parse_epochs"]
 
 __getattr__, __dir__ = attach(
     __name__,
     {
         "Interrupted": "semfocus.training.signals",
         "Progress": "semfocus.training.trainer",
-        "RunOutcome": "semfocus.training.session",
         "Runtime": "semfocus.training.runtime",
         "checkpoint_epochs": "semfocus.training.loading",
         "load": "semfocus.training.loading",
         "parse_epochs": "semfocus.training.runtime",
-        "train": "semfocus.training.session",
     },
 )

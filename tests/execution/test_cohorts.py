@@ -1,4 +1,4 @@
-"""`train`: who trains with whom, what is skipped, and what a second session makes of the first."""
+"""Cohorts: who trains with whom, what is skipped, and what a second session makes of the first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from semfocus.config import TaskConfig
-from semfocus.training import Progress, Runtime, session, train
+from semfocus.execution import train
+from semfocus.execution.cohorts import cohort_limit, form_cohorts, open_runs, plan_jobs
+from semfocus.execution.serial import SerialExecutor
+from semfocus.store import RunStore
+from semfocus.training import Progress, Runtime
 from semfocus.training.step import TrainStep
 from tests.training.helpers import run_of, runtime, states, tensors, tiny, trained
 
@@ -58,14 +62,12 @@ def test_a_cohort_is_no_larger_than_asked_for(tmp_path: Path) -> None:
     assert [len(_cohort(config, tmp_path)) for config in configs] == [2, 2, 2, 2, 1]
 
 
-def test_a_cohort_is_cut_to_what_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cohort_is_cut_to_what_memory_holds() -> None:
     config = tiny()
     task = config.task.build()
-    whole = session.cohort_limit(config, task, "cpu")
-    monkeypatch.setitem(session.COHORT_BYTES, "cpu", session.COHORT_BYTES["cpu"] // 4)
-    assert session.cohort_limit(config, task, "cpu") == whole // 4 > 1
-    monkeypatch.setitem(session.COHORT_BYTES, "cpu", 1)
-    assert session.cohort_limit(config, task, "cpu") == 1
+    whole = cohort_limit(config, task, "cpu", {"cpu": 2**31})
+    assert cohort_limit(config, task, "cpu", {"cpu": 2**29}) == whole // 4 > 1
+    assert cohort_limit(config, task, "cpu", {"cpu": 1}) == 1
 
 
 def test_finished_runs_are_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,25 +79,17 @@ def test_finished_runs_are_not_trained_again(tmp_path: Path, monkeypatch: pytest
         assert torch.equal(tensors(run_of(config, tmp_path))["parameters"], weights["parameters"])
 
 
-def test_a_run_that_another_process_finished_meanwhile_is_left_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tiny(1)
-    real = session.cohorts
-
-    def meanwhile(*arguments: Any) -> Any:
-        groups = real(*arguments)
-        monkeypatch.setattr(session, "cohorts", real)
-        trained([config], tmp_path)
-        files.update(_files())
-        return groups
-
+def test_a_run_that_another_process_finished_meanwhile_is_left_as_it_is(tmp_path: Path) -> None:
     def _files() -> dict[str, int]:
         return {str(path): path.stat().st_mtime_ns for path in tmp_path.rglob("*.json*")}
 
-    files: dict[str, int] = {}
-    monkeypatch.setattr(session, "cohorts", meanwhile)
-    assert states(train([config], tmp_path, runtime())) == ["done"]
+    store = RunStore(tmp_path)
+    jobs = plan_jobs([tiny(1)], store)
+    open_runs(jobs, store)
+    cohorts = form_cohorts(jobs, runtime())
+    trained([tiny(1)], tmp_path)
+    files = _files()
+    assert states(SerialExecutor(runtime()).run(cohorts, store, lambda progress: None)) == ["done"]
     assert files == _files()
     assert any("status.json" in name for name in files)
 

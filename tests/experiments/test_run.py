@@ -12,10 +12,10 @@ import pytest
 
 from semfocus.cli import app
 from semfocus.errors import Diverged, Locked, UsageError
-from semfocus.experiments.estimate import arithmetic, size
-from semfocus.experiments.listing import described, markdown_table
-from semfocus.experiments.registry import studies
-from semfocus.experiments.run_study import StudyOutcome, carry_out, plan
+from semfocus.experiments.estimate import arithmetic
+from semfocus.experiments.registry import described, get_study, markdown_table, studies
+from semfocus.experiments.run import Outcome, Plan, plan, run
+from semfocus.experiments.study import Study
 from semfocus.store import RunDirectory
 from semfocus.store.measurements import write_measurement
 from semfocus.training import Interrupted, Progress, Runtime
@@ -30,16 +30,22 @@ GUIDE = Path(__file__).parents[2] / "docs" / "studies.md"
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take a second each; most tests do not look at them."""
-    monkeypatch.setattr("semfocus.report.figures.curves.draw_curves", lambda *drawn: [])
+    monkeypatch.setattr("semfocus.experiments.run._figures", lambda *drawn: [])
+
+
+def planned(study: Study | str, *, out: Path, attention: list[str] | None = None, **choices: Any) -> Plan:
+    declared = get_study(study) if isinstance(study, str) else study
+    experiment = declared.experiment(**choices)
+    return plan(experiment if attention is None else experiment.only(attention), out)
 
 
 def semfocus(*arguments: str) -> None:
     app(list(arguments), standalone_mode=False)
 
 
-def results(outcome: StudyOutcome) -> list[dict[str, Any]]:
+def results(outcome: Outcome) -> list[dict[str, Any]]:
     """What was found, clocks aside."""
-    found = [part.comparison.to_dict() for part in outcome.parts]
+    found = [comparison.to_dict() for comparison in outcome.comparisons]
     for part in found:
         for arm in part["mechanisms"]:
             arm.pop("seconds_per_run")
@@ -77,25 +83,25 @@ def test_the_tables_of_a_study_come_as_json_one_a_task_and_setting(tmp_path: Pat
 def test_a_study_whose_runs_are_all_there_trains_nothing_even_if_another_study_made_them(
     tmp_path: Path, monkeypatch, undrawn: None
 ) -> None:
-    first = carry_out(plan("controls", out=tmp_path, **SMALL), RUNTIME)
+    first = run(planned("controls", out=tmp_path, **SMALL), RUNTIME)
     assert [outcome.state for outcome in first.runs] == ["done"] * 4
     before = contents(tmp_path)
     assert len(before) == 4
     monkeypatch.setattr("semfocus.training.session.Trainer", None)
-    again = plan("table_6", out=tmp_path, **SMALL)
+    again = planned("table_6", out=tmp_path, **SMALL)
     assert not again.waiting
-    second = carry_out(again, RUNTIME)
+    second = run(again, RUNTIME)
     assert contents(tmp_path) == before
     assert results(second) == results(first)
-    more = plan("table_6", out=tmp_path, **SMALL | {"seeds": 3})
+    more = planned("table_6", out=tmp_path, **SMALL | {"seeds": 3})
     assert len(more.waiting) == 2
 
 
 def test_the_order_in_which_tasks_are_named_does_not_change_runs_or_results(tmp_path: Path, undrawn: None) -> None:
     choices = SMALL | {"tasks": ["parity", "even_pairs"], "seeds": 1}
-    one = carry_out(plan("controls", out=tmp_path / "one", **choices), RUNTIME)
+    one = run(planned("controls", out=tmp_path / "one", **choices), RUNTIME)
     turned = choices | {"tasks": ["even_pairs", "parity"], "attention": ["topk:5", "full"]}
-    two = carry_out(plan("controls", out=tmp_path / "two", **turned), RUNTIME)
+    two = run(planned("controls", out=tmp_path / "two", **turned), RUNTIME)
     assert results(one) == results(two)
     assert {p.parent.name: b for p, b in contents(tmp_path / "one").items()} == {
         p.parent.name: b for p, b in contents(tmp_path / "two").items()
@@ -104,29 +110,29 @@ def test_the_order_in_which_tasks_are_named_does_not_change_runs_or_results(tmp_
 
 def test_an_interrupted_study_goes_on_where_it_was_to_the_same_numbers(tmp_path: Path, undrawn: None) -> None:
     """A study that is stopped keeps what has ended, and the same command does the rest."""
-    whole = carry_out(plan("controls", out=tmp_path / "whole", **SMALL), RUNTIME)
+    whole = run(planned("controls", out=tmp_path / "whole", **SMALL), RUNTIME)
 
     def stop(progress: Progress) -> None:
         if progress.members[0].config.attention.mechanism == "topk:5" and progress.step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    job = plan("controls", out=tmp_path / "cut", **SMALL)
+    job = planned("controls", out=tmp_path / "cut", **SMALL)
     with pytest.raises(Interrupted) as caught:
-        carry_out(job, RUNTIME, stop)
+        run(job, RUNTIME, stop)
     assert caught.value.exit_code == 143
-    rest = plan("controls", out=tmp_path / "cut", **SMALL)
-    assert sorted(planned.state for planned in rest.runs) == ["done", "done", "interrupted", "interrupted"]
-    assert [planned.steps_to_go for planned in rest.waiting] == [3, 3]
-    found = carry_out(rest, RUNTIME)
+    rest = planned("controls", out=tmp_path / "cut", **SMALL)
+    assert sorted(job.state for job in rest.jobs) == ["done", "done", "interrupted", "interrupted"]
+    assert [job.steps_to_go for job in rest.waiting] == [3, 3]
+    found = run(rest, RUNTIME)
     assert results(found) == results(whole)
     assert list(contents(tmp_path / "cut").values()) == list(contents(tmp_path / "whole").values())
 
 
 def test_a_run_that_another_process_holds_is_left_to_it_with_exit_code_4(tmp_path: Path, capsys, undrawn: None) -> None:
-    job = plan("controls", out=tmp_path, **SMALL)
-    planned = carry_out(plan("controls", out=tmp_path, **SMALL | {"attention": ["full"]}), RUNTIME).runs
-    assert len(planned) == 2
-    held = next(each for each in job.runs if each.config.attention.mechanism == "topk:5")
+    job = planned("controls", out=tmp_path, **SMALL)
+    there = run(planned("controls", out=tmp_path, **SMALL | {"attention": ["full"]}), RUNTIME).runs
+    assert len(there) == 2
+    held = next(each for each in job.jobs if each.config.attention.mechanism == "topk:5")
     job.store.create_or_open(held.id, saved_config(held))
     with held.run.lock(), pytest.raises(Locked, match=rf"1 runs are held elsewhere and left out: {held.id}") as caught:
         semfocus("run", "controls", *FLAGS, "--out", str(tmp_path), *ALONE)
@@ -172,20 +178,20 @@ def test_a_dry_run_tells_runs_steps_time_and_space_and_leaves_no_trace(tmp_path:
 
 
 def test_the_disk_space_foretold_is_enough_and_not_far_off(tmp_path: Path, undrawn: None) -> None:
-    job = plan("controls", out=tmp_path, **SMALL, overrides=["training.epochs=25"])
-    foretold = size(job, RUNTIME).bytes
-    carry_out(job, RUNTIME)
-    taken = sum(path.stat().st_size for run in job.runs for path in run.run.path.rglob("*") if path.is_file())
+    job = planned("controls", out=tmp_path, **SMALL, overrides=["training.epochs=25"])
+    foretold = estimate(job, RUNTIME).bytes
+    run(job, RUNTIME)
+    taken = sum(path.stat().st_size for each in job.jobs for path in each.run.path.rglob("*") if path.is_file())
     assert taken <= foretold <= 2 * taken
 
 
 def test_time_is_scaled_from_what_was_measured_when_the_time_to_measure_is_up(tmp_path: Path) -> None:
-    job = plan("figure_1", out=tmp_path, scale="smoke", seeds=1, tasks=["parity", "even_pairs"])
-    found = size(job, RUNTIME, seconds_to_measure=0)
+    job = planned("figure_1", out=tmp_path, scale="smoke", seeds=1, tasks=["parity", "even_pairs"])
+    found = estimate(job, RUNTIME, seconds_to_measure=0)
     assert found.sources == {"measured": 1, "scaled": 11}
     costs = [part.seconds / part.steps / arithmetic(part.runs[0].config, part.runs[0].task) for part in found.parts]
     assert costs == pytest.approx([costs[0]] * 12)
-    everything = size(job, RUNTIME, seconds_to_measure=60)
+    everything = estimate(job, RUNTIME, seconds_to_measure=60)
     assert everything.sources == {"measured": 12}
     assert everything.steps == 12 * 6
 
@@ -214,13 +220,13 @@ def test_a_study_takes_a_user_s_own_file_as_a_task_at_every_scale(tmp_path: Path
         f"{'good fine nice' if i % 2 else 'bad poor awful'} so very word{i % 17},{i % 2}\n" for i in range(50)
     )
     (tmp_path / "reviews.csv").write_text("text,label\n" + rows)
-    job = plan("controls", tasks=[str(tmp_path / "reviews.csv")], scale=scale, seeds=1, out=tmp_path / "runs")
+    job = planned("controls", tasks=[str(tmp_path / "reviews.csv")], scale=scale, seeds=1, out=tmp_path / "runs")
     assert len(job.waiting) == 4
-    assert all(0 < planned.config.rows(planned.task)[0] < 50 for planned in job.runs)
+    assert all(0 < each.config.rows(each.task)[0] < 50 for each in job.jobs)
 
 
 def test_what_a_study_still_needs_measured_is_counted(tmp_path: Path, capsys, undrawn: None) -> None:
-    outcome = carry_out(plan("dispersion_vs_speedup", out=tmp_path, **SMALL), RUNTIME)
+    outcome = run(planned("dispersion_vs_speedup", out=tmp_path, **SMALL), RUNTIME)
     assert outcome.measured() == {"dispersion": 0}
     write_measurement(outcome.runs[0].run, "dispersion", {"k": 5})
     assert outcome.measured() == {"dispersion": 1}
@@ -268,9 +274,9 @@ def test_the_table_of_studies_in_the_guide_is_the_one_that_the_command_prints(ca
 def test_every_study_runs_end_to_end(tmp_path: Path, undrawn: None) -> None:
     made = 0
     for study in studies():
-        job = plan(study, scale="smoke", seeds=1, out=tmp_path)
+        job = planned(study, scale="smoke", seeds=1, out=tmp_path)
         made += len(job.waiting)
-        outcome = carry_out(job, RUNTIME)
+        outcome = run(job, RUNTIME)
         assert {each.state for each in outcome.runs} <= {"done", "diverged"}, study.name
         assert sum(len(part.runs) for part in outcome.parts) == len(job.runs), study.name
     assert made == len(contents(tmp_path))

@@ -1,0 +1,92 @@
+"""From configurations to cohorts: which runs there are, and which of them train in lockstep.
+
+jobs = plan_jobs(configs, store)
+open_runs(jobs, store)
+for cohort in form_cohorts(jobs, runtime): ...
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from semfocus.config import RunConfig
+from semfocus.store import RunStore
+from semfocus.tasks import Task
+from semfocus.training.cohort import spec_of
+from semfocus.training.loading import document
+from semfocus.training.runtime import Runtime
+from semfocus.training.session import ENDED, Job
+
+COHORT_BYTES = {"cpu": 2**31, "cuda": 2**35}  # of activations that a cohort may take
+# May differ between two commands for the same run: a name for people, a file that has moved, options that are written
+# out or left out (what they come to is part of the data's fingerprint, which may not differ).
+FREE_FIELDS = ("label", "task.name", "task.options")
+
+
+def plan_jobs(configs: Sequence[RunConfig], store: RunStore) -> list[Job]:
+    """A job for each configuration, in the same order; each task is built once. Nothing is written."""
+    tasks: dict[str, Task] = {}
+    jobs = []
+    for config in configs:
+        key = json.dumps([config.task.name, config.task.options], sort_keys=True, default=str)
+        if key not in tasks:
+            tasks[key] = config.task.build()
+        jobs.append(Job.of(config, tasks[key], store))
+    return jobs
+
+
+def open_runs(jobs: Sequence[Job], store: RunStore) -> None:
+    """Make the run directories that are missing; refuse those that hold another configuration."""
+    store.create_or_open_all({job.id: document(job.config, job.task) for job in jobs}, free=FREE_FIELDS)
+
+
+def form_cohorts(jobs: Sequence[Job], runtime: Runtime) -> list[list[Job]]:
+    """The jobs that have not ended, grouped by shape and mechanism, as many together as memory allows.
+
+    Runs that trained together before do so again: their results are then the same to the bit.
+    """
+    device = runtime.torch_device().type
+    waiting = {job.id: job for job in jobs if job.state not in ENDED}
+    former = _former_cohorts(list(waiting.values()))
+    groups: dict[tuple[str, tuple[str, ...]], list[Job]] = {}
+    for job in waiting.values():
+        groups.setdefault((cohort_key(job.config, job.task), former.get(job.id, ())), []).append(job)
+    cohorts = []
+    for (_, ids), group in groups.items():
+        if ids:
+            group.sort(key=lambda job, ids=ids: ids.index(job.id))
+        limit = len(group) if ids else cohort_limit(group[0].config, group[0].task, device)
+        size = runtime.cohort_size or limit
+        cohorts += [group[i : i + size] for i in range(0, len(group), size)]
+    return cohorts
+
+
+def _former_cohorts(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
+    """By run id, the ids of the cohort that the run trained in so far, in their order."""
+    own: dict[str, tuple[str, ...]] = {}
+    promised: dict[str, tuple[str, ...]] = {}  # for runs that were killed before their own status was written
+    for job in jobs:
+        ids = (job.run.status() or {}).get("cohort")
+        if isinstance(ids, list) and job.id in ids and all(isinstance(item, str) for item in ids):
+            own[job.id] = tuple(ids)
+            if not job.run.checkpoint_steps():
+                promised |= {other: tuple(ids) for other in ids}
+    return promised | own
+
+
+def cohort_key(config: RunConfig, task: Task) -> str:
+    """What runs must share to train in lockstep: everything but seed, learning rate, decay and label."""
+    own = {"seed": True, "label": True, "training": {"lr", "decay"}, "task": {"name"}}
+    fields = config.model_dump(mode="json", exclude=own)
+    shape = [task.seq_len, task.vocab_size, task.num_classes, *config.rows(task)]
+    return json.dumps([fields, shape, task.fingerprint()["task"]], sort_keys=True, default=str)
+
+
+def cohort_limit(config: RunConfig, task: Task, device: str, limits: dict[str, int] = COHORT_BYTES) -> int:
+    """How many members fit: the activations of one step, counted generously, within `limits` bytes by device."""
+    spec = spec_of(config, task)
+    model, length = spec.model, spec.length
+    rows = config.training.batch_size * length
+    per_position = 12 * model.d_model + 4 * model.d_mlp + 4 * model.heads * (model.head_dim + 2 * length)
+    return max(1, limits.get(device, 2**31) // (4 * model.blocks * rows * per_position))

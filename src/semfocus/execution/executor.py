@@ -1,0 +1,90 @@
+"""Who trains cohorts: an `Executor` takes them one by one, in several processes, or on other machines.
+
+@register_executor
+class Mine(Executor):
+    name = "mine"
+
+    def run(self, cohorts, store, on_progress):
+        for cohort in cohorts: ...
+        return outcomes_of(cohorts)
+
+semfocus compare even_pairs --executor mine --plugin my_module
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from semfocus.config import RunConfig
+from semfocus.errors import SemfocusError, UsageError
+from semfocus.registry import Registry
+from semfocus.store import RunDirectory, RunStore
+from semfocus.training.runtime import Runtime
+from semfocus.training.session import ENDED, Job
+from semfocus.training.trainer import Callback
+
+AUTO = "auto"
+_BUILT_IN = {"serial": "semfocus.execution.serial", "processes": "semfocus.execution.processes"}
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How one run stands after training: done, diverged, failed (does not fit into memory even alone) or held."""
+
+    config: RunConfig
+    run: RunDirectory
+    state: str
+
+
+class Executor(ABC):
+    """Trains cohorts. Progress lives in the run directories, so that an executor may die at any time."""
+
+    name: ClassVar[str]
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Raise a UsageError here when this machine cannot do it."""
+        self.runtime = runtime
+
+    @abstractmethod
+    def run(self, cohorts: Sequence[Sequence[Job]], store: RunStore, on_progress: Callback) -> list[RunOutcome]:
+        """Train every cohort to its end and say how each of its runs stands.
+
+        The run directories exist. Interrupted: all save, then `Interrupted` is raised.
+        """
+
+
+registry: Registry[type[Executor]] = Registry("executor", _BUILT_IN)
+register_executor = registry.register
+
+
+def executor_names() -> list[str]:
+    """The names that `--executor` takes."""
+    return [AUTO, *registry.names()]
+
+
+def make_executor(name: str, runtime: Runtime, cohorts: int) -> Executor:
+    """The executor of this name; `auto` takes processes where several cohorts may train at a time."""
+    if name == AUTO:
+        name = "processes" if min(runtime.num_jobs(), cohorts) > 1 else "serial"
+    cls = registry.get(name)
+    try:
+        return cls(runtime)
+    except SemfocusError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"executor {name!r} cannot start: {reason}; choose another, such as serial") from error
+
+
+def outcomes_of(cohorts: Iterable[Sequence[Job]], failed: Sequence[str] = ()) -> list[RunOutcome]:
+    """How each run stands by its own status; `failed` are those that could not be trained. The rest are held."""
+    outcomes = []
+    for cohort in cohorts:
+        for job in cohort:
+            state = job.state
+            state = state if state in ENDED else "failed" if job.id in failed else "held"
+            outcomes.append(RunOutcome(job.config, job.run, state))
+    return outcomes
