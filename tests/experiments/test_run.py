@@ -12,7 +12,7 @@ import pytest
 
 from semfocus.cli import app
 from semfocus.errors import Diverged, Locked, UsageError
-from semfocus.experiments.estimate import arithmetic
+from semfocus.experiments.estimate import arithmetic, estimate
 from semfocus.experiments.registry import described, get_study, markdown_table, studies
 from semfocus.experiments.run import Outcome, Plan, plan, run
 from semfocus.experiments.study import Study

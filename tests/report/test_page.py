@@ -8,9 +8,10 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ from semfocus import recipes
 from semfocus.cli import app
 from semfocus.config import RunConfig
 from semfocus.errors import StorageError, UsageError
+from semfocus.execution import Executor, RunOutcome, register_executor
 from semfocus.experiments.compare import plan
 from semfocus.report.page.gather import gather
 from semfocus.report.page.page import embedded, render, write_page
@@ -229,17 +231,23 @@ def test_the_command_shown_makes_these_very_runs(choices: dict, tmp_path: Path) 
 
 def _planned(words: list[str]) -> list[RunConfig]:
     """The runs that `semfocus compare` with these words would train."""
-    caught: list[RunConfig] = []
+    Recorder.configs.clear()
+    with tempfile.TemporaryDirectory() as out:
+        CliRunner().invoke(app, ["compare", *words, "--out", out, "--executor", "recorder"])
+    assert Recorder.configs
+    return [*Recorder.configs]
 
-    def stop(job: Any, *rest: object) -> None:
-        caught.extend(job.configs)
+
+@register_executor
+class Recorder(Executor):
+    """Trains nothing, and keeps what it was to train."""
+
+    name = "recorder"
+    configs: ClassVar[list[RunConfig]] = []
+
+    def run(self, cohorts: Any, store: RunStore, on_progress: Any) -> list[RunOutcome]:
+        self.configs.extend(job.config for cohort in cohorts for job in cohort)
         raise UsageError("enough")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("semfocus.experiments.compare.carry_out", stop)
-        CliRunner().invoke(app, ["compare", *words])
-    assert caught
-    return caught
 
 
 def test_seeds_of_ones_own_have_no_single_command_but_each_config_trains(tmp_path: Path) -> None:
