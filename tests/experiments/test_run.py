@@ -278,5 +278,5 @@ def test_every_study_runs_end_to_end(tmp_path: Path, undrawn: None) -> None:
         made += len(job.waiting)
         outcome = run(job, RUNTIME)
         assert {each.state for each in outcome.runs} <= {"done", "diverged"}, study.name
-        assert sum(len(part.runs) for part in outcome.parts) == len(job.runs), study.name
+        assert sum(len(arm.times) for each in outcome.comparisons for arm in each.arms) == len(job.jobs), study.name
     assert made == len(contents(tmp_path))

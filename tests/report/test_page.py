@@ -21,7 +21,7 @@ from semfocus.cli import app
 from semfocus.config import RunConfig
 from semfocus.errors import StorageError, UsageError
 from semfocus.execution import Executor, RunOutcome, register_executor
-from semfocus.experiments.compare import plan
+from semfocus.experiments.compare import comparison_of
 from semfocus.report.page.gather import gather
 from semfocus.report.page.page import embedded, render, write_page
 from semfocus.report.page.provenance import command
@@ -219,14 +219,14 @@ def test_killed_while_the_report_is_written_the_old_one_is_intact(runs: Path, tm
     ],
 )
 def test_the_command_shown_makes_these_very_runs(choices: dict, tmp_path: Path) -> None:
-    job = plan("parity", **choices, out=tmp_path)
-    task = job.configs[0].task.build()
-    RunStore(tmp_path).create_or_open_all({c.run_id(c.task.build()): document(c, task) for c in job.configs})
+    experiment = comparison_of("parity", **choices)
+    task = experiment.configs[0].task.build()
+    RunStore(tmp_path).create_or_open_all({c.run_id(c.task.build()): document(c, task) for c in experiment.configs})
     (group,) = gather(tmp_path).groups
     words = shlex.split(command(group) or "")
     assert words[:3] == ["semfocus", "compare", "parity"]
     again = _planned(words[2:])
-    assert {c.run_id(task) for c in again} == {c.run_id(task) for c in job.configs}
+    assert {c.run_id(task) for c in again} == {c.run_id(task) for c in experiment.configs}
 
 
 def _planned(words: list[str]) -> list[RunConfig]:
