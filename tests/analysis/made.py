@@ -11,7 +11,7 @@ from typing import Any
 from semfocus.analysis.records import Record
 from semfocus.analysis.verdicts import CLAIMS, Verdict
 from semfocus.analysis.verdicts.evidence import conclude
-from semfocus.analysis.verdicts.settings import TASKS, gather
+from semfocus.analysis.verdicts.settings import TASKS, settings_from
 from semfocus.config_files import apply_overrides
 from semfocus.recipes import configure
 from semfocus.tasks import get_task
@@ -88,7 +88,7 @@ def both(full: float | None, topk: float | None, tasks: Sequence[str] = TASKS, *
 def verdict(claim: str, records: Sequence[Record], measurements: Mapping[str, Any] | None = None) -> Verdict:
     """The verdict on one claim, as `judge` gives it beside the others."""
     (judged,) = (known for known in CLAIMS if known.id == claim)
-    return conclude(judged, judged.parts(gather(records), measurements or {}))
+    return conclude(judged, judged.parts(settings_from(records), measurements or {}))
 
 
 def measure(

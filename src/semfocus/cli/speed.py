@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,6 +14,7 @@ from semfocus.cli.shared import console
 if TYPE_CHECKING:
     from semfocus.analysis.consistent_settings import LeftOut
     from semfocus.analysis.correlation import Correlation
+    from semfocus.analysis.results import Results
 
 
 def speed_command(
@@ -41,19 +42,21 @@ def speed_command(
     semfocus theory speed
     semfocus theory speed --measure masks --mechanism topk:5
     """
+    from semfocus.analysis.results import Results
     from semfocus.store import RunStore
 
+    results = Results.load(RunStore(store))
     if measure == "masks":
-        _masks(RunStore(store), mechanism, out)
+        _masks(results, mechanism, out)
     else:
-        _dispersion(RunStore(store), mechanism, percentile, out)
+        _dispersion(results, mechanism, percentile, out)
 
 
-def _dispersion(store: Any, mechanism: str, percentile: str, out: Path) -> None:
+def _dispersion(results: Results, mechanism: str, percentile: str, out: Path) -> None:
     from semfocus.analysis.dispersion_vs_speedup import WHENS, dispersion_against_speed, drawn_points, stored_points
     from semfocus.report.figures.diagnosis import draw_against_speed
 
-    points = stored_points(store, mechanism, percentile)
+    points = stored_points(results, mechanism, percentile)
     rows = []
     for point in points:
         ratios = ["" if ratio is None else f"{ratio:.3g}" for ratio in (point.start, point.end)]
@@ -71,11 +74,11 @@ def _dispersion(store: Any, mechanism: str, percentile: str, out: Path) -> None:
     ]))  # fmt: skip
 
 
-def _masks(store: Any, mechanism: str, out: Path) -> None:
+def _masks(results: Results, mechanism: str, out: Path) -> None:
     from semfocus.analysis.masks_vs_speedup import OUTCOMES, masks_against, stored_mask_points
     from semfocus.report.figures.masks_vs_speedup import draw_masks_against_speed
 
-    found = stored_mask_points(store, mechanism)
+    found = stored_mask_points(results, mechanism)
     rows = []
     for point in found.points:
         kept = "" if point.kept is None else f"{point.kept:.1%}"

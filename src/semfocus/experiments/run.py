@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 
 from semfocus.analysis.comparison import Comparison, compare_records
-from semfocus.analysis.groups import Group, grouped
-from semfocus.analysis.records import Record
+from semfocus.analysis.groups import Group
+from semfocus.analysis.results import Results
 from semfocus.execution.cohorts import plan_jobs
 from semfocus.execution.driver import train_jobs
 from semfocus.execution.executor import AUTO, RunOutcome
@@ -69,15 +69,15 @@ def run(plan: Plan, runtime: Runtime = Runtime(), on_progress: Callable | None =
     experiment, root = plan.experiment, plan.store.root
     runtime = replace(runtime, keep_epochs=tuple(sorted({*runtime.keep_epochs, *experiment.keep_epochs})))
     outcomes = train_jobs(plan.jobs, plan.store, runtime, on_progress, executor)
-    records = [Record.read(outcome.run) for outcome in outcomes]
-    groups = grouped(records).groups
-    comparisons = [_comparison(group, plan) for group in groups]
-    if not any(record.metrics for record in records):
+    everything = Results.load(plan.store)
+    results = everything.only({job.id for job in plan.jobs})
+    comparisons = [_comparison(group, plan) for group in results.groups]
+    if not any(record.metrics for record in results.records):
         return Outcome(experiment, outcomes, comparisons, [], None)
     from semfocus.report.page.page import write_page
 
-    figures = _figures(experiment, groups, comparisons, root)
-    return Outcome(experiment, outcomes, comparisons, figures, write_page(root, root / "report.html"))
+    figures = _figures(experiment, results.groups, comparisons, root)
+    return Outcome(experiment, outcomes, comparisons, figures, write_page(everything, root / "report.html"))
 
 
 def _comparison(group: Group, plan: Plan) -> Comparison:

@@ -19,8 +19,8 @@ from semfocus.analysis.intervals import Interval, mean_interval
 from semfocus.analysis.multiple import ALPHA, not_enough
 from semfocus.analysis.noninferiority import sign_p
 from semfocus.analysis.paired import EXACT_PAIRS, exact_swap_p, sampled_swap_p
-from semfocus.analysis.records import Record
-from semfocus.analysis.verdicts.evidence import Claim, Decision, Measurements, Part, missing
+from semfocus.analysis.records import Measurements, Record
+from semfocus.analysis.verdicts.evidence import Claim, Decision, Part, missing
 from semfocus.analysis.verdicts.pairs import gained, interval_text
 from semfocus.analysis.verdicts.settings import FULL, TASKS, TOPK, Setting, choose
 

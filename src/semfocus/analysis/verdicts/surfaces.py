@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from semfocus.analysis.records import THRESHOLD, Record
-from semfocus.analysis.verdicts.evidence import Claim, Measurements, Part, missing
+from semfocus.analysis.records import THRESHOLD, Measurements, Record
+from semfocus.analysis.verdicts.evidence import Claim, Part, missing
 from semfocus.analysis.verdicts.measured import SMALLEST, TABLED, measured_runs, number, smaller
 from semfocus.analysis.verdicts.settings import FULL, TOPK, Setting, choose, failed
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from semfocus.analysis.groups import display_order
 from semfocus.errors import UsageError
 from semfocus.landscape.slopes import PERCENTILES
 from semfocus.landscape.stored import Surface
 from semfocus.report.figures.drawing import FORMATS, drawing, legend, save
 from semfocus.report.figures.scales import logarithmic
-from semfocus.report.figures.style import PALETTES, Theme, mechanism_style, order
+from semfocus.report.figures.style import PALETTES, Theme, mechanism_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -194,7 +195,7 @@ def draw_slopes(
         axes = figure.subplots(len(WAYS), len(PERCENTILES), sharex=True, sharey="row", squeeze=False)
         for row, (way, words) in zip(axes, WAYS.items(), strict=True):
             for panel, percentile in zip(row, PERCENTILES, strict=True):
-                for mechanism in sorted(payloads, key=order):
+                for mechanism in sorted(payloads, key=display_order):
                     _slope_line(panel, mechanism, [p[way][str(percentile)] for p in payloads[mechanism]],
                                 payloads[mechanism][0]["squares"], theme)  # fmt: skip
                 logarithmic(panel, "y")
@@ -246,7 +247,7 @@ def draw_sharpness(
     with drawing(theme):
         figure = Figure(figsize=(0.8 + 2.9 * count, 3.5), layout="constrained")
         axes = figure.subplots(1, count, sharex=True, squeeze=False)[0]
-        for mechanism in sorted(payloads, key=order):
+        for mechanism in sorted(payloads, key=display_order):
             for number, payload in enumerate(payloads[mechanism]):
                 label = mechanism if number == 0 else "_"
                 for panel, name in zip(axes, MEASURED, strict=False):
