@@ -49,6 +49,13 @@ def test_a_name_may_be_given_instead():
     assert shapes.names() == ["circle"]
 
 
+def test_an_entry_can_be_registered_for_a_while():
+    shapes = Registry[type]("shape")
+    with shapes.temporarily(Round) as entry:
+        assert entry is shapes.get("round")
+    assert shapes.names() == []
+
+
 def test_what_a_module_registers_is_imported_when_asked_for():
     modules = {"parity": "semfocus.tasks.parity"}
     tasks = Registry[type]("task", modules=modules)
