@@ -1,5 +1,6 @@
 """Shared by all tests: one torch thread, no cache outside the test's own folder, network never wanted, one device.
 
+`--plugin my_module` imports a user's module before tests are collected; the conformance suite then covers it too.
 The tests of attention build their tensors on SEMFOCUS_TEST_DEVICE, cpu unless said otherwise: `make test-gpu`.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import warnings
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,21 @@ if DEVICE.type == "cuda":
         (torch.ones(2, 2, device=DEVICE, requires_grad=True) @ torch.ones(2, 2, device=DEVICE)).sum().backward()
         # Importing torch's compiler warns of a deprecation in torch 2.11, in whichever test comes first.
         torch.compiler.reset()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import MODULE first, so that the conformance suite tests what it registers (repeatable)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for module in config.getoption("--plugin"):
+        import_module(module)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

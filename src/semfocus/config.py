@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from semfocus.attention.mechanisms import Local, Mechanism, parse_mechanism
+from semfocus.attention.mechanisms import Mechanism, parse_mechanism
+from semfocus.attention.normalisers import parse_normaliser
 from semfocus.errors import UsageError
 from semfocus.tasks import Task, get_task
 
@@ -57,13 +58,18 @@ class AttentionConfig(_Part):
     """Where queries look, and how kept keys are weighed."""
 
     mechanism: str = "full"
-    normaliser: Literal["softmax", "sigmoid"] = "softmax"
+    normaliser: str = "softmax"
     inverse_temperature: Rate = 1.0
 
     @field_validator("mechanism")
     @classmethod
     def _canonical(cls, text: str) -> str:
         return str(parse_mechanism(text))
+
+    @field_validator("normaliser")
+    @classmethod
+    def _canonical_normaliser(cls, text: str) -> str:
+        return str(parse_normaliser(text))
 
     @property
     def value(self) -> Mechanism:
@@ -72,13 +78,12 @@ class AttentionConfig(_Part):
     @property
     def globals(self) -> int:
         """Extra learned tokens that the mechanism calls for."""
-        return self.value.globals if isinstance(self.value, Local) else 0
+        return self.value.num_globals
 
     @property
     def size(self) -> int | None:
         """k or the width of the window; None for full attention."""
-        value = self.value
-        return value.width if isinstance(value, Local) else getattr(value, "k", None)
+        return self.value.size
 
 
 class ModelConfig(_Part):
@@ -147,7 +152,7 @@ class RunConfig(_Part):
         """The checks that need the task itself: sizes against lengths, rows against what there is."""
         size = self.attention.size
         if size is not None and size > task.seq_len:
-            kind = "width" if isinstance(self.attention.value, Local) else "k"
+            kind = self.attention.value.size_name
             raise UsageError(
                 f"attention.mechanism = {self.attention.mechanism}: {kind} = {size} exceeds the sequence length "
                 f"{task.seq_len} of task {self.task.name}; choose {kind} <= {task.seq_len}"

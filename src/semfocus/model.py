@@ -20,12 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semfocus import counter_rng
-from semfocus.attention.normalisers import Normaliser, Sigmoid, Softmax
 from semfocus.attention.operator import attend
 from semfocus.spec import Spec
 
 ACTIVATIONS = {"relu": functional.relu, "gelu": functional.gelu, "mish": functional.mish}
-NORMALISERS: dict[str, Normaliser] = {"softmax": Softmax(), "sigmoid": Sigmoid()}
 NORM_EPSILON = 1e-5
 ENOUGH_PROGRAMS = 128  # that a large GPU wants to run at once
 
@@ -133,7 +131,7 @@ def attention_settings(seeds: Tensor | None, spec: Spec, train: bool) -> dict[st
     """What attention is asked for beside q, k, v and padding."""
     p = spec.model.dropout if train or spec.model.dropout_in_evaluation else 0.0
     return {
-        "normaliser": NORMALISERS[spec.attention.normaliser],
+        "normaliser": spec.normaliser,
         "scale": spec.attention.inverse_temperature / math.sqrt(spec.model.head_dim),
         "dropout_p": p if seeds is not None else 0.0,
         "seed": None if seeds is None else seeds[0].view(seeds.shape[1], -1, 1),

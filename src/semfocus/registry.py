@@ -13,6 +13,7 @@ mechanisms.get("topkk")      UsageError: unknown mechanism 'topkk'; did you mean
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -51,6 +52,16 @@ class Registry(Generic[T]):
             raise UsageError(f"{article} {self.kind} called {key!r} is registered already; choose another name")
         self._entries[key] = entry
         return entry
+
+    @contextmanager
+    def temporarily(self, entry: V, name: str | None = None) -> Iterator[V]:
+        """Registered inside a `with` block, forgotten after it: for tests and notebooks."""
+        before = dict(self._entries)
+        try:
+            yield self.register(entry, name)
+        finally:
+            self._entries.clear()
+            self._entries.update(before)
 
     def get(self, name: str) -> T:
         """The entry called `name`."""

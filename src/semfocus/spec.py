@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from semfocus.attention.mechanisms import BlockLocal, BottomK, Full, Mechanism, RandomK, RandomKWithReplacement, TopK
+from semfocus.attention.mechanisms import Mechanism
+from semfocus.attention.normalisers import Normaliser, parse_normaliser
 from semfocus.config import AttentionConfig, ModelConfig
 from semfocus.randomness import stream
 
@@ -35,6 +36,7 @@ class Spec:
     seq_len: int  # of the task's rows, before anything is added
     # What follows from these, worked out once: a compiler that traces the model must not meet a parser.
     mechanism: Mechanism = field(init=False)
+    normaliser: Normaliser = field(init=False)
     padded_len: int = field(init=False)
     extra_tokens: int = field(init=False)  # after the row: a CLS token if that is what is pooled, then the global ones
     alignment_padding: int = field(
@@ -49,10 +51,11 @@ class Spec:
             padded = math.ceil(self.seq_len / size) * size
         extra = self.attention.globals + (self.model.pooling == "cls")
         alignment_padding = (
-            -(padded + extra) % ALIGNMENT if padded + extra >= LONG and _ignores_alignment_padding(mechanism) else 0
+            -(padded + extra) % ALIGNMENT if padded + extra >= LONG and mechanism.ignores_trailing_padding else 0
         )
         for name, value in {
             "mechanism": mechanism,
+            "normaliser": parse_normaliser(self.attention.normaliser),
             "padded_len": padded,
             "extra_tokens": extra,
             "alignment_padding": alignment_padding,
@@ -77,13 +80,6 @@ class Spec:
     @cached_property
     def layout(self) -> Layout:
         return Layout.of(self)
-
-
-def _ignores_alignment_padding(mechanism: Mechanism) -> bool:
-    """Whether masked positions behind the row change nothing. A window counts from the end, and would move."""
-    if isinstance(mechanism, TopK):
-        return not mechanism.window
-    return isinstance(mechanism, (Full, BlockLocal, BottomK, RandomK, RandomKWithReplacement))
 
 
 @dataclass(frozen=True)

@@ -130,19 +130,19 @@ def test_on_a_gpu_a_fall_back_from_the_kernels_is_logged_once_with_its_reason(mo
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     refusing = operator.Backend(BACKENDS["triton"].run, lambda inputs, want_info: "no kernel today")
     monkeypatch.setitem(BACKENDS, "triton", refusing)
-    operator._say_once.cache_clear()
+    operator.log_once.cache_clear()
     with caplog.at_level("INFO", logger="semfocus"):
         chosen = {operator.choose_backend(inputs) for _ in range(3)}
     assert chosen <= {"chunked", "dense"}
-    assert caplog.messages == [f"topk:5 by the backend {chosen.pop()}, not by a Triton kernel: no kernel today"]
+    assert caplog.messages == [f"topk:5 by the backend {chosen.pop()}, not by triton: no kernel today"]
 
 
 def test_on_a_gpu_lists_too_long_for_the_kernels_are_logged(monkeypatch, caplog) -> None:
     q, k, v = qkv(3, 2000, dtype=torch.float32)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    operator._say_once.cache_clear()
+    operator.log_once.cache_clear()
     with caplog.at_level("INFO", logger="semfocus"):
         assert operator.choose_backend(prepare_inputs(q, k, v, TopK(300), normaliser=Softmax())) == "dense"
         assert operator.choose_backend(prepare_inputs(q, k, v, Full(), normaliser=Softmax())) == "sdpa"
     assert len(caplog.messages) == 1
-    assert "topk:300 by the backend dense, not by a Triton kernel: rows of 2000 keys" in caplog.messages[0]
+    assert "topk:300 by the backend dense, not by triton: rows of 2000 keys" in caplog.messages[0]

@@ -2,63 +2,137 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
-from semfocus import Banded, RandomK, TopK, attend
-from semfocus.attention import chunked, dense, parse_mechanism, registry
+from semfocus import Banded, BottomK, Full, RandomK, TopK, attend
+from semfocus.attention import chunked, dense, parse_mechanism
 from semfocus.attention.inputs import AttentionInputs
-from semfocus.attention.mechanisms import ScoreRanked
-from semfocus.attention.normalisers import Softmax
-from semfocus.attention.operator import BACKENDS, Backend, choose_backend
+from semfocus.attention.mechanisms import RandomKWithReplacement
+from semfocus.attention.normalisers import Sigmoid, Softmax, parse_normaliser, register_normaliser
+from semfocus.attention.operator import BACKENDS, Backend, choose_backend, log_once
+from semfocus.attention.registry import MECHANISMS, NORMALISERS
 from semfocus.attention.selection import topk_mask_by_sorting
+from semfocus.config import AttentionConfig
+from semfocus.errors import UsageError
 from tests.attention.helpers import qkv
+from tests.attention.own import BestAndSelf, LargestMagnitude, NearestDirection, SignLSH, Softplus
 from tests.conformance import test_attention_hazards as hazards
-from tests.conformance.cases import Case, case_for, restrictions
+from tests.conformance.cases import Case, case_for, restrictions, tensors
 from tests.conftest import DEVICE
 
-
-@dataclass(frozen=True)
-class LargestMagnitude(TopK):
-    """A user's own: the largest scores by absolute value."""
-
-    name = "largest_magnitude"
-
-    def priority(self, scores, positions, seed):
-        return scores.abs()
+USERS_OWN = [LargestMagnitude(3), BestAndSelf(3), NearestDirection(3), SignLSH(2)]
 
 
-@dataclass(frozen=True)
-class BestAndSelf(ScoreRanked):
-    """A user's own: the k best besides the query's own position."""
-
-    name = "best_and_self"
-    depends_on_input = True
-
-    def priority(self, scores, positions, seed):
-        return scores
-
-    def always_kept(self, positions, causal):
-        return positions.key == positions.position
-
-    def max_kept(self, keys):
-        return min(self.k + 1, keys)
+@pytest.mark.parametrize("mechanism", USERS_OWN, ids=str)
+def test_a_users_mechanism_is_one_class_and_one_registration(mechanism) -> None:
+    backends = ("dense", "chunked") if mechanism.is_ranked else ("dense",)
+    with MECHANISMS.temporarily(type(mechanism)):
+        assert parse_mechanism(str(mechanism)) == mechanism
+        for backend in backends:
+            case = Case(mechanism, backend)
+            for options in ({}, {"causal": True}, {"lengths": torch.tensor([4, 9], device=DEVICE)}):
+                case.check(case.tensors(9, 9), **options)
 
 
-@pytest.mark.parametrize("cls", [LargestMagnitude, BestAndSelf])
-def test_a_users_mechanism_is_one_class_and_one_registration(cls, monkeypatch) -> None:
-    mechanism = cls(3)
-    assert choose_backend(AttentionInputs(*qkv(400, 400), mechanism, Softmax())) == "dense", (
-        "unregistered: no lists of keys"
+@pytest.mark.parametrize("mechanism", USERS_OWN, ids=str)
+def test_backends_that_do_not_know_a_users_mechanism_refuse_it_with_a_reason(mechanism) -> None:
+    q, k, v, _ = tensors(9, 9)
+    reasons = {
+        "sdpa": "it computes full attention only",
+        "local": "is not given by positions",
+        "triton": f"not {mechanism}|no kernel for {mechanism}",
+        "chunked": f"{type(mechanism).__name__} is not registered" if mechanism.is_ranked else "a short list of keys",
+    }
+    for backend, reason in reasons.items():
+        with pytest.raises(UsageError, match=f"cannot serve this call: .*({reason})"):
+            attend(q, k, v, mechanism, backend=backend)
+
+
+def test_a_subclass_makes_none_of_the_claims_that_fast_paths_rely_on() -> None:
+    assert TopK(3).keeps_largest == 3
+    assert LargestMagnitude(3).keeps_largest is None
+    assert Full().keeps_all
+    assert not dataclass(frozen=True)(type("OddKeys", (Full,), {}))().keeps_all
+    assert not type("OtherBand", (Banded,), {"pattern": Banded.pattern})(3).is_local
+    assert not type("OtherTopK", (TopK,), {"choose": TopK.choose})(3).is_ranked
+    assert not type("OtherSoftmax", (Softmax,), {})().is_softmax
+
+
+def test_a_subclass_that_keeps_the_name_of_a_known_mechanism_is_not_run_by_its_kernels() -> None:
+    impostor = type("Impostor", (TopK,), {"priority": lambda self, inputs: -inputs.scores})(3)
+    q, k, v, _ = tensors(9, 9, dtype=torch.float32)
+    for backend in ("triton", "chunked"):
+        with pytest.raises(UsageError, match="cannot serve this call"):
+            attend(q, k, v, impostor, backend=backend)
+    torch.testing.assert_close(attend(q, k, v, impostor), attend(q, k, v, BottomK(3)))
+
+
+def test_why_a_faster_backend_does_not_serve_is_logged_once(caplog) -> None:
+    log_once.cache_clear()
+    inputs = AttentionInputs(*qkv(400, 400), RandomKWithReplacement(3), Softmax())
+    with caplog.at_level("INFO", logger="semfocus"):
+        assert {choose_backend(inputs) for _ in range(3)} == {"dense"}
+    [message] = caplog.messages[-1:] if DEVICE.type == "cuda" else caplog.messages
+    assert message == (
+        "randomk_replaced:3 by the backend dense, not by chunked: "
+        "randomk_replaced:3 does not choose a short list of keys"
     )
-    monkeypatch.setitem(registry._registered, cls.name, cls)
-    assert parse_mechanism(str(mechanism)) == mechanism
-    for backend in ("dense", "chunked"):
-        case = Case(mechanism, backend)
-        for options in ({}, {"causal": True}, {"lengths": torch.tensor([4, 9], device=DEVICE)}):
-            case.check(case.tensors(9, 9), **options)
+
+
+def test_a_mechanism_that_needs_queries_and_keys_says_so_where_they_are_missing() -> None:
+    with pytest.raises(UsageError, match="pass queries= and keys= to keep"):
+        SignLSH(2).keep(torch.zeros(3, 3))
+
+
+def test_a_users_normaliser_works_by_value_and_by_name() -> None:
+    case = Case(TopK(3), "dense")
+    case.check(case.tensors(9, 11), normaliser=Softplus())
+    q, k, v, _ = case.tensors(9, 11)
+    with pytest.raises(UsageError, match="unknown normaliser 'softplus'"):
+        attend(q, k, v, normaliser="softplus")
+    with NORMALISERS.temporarily(Softplus):
+        assert torch.equal(attend(q, k, v, normaliser="softplus"), attend(q, k, v, normaliser=Softplus()))
+        assert AttentionConfig(normaliser=" Softplus").normaliser == "softplus"
+        with pytest.raises(UsageError, match="computes softmax only, not softplus"):
+            attend(q, k, v, TopK(3), normaliser="softplus", backend="chunked")
+
+
+@pytest.mark.parametrize("value", [Softmax(), Sigmoid(), Sigmoid(bias=-2.5)], ids=str)
+def test_a_normaliser_is_what_its_text_form_says(value) -> None:
+    assert parse_normaliser(str(value)) == value
+
+
+def test_a_normalisers_name_is_taken_once_and_must_be_a_word() -> None:
+    with pytest.raises(UsageError, match="a normaliser called 'softmax' is registered already"):
+        register_normaliser(type("Other", (Softplus,), {"name": "softmax"}))
+    with pytest.raises(UsageError, match=r"Other\.name = 'soft max' must be small letters"):
+        register_normaliser(type("Other", (Softplus,), {"name": "soft max"}))
+
+
+def test_the_conformance_suite_tests_a_plugin_that_it_is_pointed_at(tmp_path) -> None:
+    (tmp_path / "users_plugin.py").write_text(
+        "from semfocus.attention import register_mechanism, register_normaliser\n"
+        "from tests.attention.own import SignLSH, Softplus\n"
+        "register_mechanism(SignLSH)\n"
+        "register_normaliser(Softplus)\n"
+    )
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/conformance",
+         "--plugin", "users_plugin", "-k", "sign_lsh and (hazards or softplus)"],
+        cwd=root, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 30
 
 
 def _narrow_refuses(inputs: AttentionInputs, want_info: bool) -> str | None:
@@ -93,6 +167,14 @@ def test_many_chunks_give_what_one_gives(mechanism, backend, monkeypatch) -> Non
     for options in ({}, {"causal": True}, restrictions()["mask"]):
         case.check(case.tensors(9, 11, integers=True), **options)
         case.check(case.tensors(9, 11), **options)
+
+
+def test_a_chunk_of_queries_is_ranked_by_these_queries(monkeypatch) -> None:
+    monkeypatch.setattr(chunked, "CHUNK_ELEMENTS", 200)
+    case = Case(NearestDirection(3), "chunked")
+    with MECHANISMS.temporarily(NearestDirection):
+        for options in ({}, {"causal": True}, restrictions()["mask"]):
+            case.check(case.tensors(9, 11), **options)
 
 
 def _keep_highest_index(priority, candidates, k):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semfocus.attention import mechanism_names, parse_mechanism
+from semfocus.attention import Normaliser, mechanism_names, normaliser_names, parse_mechanism, parse_normaliser
 from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.kernels.backend import long_refuses
@@ -40,19 +40,25 @@ def long_rows(inputs: AttentionInputs, want_info: bool) -> tuple[Tensor, Attenti
 BACKENDS["long"] = Backend(long_rows, long_refuses)  # which `triton` takes for rows that the others do not serve
 
 
-def examples() -> list[Mechanism]:
+def mechanism_examples() -> list[Mechanism]:
     """A few values of each registered mechanism: several sizes, and each extra on its own and all together."""
-    found = []
+    examples = []
     for name in mechanism_names():
         cls = mechanism_class(name)
         sizes = [field.name for field in fields(cls) if field.name not in cls.suffixes.values()]
         bases = [f"{name}:{size}" for size in (1, 3, 6)] if sizes else [name]
         extras = [f"+2{letter}" for letter in cls.suffixes]
-        found += [parse_mechanism(base) for base in bases]
-        found += [parse_mechanism(bases[-1] + extra) for extra in extras]
+        examples += [parse_mechanism(base) for base in bases]
+        examples += [parse_mechanism(bases[-1] + extra) for extra in extras]
         if len(extras) > 1:
-            found.append(parse_mechanism(bases[-1] + "".join(extras)))
-    return found
+            examples.append(parse_mechanism(bases[-1] + "".join(extras)))
+    return examples
+
+
+def normaliser_examples() -> list[Normaliser]:
+    """Each registered normaliser, and with a number if it takes one."""
+    plain = [parse_normaliser(name) for name in normaliser_names()]
+    return plain + [parse_normaliser(f"{value.name}:0.5") for value in plain if value.__match_args__]
 
 
 def tensors(queries: int, keys: int, *, lead=(2, 3), width=5, dtype=torch.float64, integers=False, seed=0):
@@ -100,6 +106,11 @@ class Case:
             if "cannot serve" in str(refusal) or "causal=True" in str(refusal):
                 pytest.skip(str(refusal))
             raise
+
+    def keep(self, q: Tensor, k: Tensor, mask: Tensor | None = None, **options) -> Tensor:
+        """The kept set by the definition."""
+        scores = (q @ k.transpose(-1, -2)) * self.width**-0.5
+        return self.mechanism.keep(scores, mask, queries=q, keys=k, **options)
 
     def run(self, inputs, **options) -> list[Tensor]:
         """Output and gradients."""
@@ -165,7 +176,7 @@ def marks(case: Case) -> tuple:
     return (pytest.mark.slow,) if case.interpreted and not sampled else ()
 
 
-MECHANISMS = examples()
+MECHANISMS, NORMALISERS = mechanism_examples(), normaliser_examples()
 CASES = [
     pytest.param(case, id=f"{case.mechanism}-{case.backend}", marks=marks(case))
     for mechanism, backend in product(MECHANISMS, BACKENDS)

@@ -98,7 +98,7 @@ def test_nan_in_a_dropped_value_does_not_leak_and_in_a_kept_one_shows(case) -> N
         spoiled = v.clone()
         spoiled[..., 4, 2] = poison
         clean, dirty = (case.run((q, k, values, grad), mask=mask) for values in (v, spoiled))
-        keeps = case.mechanism.keep((q @ k.transpose(-1, -2)) * case.width**-0.5, mask)[..., 4]
+        keeps = case.keep(q, k, mask)[..., 4]
         assert dirty[0][keeps][:, 2].isnan().all()
         assert torch.equal(dirty[0][~keeps], clean[0][~keeps])
         assert torch.equal(dirty[0][..., :2], clean[0][..., :2])
@@ -111,7 +111,7 @@ def test_nan_in_the_value_of_one_key_reaches_the_rows_that_keep_it_without_a_mas
     q, k, v, _ = case.tensors(9, 9)
     v[..., 6, 1] = float("nan")
     out = case.attend(q, k, v, causal=causal)
-    keeps = case.mechanism.keep((q @ k.transpose(-1, -2)) * case.width**-0.5, causal=causal)[..., 6]
+    keeps = case.keep(q, k, causal=causal)[..., 6]
     assert torch.equal(out[..., 1].isnan(), keeps)
     assert out[..., 0].isfinite().all()
 

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
         parse_mechanism,
         register_mechanism,
     )
-    from semfocus.attention.normalisers import Normaliser, Sigmoid, Softmax
+    from semfocus.attention.normalisers import (
+        Normaliser,
+        Sigmoid,
+        Softmax,
+        normaliser_names,
+        parse_normaliser,
+        register_normaliser,
+    )
     from semfocus.attention.operator import attend
 
 __all__ = [
@@ -39,8 +46,11 @@ __all__ = [
     "TopK",
     "attend",
     "mechanism_names",
+    "normaliser_names",
     "parse_mechanism",
+    "parse_normaliser",
     "register_mechanism",
+    "register_normaliser",
 ]
 
 _HOMES = {
@@ -50,6 +60,9 @@ _HOMES = {
     "Normaliser": "normalisers",
     "Sigmoid": "normalisers",
     "Softmax": "normalisers",
+    "normaliser_names": "normalisers",
+    "parse_normaliser": "normalisers",
+    "register_normaliser": "normalisers",
 }
 __getattr__, __dir__ = attach(
     __name__, {name: f"semfocus.attention.{_HOMES.get(name, 'mechanisms')}" for name in __all__}

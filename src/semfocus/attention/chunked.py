@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from semfocus.attention.base import SelectionInputs
 from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs, rows_of
-from semfocus.attention.mechanisms import Local, ScoreRanked, TopK, parse_mechanism
+from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.attention.normalisers import Softmax, log_sum_exp
 from semfocus.attention.positions import Positions
 from semfocus.attention.selection import best_indices, can_sync
@@ -69,7 +70,7 @@ def gathered(
     keys = _Rows.of(k, inputs)
     values = _Rows.of(v, inputs)
     listed = indices.shape[-1] * max(k.shape[-1], v.shape[-1])
-    for positions in _chunks(inputs, listed if isinstance(inputs.mechanism, Local) else max(inputs.num_keys, listed)):
+    for positions in _chunks(inputs, listed if inputs.mechanism.is_local else max(inputs.num_keys, listed)):
         rows = slice(positions.first, positions.first + positions.queries)
         q_rows = q[..., rows, :].to(inputs.compute_dtype)
         kept, scores = _select(inputs, positions, q_rows, keys)
@@ -205,7 +206,7 @@ def _chunks(inputs: AttentionInputs, elements_per_query: int):
 def _select(inputs: AttentionInputs, positions: Positions, q_rows: Tensor, keys: _Rows) -> tuple[Tensor, Tensor]:
     """The kept keys (*lead, C, n), in increasing order with -1 last, and their scores."""
     mechanism = inputs.mechanism
-    if isinstance(mechanism, Local):
+    if mechanism.is_local:
         kept = mechanism.indices(positions, inputs.causal)
         allowed = _allowed(inputs, positions, kept)
         kept = torch.where(allowed, kept, -1).expand(*inputs.lead, *kept.shape[-2:])
@@ -220,23 +221,21 @@ def _select(inputs: AttentionInputs, positions: Positions, q_rows: Tensor, keys:
     bias = rows_of(inputs.bias, positions.first, positions.queries)
     if bias is not None:
         scores = scores + bias
-    kept = _chosen(scores, inputs, positions)
+    kept = _chosen(inputs, inputs.selection(scores, q_rows, all_keys, positions))
     return kept, scores.gather(-1, kept.clamp(min=0))
 
 
-def _chosen(scores: Tensor, inputs: AttentionInputs, positions: Positions) -> Tensor:
-    """(*lead, C, n): what the mechanism chooses by these scores, in increasing order with -1 last."""
+def _chosen(inputs: AttentionInputs, selection: SelectionInputs) -> Tensor:
+    """(*lead, C, n): the keys that a ranked mechanism keeps, in increasing order with -1 last."""
     mechanism = inputs.mechanism
-    if not isinstance(mechanism, ScoreRanked):
-        raise TypeError(f"{mechanism} does not choose keys by a priority")
-    if type(mechanism) is TopK and not (mechanism.sinks or mechanism.window or inputs.restricted):
-        kept = best_indices(scores, None, mechanism.k)  # a score of -inf ranks last by itself
+    k = mechanism.keeps_largest
+    if k is not None and not inputs.restricted:
+        kept = best_indices(selection.scores, None, k)  # a score of -inf ranks last by itself
         return ordered(kept, inputs.num_keys)
-    valid = inputs.valid(positions.first, positions.queries)
-    free, fixed = mechanism.candidates(scores, valid, inputs.causal, positions)
-    kept = best_indices(mechanism.priority(scores, positions, inputs.choice_seed), free, mechanism.k)
-    if fixed is not None:
-        held, extra = fixed.to(torch.int8).topk(mechanism.max_kept(inputs.num_keys), dim=-1)
+    ranking = mechanism.ranking(selection)
+    kept = best_indices(ranking.priority, ranking.candidates, ranking.k)
+    if ranking.always_kept is not None:
+        held, extra = ranking.always_kept.to(torch.int8).topk(mechanism.max_kept(inputs.num_keys), dim=-1)
         extra = torch.where(held > 0, extra, -1).expand(*kept.shape[:-1], -1)
         kept = torch.cat([kept, extra], dim=-1)
     return ordered(kept, inputs.num_keys)[..., : mechanism.max_kept(inputs.num_keys)]
@@ -289,10 +288,7 @@ def _mixed(weights: Tensor, picked: Tensor) -> Tensor:
 
 def _empty_results(inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
     rows = (*inputs.lead, inputs.num_queries)
-    mechanism = inputs.mechanism
-    most = mechanism.max_kept(inputs.num_keys)
-    if isinstance(mechanism, Local):  # global queries, which keep all, are not computed here
-        most = min(mechanism.width + mechanism.globals, inputs.num_keys)
+    most = inputs.mechanism.max_listed(inputs.num_keys)  # global queries, which keep all, are not computed here
     return (
         inputs.q.new_empty(*rows, inputs.v.shape[-1]),
         inputs.q.new_empty(*rows, most, dtype=torch.int32),

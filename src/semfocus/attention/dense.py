@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from semfocus.attention.base import SelectionInputs
 from semfocus.attention.info import AttentionInfo, info_from_mask
 from semfocus.attention.inputs import AttentionInputs
-from semfocus.attention.mechanisms import Full, ScoreRanked, TopK
-from semfocus.attention.normalisers import Softmax
-from semfocus.attention.positions import Positions
 from semfocus.attention.selection import can_sync, topk_mask
 
 
@@ -23,9 +21,9 @@ def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
     if _is_simple(inputs) and not want_info:
         weights = inputs.dropout(_simple_weights(inputs, scores), positions, positions.key)
         return (weights @ v).to(inputs.q.dtype), None
-    valid = inputs.valid()
     mechanism, normaliser = inputs.mechanism, inputs.normaliser
-    keep = _keep(inputs, scores.detach(), valid, positions)
+    selection = inputs.selection(scores, q, k, positions)
+    keep = _keep(inputs, selection)
     weights = normaliser.weights(scores, keep)
     info = None
     if want_info:
@@ -34,11 +32,10 @@ def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
             scores.expand(whole), keep.expand(whole), weights.expand(whole), mechanism.max_kept(inputs.num_keys)
         )
     if inputs.straight_through:
-        everything = positions.allowed(scores.detach() != float("-inf"), valid, inputs.causal)
-        soft = normaliser.weights(scores, everything)
+        soft = normaliser.weights(scores, selection.allowed)
         weights = soft + (weights - soft).detach()
     weights = inputs.dropout(weights, positions, positions.key)
-    harmless = inputs.assume_finite or (type(mechanism) is Full and not inputs.restricted)
+    harmless = inputs.assume_finite or (mechanism.keeps_all and not inputs.restricted)
     out = weights @ v if harmless else _mix(weights, keep, v)
     return out.to(inputs.q.dtype), info
 
@@ -46,27 +43,29 @@ def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
 def _is_simple(inputs: AttentionInputs) -> bool:
     """Whether every query keeps something, and all that it keeps is finite: then there is nothing to guard against."""
     mechanism = inputs.mechanism
-    chosen = type(mechanism) is Full or (type(mechanism) is TopK and not (mechanism.sinks or mechanism.window))
+    chosen = mechanism.keeps_all or mechanism.keeps_largest is not None
     trusted = inputs.assume_finite and inputs.bias is None and not inputs.restricted and not inputs.straight_through
-    return chosen and trusted and type(inputs.normaliser) is Softmax
+    return chosen and trusted and inputs.normaliser.is_softmax
 
 
 def _simple_weights(inputs: AttentionInputs, scores: Tensor) -> Tensor:
-    if isinstance(inputs.mechanism, TopK):
-        scores = torch.where(topk_mask(scores.detach(), None, inputs.mechanism.k), scores, float("-inf"))
+    k = inputs.mechanism.keeps_largest
+    if k is not None:
+        scores = torch.where(topk_mask(scores.detach(), None, k), scores, float("-inf"))
     return scores.softmax(dim=-1)
 
 
-def _keep(inputs: AttentionInputs, scores: Tensor, valid: Tensor | None, positions: Positions) -> Tensor:
-    """What `mechanism.keep` says, by a faster way where there is one."""
+def _keep(inputs: AttentionInputs, selection: SelectionInputs) -> Tensor:
+    """(.., Lq, Lk) bool: `mechanism.choose(selection)`, by a faster way where there is one."""
     mechanism = inputs.mechanism
-    if not isinstance(mechanism, ScoreRanked):
-        return mechanism.keep(scores, valid, causal=inputs.causal, positions=positions, seed=inputs.choice_seed)
-    if type(mechanism) is TopK and not (mechanism.sinks or mechanism.window or inputs.restricted):
-        return topk_mask(scores, None, mechanism.k)
-    free, fixed = mechanism.candidates(scores, valid, inputs.causal, positions)
-    chosen = topk_mask(mechanism.priority(scores, positions, inputs.choice_seed), free, mechanism.k)
-    return chosen if fixed is None else chosen | fixed
+    if not mechanism.is_ranked:
+        return mechanism.choose(selection)
+    k = mechanism.keeps_largest
+    if k is not None and not inputs.restricted:
+        return topk_mask(selection.scores, None, k)  # a score of -inf ranks last by itself
+    ranking = mechanism.ranking(selection)
+    chosen = topk_mask(ranking.priority, ranking.candidates, ranking.k)
+    return chosen if ranking.always_kept is None else chosen | ranking.always_kept
 
 
 def _mix(weights: Tensor, keep: Tensor, v: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from semfocus.attention.mechanisms import Local, Mechanism
+from semfocus.attention.base import Mechanism, SelectionInputs
 from semfocus.attention.normalisers import Normaliser
 from semfocus.attention.positions import Positions
 from semfocus.attention.seeding import draw_seed
@@ -70,6 +70,12 @@ class AttentionInputs:
         total = self.num_queries if self.total_queries is None else self.total_queries
         return Positions(count, self.num_keys, self.q.device, self.first_query + first, total)
 
+    def vectors(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        """(.., C, D) the queries at `positions` and (.., Lk, D) all keys, in the dtype of computation."""
+        first = positions.first - self.first_query
+        queries = self.q[..., first : first + positions.queries, :]
+        return queries.to(self.compute_dtype), self.k.to(self.compute_dtype)
+
     def last(self, queries: int) -> AttentionInputs:
         """The same problem for the last few queries alone."""
         first = self.num_queries - queries
@@ -89,6 +95,11 @@ class AttentionInputs:
             inside = torch.arange(self.num_keys, device=self.q.device) < self.lengths
             valid = inside if valid is None else valid & inside
         return valid
+
+    def selection(self, scores: Tensor, queries: Tensor, keys: Tensor, positions: Positions) -> SelectionInputs:
+        """What the mechanism sees: scores (.., C, Lk), queries (.., C, D) and keys (.., Lk, D) of the C `positions`."""
+        valid = self.valid(positions.first - self.first_query, positions.queries)
+        return SelectionInputs(scores.detach(), positions, valid, self.causal, self.choice_seed, (queries, keys))
 
     def dropout(self, weights: Tensor, positions: Positions, columns: Tensor) -> Tensor:
         """Drop weights and scale up the rest; `columns` are the keys they belong to, so that no backend differs."""
@@ -137,8 +148,9 @@ def prepare_inputs(
     _check_fit(q, k, v)
     if not 0 <= dropout_p < 1:
         raise UsageError(f"dropout_p = {dropout_p!r} must be at least 0 and below 1")
-    if causal and isinstance(mechanism, Local) and mechanism.globals:
-        raise UsageError(f"{mechanism} with causal=True: global tokens see and are seen by all; use one or the other")
+    if causal and not mechanism.serves_causal:
+        why = "global tokens see and are seen by all" if mechanism.num_globals else "it has no causal form"
+        raise UsageError(f"{mechanism} with causal=True: {why}; use one or the other")
     if scale is not None and not math.isfinite(scale):
         raise UsageError(f"scale = {scale!r} must be a finite number, or None for 1 / sqrt(D)")
     _check_heads(q, k, v, enable_gqa)

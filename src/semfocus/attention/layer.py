@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from semfocus.attention.info import AttentionInfo
-from semfocus.attention.mechanisms import Mechanism, parse_mechanism
+from semfocus.attention.mechanisms import Mechanism
 from semfocus.attention.normalisers import Normaliser, Softmax
-from semfocus.attention.operator import attend
+from semfocus.attention.operator import as_mechanism, as_normaliser, attend
 from semfocus.errors import UsageError, check_int
 
 
@@ -33,7 +33,7 @@ class Attention(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         causal: bool = False,
-        normaliser: Normaliser = Softmax(),
+        normaliser: Normaliser | str = Softmax(),
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -45,12 +45,10 @@ class Attention(nn.Module):
             raise UsageError(f"d_model = {d_model} is not a multiple of heads = {heads}; give head_dim explicitly")
         self.heads = heads
         self.head_dim = d_model // heads if head_dim is None else check_int("head_dim", head_dim, at_least=1)
-        self.mechanism = parse_mechanism(mechanism) if isinstance(mechanism, str) else mechanism
-        if not isinstance(self.mechanism, Mechanism):
-            raise TypeError(f"mechanism must be a Mechanism such as TopK(8) or its text form, not {mechanism!r}")
+        self.mechanism = as_mechanism(mechanism)
         if not 0 <= dropout < 1:
             raise UsageError(f"dropout = {dropout!r} must be at least 0 and below 1")
-        self.normaliser = normaliser
+        self.normaliser = as_normaliser(normaliser)
         self.causal = causal
         self.dropout = dropout
         self.generator = generator

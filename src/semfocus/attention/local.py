@@ -9,20 +9,17 @@ from semfocus.attention.chunked import chunked
 from semfocus.attention.dense import dense
 from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs
-from semfocus.attention.mechanisms import BlockLocal, Local
 from semfocus.attention.sdpa import fused
 
 
 def local(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Aligned blocks as one batch of small full attentions; anything else as a list of keys for each query."""
     mechanism = inputs.mechanism
-    if not isinstance(mechanism, Local):
-        raise TypeError(f"{mechanism} does not give its keys by position")
     plain = not inputs.restricted and inputs.dropout_seed is None and inputs.num_queries == inputs.num_keys
-    if type(mechanism) is BlockLocal and plain and not want_info:
-        return _blocks(inputs, mechanism), None
+    if mechanism.keeps_blocks and mechanism.size is not None and plain and not want_info:
+        return _blocks(inputs, mechanism.size), None
     out, info = chunked(inputs, want_info)
-    num_globals = min(mechanism.globals, inputs.num_queries)
+    num_globals = min(mechanism.num_globals, inputs.num_queries)
     if num_globals:
         # The last queries keep every key: few enough to compute densely.
         seeing_all, _ = dense(inputs.last(num_globals))
@@ -30,10 +27,10 @@ def local(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
     return out, info
 
 
-def _blocks(inputs: AttentionInputs, mechanism: BlockLocal) -> Tensor:
+def _blocks(inputs: AttentionInputs, width: int) -> Tensor:
     """Whole blocks side by side, then the short last one, then the global queries; each sees the global keys too."""
-    q, k, v, width = inputs.q, inputs.k, inputs.v, mechanism.width
-    own = max(inputs.num_keys - mechanism.globals, 0)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    own = max(inputs.num_keys - inputs.mechanism.num_globals, 0)
     whole = own - own % width
 
     def stacked(tensor: Tensor, with_globals: bool) -> Tensor:

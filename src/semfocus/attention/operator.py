@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Literal, overload
 
 import torch
@@ -24,8 +24,8 @@ from semfocus.attention.inputs import AttentionInputs, prepare_inputs
 from semfocus.attention.kernels.backend import triton, triton_refuses
 from semfocus.attention.kernels.short.configs import LONGEST, WHOLE
 from semfocus.attention.local import local
-from semfocus.attention.mechanisms import Full, Local, Mechanism, ScoreRanked, is_registered, parse_mechanism
-from semfocus.attention.normalisers import Normaliser, Softmax
+from semfocus.attention.mechanisms import Full, Mechanism, is_registered, parse_mechanism
+from semfocus.attention.normalisers import Normaliser, Softmax, parse_normaliser
 from semfocus.attention.reference import reference
 from semfocus.attention.sdpa import sdpa
 from semfocus.attention.selection import in_functorch
@@ -46,7 +46,7 @@ class Backend:
 
 
 def _sdpa_refuses(inputs: AttentionInputs, want_info: bool) -> str | None:
-    if type(inputs.mechanism) is not Full:
+    if not inputs.mechanism.keeps_all:
         return f"it computes full attention only, not {inputs.mechanism}"
     if inputs.mask is not None or inputs.bias is not None or inputs.lengths is not None:
         return "masks and lengths are left to the dense backend, which keeps dropped values out of the sum"
@@ -58,15 +58,15 @@ def _sdpa_refuses(inputs: AttentionInputs, want_info: bool) -> str | None:
 
 
 def _chunked_refuses(inputs: AttentionInputs, want_info: bool) -> str | None:
-    if not isinstance(inputs.mechanism, ScoreRanked):
+    if not inputs.mechanism.is_ranked:
         return f"{inputs.mechanism} does not choose a short list of keys"
     return _listed_refuses(inputs)
 
 
 def _local_refuses(inputs: AttentionInputs, want_info: bool) -> str | None:
-    if not isinstance(inputs.mechanism, Local):
+    if not inputs.mechanism.is_local:
         return f"{inputs.mechanism} is not given by positions within a window or block"
-    if want_info and inputs.mechanism.globals:
+    if want_info and inputs.mechanism.num_globals:
         return "the lists of return_info would hold every key, because global queries keep all"
     return _listed_refuses(inputs)
 
@@ -84,7 +84,7 @@ def _listed_refuses(inputs: AttentionInputs) -> str | None:
 
 
 def _softmax_only(inputs: AttentionInputs, own_dropout: bool = True) -> str | None:
-    if not isinstance(inputs.normaliser, Softmax):
+    if not inputs.normaliser.is_softmax:
         return f"it computes softmax only, not {inputs.normaliser.name}"
     if inputs.straight_through:
         return "straight_through needs the weights of dropped keys"
@@ -106,7 +106,7 @@ BACKENDS: dict[str, Backend] = {
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism | str = ..., *, causal: bool = ..., mask: Tensor | None = ...,
-    lengths: Tensor | None = ..., normaliser: Normaliser = ..., scale: float | None = ..., dropout_p: float = ...,
+    lengths: Tensor | None = ..., normaliser: Normaliser | str = ..., scale: float | None = ..., dropout_p: float = ...,
     generator: torch.Generator | None = ..., seed: Tensor | None = ..., enable_gqa: bool = ...,
     straight_through: bool = ..., assume_finite: bool = ..., backend: str | None = ...,
     return_info: Literal[False] = ...,
@@ -116,7 +116,7 @@ def attend(
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism | str = ..., *, causal: bool = ..., mask: Tensor | None = ...,
-    lengths: Tensor | None = ..., normaliser: Normaliser = ..., scale: float | None = ..., dropout_p: float = ...,
+    lengths: Tensor | None = ..., normaliser: Normaliser | str = ..., scale: float | None = ..., dropout_p: float = ...,
     generator: torch.Generator | None = ..., seed: Tensor | None = ..., enable_gqa: bool = ...,
     straight_through: bool = ..., assume_finite: bool = ..., backend: str | None = ..., return_info: Literal[True],
 ) -> tuple[Tensor, AttentionInfo]: ...  # fmt: skip
@@ -131,7 +131,7 @@ def attend(
     causal: bool = False,
     mask: Tensor | None = None,
     lengths: Tensor | None = None,
-    normaliser: Normaliser = Softmax(),
+    normaliser: Normaliser | str = Softmax(),
     scale: float | None = None,
     dropout_p: float = 0.0,
     generator: torch.Generator | None = None,
@@ -161,17 +161,12 @@ def attend(
     keys gives zeros. NaN in a dropped value has no effect; a kept value that is not finite shows in its rows. Keys
     must be finite, also masked ones: a gradient of zero times NaN is NaN.
     """
-    mechanism = parse_mechanism(mechanism) if isinstance(mechanism, str) else mechanism
-    if not isinstance(mechanism, Mechanism):
-        raise TypeError(f"mechanism must be a Mechanism such as TopK(8) or its text form, not {mechanism!r}")
-    if not isinstance(normaliser, Normaliser):
-        raise TypeError(f"normaliser must be a Normaliser such as Softmax(), not {normaliser!r}")
     inputs = prepare_inputs(
         q,
         k,
         v,
-        mechanism,
-        normaliser=normaliser,
+        as_mechanism(mechanism),
+        normaliser=as_normaliser(normaliser),
         causal=causal,
         mask=mask,
         lengths=lengths,
@@ -193,6 +188,22 @@ def attend(
     return (out, info) if info is not None else out
 
 
+def as_mechanism(mechanism: Mechanism | str) -> Mechanism:
+    """A mechanism, or the one that a text form stands for."""
+    value = parse_mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    if not isinstance(value, Mechanism):
+        raise TypeError(f"mechanism must be a Mechanism such as TopK(8) or its text form, not {mechanism!r}")
+    return value
+
+
+def as_normaliser(normaliser: Normaliser | str) -> Normaliser:
+    """A normaliser, or the one that a text form stands for."""
+    value = parse_normaliser(normaliser) if isinstance(normaliser, str) else normaliser
+    if not isinstance(value, Normaliser):
+        raise TypeError(f"normaliser must be a Normaliser such as Softmax() or its text form, not {normaliser!r}")
+    return value
+
+
 def _without_autocast(device: str) -> AbstractContextManager:
     """Inputs have been cast as autocast wants them; what follows is computed as written."""
     if device == "meta" or not torch.is_autocast_enabled(device):
@@ -204,28 +215,37 @@ def choose_backend(inputs: AttentionInputs, want_info: bool = False) -> str:
     """The fastest backend that can serve: kernels on a GPU, lists of keys where rows are long, else all scores."""
     if in_functorch():
         return "dense"
-    names, lacking = ["sdpa"], None
-    if inputs.q.is_cuda and _suits_kernels(inputs):
-        names.append("triton")
-    elif inputs.q.is_cuda:
-        lacking = f"rows of {inputs.num_keys} keys are not for it where a query keeps many of them"
-    if _keeps_few(inputs):
-        names += ["chunked", "local"]
+    skipped: dict[str, str] = {}
     chosen = "dense"
-    for name in names:
-        reason = BACKENDS[name].refuses(inputs, want_info)
+    for name in _suitable_backends(inputs):
+        if name == "triton" and not _suits_kernels(inputs):
+            reason = f"rows of {inputs.num_keys} keys are not for it where a query keeps many of them"
+        else:
+            reason = BACKENDS[name].refuses(inputs, want_info)
         if reason is None:
             chosen = name
             break
-        lacking = reason if name == "triton" else lacking
-    if lacking and chosen != "sdpa" and not torch.compiler.is_compiling():
-        _say_once(str(inputs.mechanism), chosen, lacking)
+        skipped[name] = reason
+    if skipped and not torch.compiler.is_compiling():
+        for name, reason in skipped.items():
+            log_once(str(inputs.mechanism), chosen, name, reason)
     return chosen
 
 
-@cache
-def _say_once(mechanism: str, name: str, reason: str) -> None:
-    log.info("%s by the backend %s, not by a Triton kernel: %s", mechanism, name, reason)
+def _suitable_backends(inputs: AttentionInputs) -> list[str]:
+    """Backends that would be faster than dense, the fastest first, whether or not they can serve."""
+    names = ["sdpa"] if inputs.mechanism.keeps_all else []
+    if inputs.q.is_cuda:
+        names.append("triton")
+    if _keeps_few(inputs):
+        names.append("local" if inputs.mechanism.is_local else "chunked")
+    return names
+
+
+@lru_cache(maxsize=1024)
+def log_once(mechanism: str, chosen: str, skipped: str, reason: str) -> None:
+    """Tell why a faster backend does not serve: the same reason once a process."""
+    log.info("%s by the backend %s, not by %s: %s", mechanism, chosen, skipped, reason)
 
 
 def _suits_kernels(inputs: AttentionInputs) -> bool:
@@ -237,9 +257,8 @@ def _suits_kernels(inputs: AttentionInputs) -> bool:
 
 def _keeps_few(inputs: AttentionInputs) -> bool:
     """Whether queries keep so few of many keys that lists beat matrices; global queries are few, whatever they keep."""
-    mechanism, keys = inputs.mechanism, inputs.num_keys
-    kept = mechanism.width + mechanism.globals if isinstance(mechanism, Local) else mechanism.max_kept(keys)
-    return keys > SHORT and SPARSE * kept <= keys
+    keys = inputs.num_keys
+    return keys > SHORT and SPARSE * inputs.mechanism.max_listed(keys) <= keys
 
 
 def _named_backend(name: str, inputs: AttentionInputs, want_info: bool) -> str:

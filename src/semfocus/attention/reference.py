@@ -21,7 +21,13 @@ def reference(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor,
     scores = scores.expand(*inputs.lead, *scores.shape[-2:])
     positions = inputs.positions()
     keep = inputs.mechanism.keep(
-        scores, inputs.valid(), causal=inputs.causal, positions=positions, seed=inputs.choice_seed
+        scores,
+        inputs.valid(),
+        causal=inputs.causal,
+        positions=positions,
+        seed=inputs.choice_seed,
+        queries=q,
+        keys=k,
     ).expand(scores.shape)
     weights = inputs.normaliser.weights(scores, keep)
     info = info_from_mask(scores, keep, weights, inputs.mechanism.max_kept(inputs.num_keys)) if want_info else None

@@ -1,6 +1,10 @@
-"""Mechanisms by name and by text form: `parse_mechanism("topk:8+4s") == TopK(8, sinks=4)`.
+"""Mechanisms and normalisers by name and by text form.
 
-`semfocus.attention.mechanisms` registers the known ones and passes these functions on: import them from there.
+    parse_mechanism("topk:8+4s") == TopK(8, sinks=4)
+    parse_normaliser("sigmoid:-2.5") == Sigmoid(bias=-2.5)
+
+Import these functions from `semfocus.attention.mechanisms` and `semfocus.attention.normalisers`, which register the
+known ones.
 """
 
 from __future__ import annotations
@@ -8,64 +12,101 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, TypeVar
 
-from semfocus.errors import UsageError, unknown
+from semfocus.errors import UsageError
+from semfocus.registry import Registry
 
 if TYPE_CHECKING:
-    from semfocus.attention.mechanisms import Mechanism
+    from semfocus.attention.base import Mechanism
+    from semfocus.attention.normalisers import Normaliser
 
 M = TypeVar("M", bound="type[Mechanism]")
-_registered: dict[str, type[Mechanism]] = {}
+N = TypeVar("N", bound="type[Normaliser]")
+MECHANISMS: Registry[type[Mechanism]] = Registry("mechanism")
+NORMALISERS: Registry[type[Normaliser]] = Registry("normaliser")
 
 
 def register_mechanism(cls: M) -> M:
     """Make a mechanism known under `cls.name` to configs, the command line and the conformance suite."""
-    if _registered.setdefault(cls.name, cls) is not cls:
-        raise UsageError(f"a mechanism called {cls.name!r} is registered already; choose another name")
-    return cls
+    _check_name(cls, "mechanism")
+    return MECHANISMS.register(cls)
+
+
+def register_normaliser(cls: N) -> N:
+    """Make a normaliser known under `cls.name` to configs, the command line and the conformance suite."""
+    _check_name(cls, "normaliser")
+    if len(cls.__match_args__) > 1:
+        raise UsageError(
+            f"{cls.__name__} has {len(cls.__match_args__)} fields; a normaliser's text form has room for one"
+        )
+    return NORMALISERS.register(cls)
 
 
 def mechanism_names() -> list[str]:
     """The names of all registered mechanisms."""
-    return list(_registered)
+    return MECHANISMS.names()
+
+
+def normaliser_names() -> list[str]:
+    """The names of all registered normalisers."""
+    return NORMALISERS.names()
 
 
 def is_registered(mechanism: Mechanism) -> bool:
-    """Whether the text form of this value leads back to it."""
-    return _registered.get(mechanism.name) is type(mechanism)
+    """Whether the text form of this value leads back to its very class."""
+    return mechanism.name in MECHANISMS and MECHANISMS.get(mechanism.name) is type(mechanism)
 
 
 def mechanism_class(name: str) -> type[Mechanism]:
     """The class registered under `name`."""
-    if name not in _registered:
-        raise unknown("mechanism", name, _registered)
-    return _registered[name]
+    return MECHANISMS.get(name)
 
 
 def parse_mechanism(text: str) -> Mechanism:
     """The value that prints as `text`: `parse_mechanism("topk:8+4s") == TopK(8, sinks=4)`."""
-    found = re.fullmatch(r"\s*([a-z_0-9]+)(?::([^+]*))?((?:\+[^+]*)*)\s*", text, flags=re.IGNORECASE)
-    if not found:
+    match = re.fullmatch(r"\s*([a-z_0-9]+)(?::([^+]*))?((?:\+[^+]*)*)\s*", text, flags=re.IGNORECASE)
+    if not match:
         raise UsageError(f"mechanism {text!r} must look like full, topk:5, banded:9+1g or topk:8+4s+16w")
-    cls = mechanism_class(found[1].lower())
+    cls = mechanism_class(match[1].lower())
     # __match_args__ are the fields in order; torch.compile can read them, unlike `dataclasses.fields`.
     sizes = [name for name in cls.__match_args__ if name not in cls.suffixes.values()]
     values: dict[str, int] = {}
-    if found[2] is not None:
+    if match[2] is not None:
         if not sizes:
             raise UsageError(f"mechanism {text!r}: {cls.name} takes no size; write {cls.name!r}")
-        values[sizes[0]] = _number(text, found[2])
+        values[sizes[0]] = _whole_number(text, match[2])
     elif sizes:
         raise UsageError(f"mechanism {text!r} needs its size {sizes[0]}; write for example '{cls.name}:5'")
-    for extra in filter(None, found[3].split("+")):
+    for extra in filter(None, match[3].split("+")):
         letter = extra.strip()[-1:]
         if letter not in cls.suffixes or cls.suffixes[letter] in values:
             allowed = ", ".join(f"{key} ({name})" for key, name in cls.suffixes.items()) or "none"
             raise UsageError(f"mechanism {text!r}: {extra!r} is not one of its extras, each at most once: {allowed}")
-        values[cls.suffixes[letter]] = _number(text, extra.strip()[:-1])
+        values[cls.suffixes[letter]] = _whole_number(text, extra.strip()[:-1])
     return cls(**values)
 
 
-def _number(text: str, digits: str) -> int:
+def parse_normaliser(text: str) -> Normaliser:
+    """The value that prints as `text`: `parse_normaliser("sigmoid:-2.5") == Sigmoid(bias=-2.5)`."""
+    name, colon, number = text.strip().partition(":")
+    cls = NORMALISERS.get(name.strip().lower())
+    if not colon:
+        return cls()
+    if not cls.__match_args__:
+        raise UsageError(f"normaliser {text!r}: {cls.name} takes no number; write {cls.name!r}")
+    try:
+        value = float(number)
+    except ValueError:
+        raise UsageError(f"normaliser {text!r}: {number!r} must be a number ({cls.__match_args__[0]})") from None
+    return cls(**{cls.__match_args__[0]: value})
+
+
+def _whole_number(text: str, digits: str) -> int:
     if not re.fullmatch(r"\d+", digits.strip()):
         raise UsageError(f"mechanism {text!r}: {digits!r} must be a whole number")
     return int(digits)
+
+
+def _check_name(cls: type, kind: str) -> None:
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z_0-9]+", name):
+        raise UsageError(f"{cls.__name__}.name = {name!r} must be small letters, digits and _, to name the {kind}")

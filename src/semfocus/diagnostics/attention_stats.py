@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from semfocus.attention.inputs import AttentionInputs
-from semfocus.attention.mechanisms import Full, TopK
 from semfocus.attention.positions import Positions
 from semfocus.diagnostics.launches import launch_bound
 from semfocus.diagnostics.scores import HIDDEN, chunks, counting_queries, scores_of, visible_keys
@@ -173,13 +172,16 @@ class _Totals:
 def _kept(inputs: AttentionInputs, positions: Positions, scores: Tensor, allowed: Tensor | None) -> Tensor | int | None:
     """What the mechanism keeps: None for all that may be seen, a number for that many heaviest, else a mask."""
     mechanism = inputs.mechanism
-    if type(mechanism) is Full:
+    if mechanism.keeps_all:
         return None
-    if type(mechanism) is TopK and not (mechanism.sinks or mechanism.window):
-        return mechanism.k
+    if mechanism.keeps_largest is not None:
+        return mechanism.keeps_largest
     if allowed is None:
         allowed = torch.ones((), dtype=torch.bool, device=scores.device).expand_as(scores)
-    return mechanism.keep(scores, allowed, causal=inputs.causal, positions=positions, seed=inputs.choice_seed)
+    q, k = inputs.vectors(positions)
+    return mechanism.keep(
+        scores, allowed, causal=inputs.causal, positions=positions, seed=inputs.choice_seed, queries=q, keys=k
+    )
 
 
 def _chunk(

@@ -18,7 +18,7 @@ from torch import Tensor
 from semfocus.analysis.comparability import comparability_key
 from semfocus.analysis.conditions import finite
 from semfocus.analysis.table6 import one_model, published, two_models
-from semfocus.attention.mechanisms import TopK, parse_mechanism
+from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.config import RunConfig
 from semfocus.diagnostics.aggregate import PERCENTS, Aggregate, Summary
 from semfocus.diagnostics.diagnosing import observe
@@ -162,7 +162,7 @@ def first_rows(splits: dict[str, Batch], split: Split, rows: int) -> Batch:
 def focus_of(config: RunConfig, k: int) -> int:
     """The k to look with: a top-k run's own."""
     mechanism, asked = parse_mechanism(config.attention.mechanism), check_int("k", k, at_least=1)
-    return mechanism.k if isinstance(mechanism, TopK) else asked
+    return mechanism.size or asked if mechanism.score_order == "largest" else asked
 
 
 def batches_of(batch: Batch, device: str | torch.device) -> Iterator[Batch]:

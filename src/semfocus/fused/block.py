@@ -48,7 +48,7 @@ def refuses(spec: Spec, device: torch.device) -> str | None:
     if device.type == "cuda" and (room := _shared_memory(device)) < SHARED_MEMORY:
         return f"its programs take {SHARED_MEMORY} bytes of shared memory, and {device} has {room}"
     q = torch.empty(1, 1, shape.heads, spec.length, shape.head_dim, device=device)
-    inputs = prepare_inputs(q, q, q, spec.mechanism, normaliser=model.NORMALISERS[spec.attention.normaliser])
+    inputs = prepare_inputs(q, q, q, spec.mechanism, normaliser=spec.normaliser)
     return short_refuses(inputs)  # the kernels that a block calls; those for long rows may serve more
 
 

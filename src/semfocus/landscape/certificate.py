@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semfocus.attention.mechanisms import Full, Local, TopK
 from semfocus.errors import UsageError
 from semfocus.landscape.trained_model import cut
 from semfocus.model import ACTIVATIONS, NORM_EPSILON, ForwardFns, forward
@@ -164,10 +163,10 @@ def _traced_attention(
     scale = spec.attention.inverse_temperature / math.sqrt(width)
     q, k, v = (part.unflatten(-1, (count, width)).transpose(2, 3) for part in (x @ aw + ab).chunk(3, dim=-1))
     scores = scale * q @ k.mT
-    keep = spec.mechanism.keep(scores, mask).broadcast_to(scores.shape)
+    keep = spec.mechanism.keep(scores, mask, queries=q, keys=k).broadcast_to(scores.shape)
     mixed = torch.where(keep, scores, -math.inf).softmax(dim=-1) @ v
     valid = torch.ones_like(keep) if mask is None else mask.broadcast_to(scores.shape)
-    may_change = masks_may_change and isinstance(spec.mechanism, TopK)
+    may_change = masks_may_change and spec.mechanism.keeps_largest is not None
     thirds, biases = aw.chunk(3, dim=-1), ab.chunk(3)
     heads = []
     for h in range(count):
@@ -187,12 +186,9 @@ def _with_fixed_masks(block: BlockNorms) -> BlockNorms:
 
 def _check(spec: Spec) -> None:
     mechanism = spec.mechanism
-    known = isinstance(mechanism, (Full, Local)) or (
-        isinstance(mechanism, TopK) and not mechanism.sinks and not mechanism.window
-    )
-    if not known:
+    if not (mechanism.keeps_all or mechanism.is_local or mechanism.keeps_largest is not None):
         raise UsageError(f"no certificate is known for {mechanism}; it is for full, banded, block_local and topk:k")
-    if spec.attention.normaliser != "softmax":
+    if not spec.normaliser.is_softmax:
         raise UsageError(f"no certificate is known for attention.normaliser = {spec.attention.normaliser}; use softmax")
     if spec.model.dropout_in_evaluation:
         raise UsageError("model.dropout_in_evaluation draws at random in evaluation; no certificate covers that")

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs
-from semfocus.attention.kernels.short.dispatch import refuses_call, short, short_refuses
-from semfocus.attention.mechanisms import TopK
+from semfocus.attention.kernels.short.dispatch import is_served, refuses_call, short, short_refuses
 
+SERVED = ("topk",)  # mechanisms that `long` is written for
 WORTHWHILE = 1024  # keys for which `long` does in half the time, at twice the k, what `short` does
 MOST_KEYS, WIDEST, LONGEST = 64, 128, 131_072  # of `long`: by score a query, of a head, of a row
 
@@ -35,15 +35,15 @@ def triton_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | No
     reason, wider = short_refuses(inputs, want_info), long_refuses(inputs, want_info)
     if reason is None or wider is None:
         return None
-    return wider if type(inputs.mechanism) is TopK else reason  # of top-k those for long rows serve more
+    return wider if is_served(inputs.mechanism, SERVED) else reason  # of top-k those for long rows serve more
 
 
 def long_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | None:
     """Why the kernels for long rows cannot serve a problem; None if they can."""
     mechanism, rows = inputs.mechanism, max(inputs.num_keys, inputs.num_queries)
-    if type(mechanism) is not TopK:
+    if not is_served(mechanism, SERVED):
         return f"in rows of {rows} it computes top-k attention only, not {mechanism}"
-    if max(min(mechanism.k, inputs.num_keys), mechanism.sinks + mechanism.window) > MOST_KEYS:
+    if max(min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks + mechanism.num_nearest) > MOST_KEYS:
         return f"it keeps at most {MOST_KEYS} keys by score and {MOST_KEYS} sinks and window keys, not {mechanism}"
     width = max(inputs.q.shape[-1], inputs.v.shape[-1])
     if width > WIDEST:

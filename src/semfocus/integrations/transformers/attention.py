@@ -21,7 +21,7 @@ from semfocus.integrations.transformers.arguments import (
     weights_wanted,
 )
 from semfocus.integrations.transformers.choices import chosen_mechanism
-from semfocus.integrations.transformers.placing import Call, run_in_place, uses_positions
+from semfocus.integrations.transformers.placing import Call, run_in_place
 
 
 def focused_mask(*args: Any, **kwargs: Any) -> Tensor:
@@ -54,7 +54,7 @@ def focused_attention(
     causal = is_causal(module, options)
     if mask is None:
         check_unmasked(module, query.shape[-2], key.shape[-2], causal, options.get("sliding_window"))
-    placed = uses_positions(mechanism)
+    placed = mechanism.uses_positions
     if placed and causal is None:
         raise UsageError(
             f"{mechanism} counts positions, and {type(module).__name__} does not say whether it is causal; "

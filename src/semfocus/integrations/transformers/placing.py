@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from semfocus.attention import AttentionInfo, attend
-from semfocus.attention.mechanisms import Banded, Full, Mechanism, ScoreRanked, TopK
+from semfocus.attention.mechanisms import Mechanism
 from semfocus.attention.positions import Positions
 from semfocus.errors import UsageError
 
@@ -73,20 +73,6 @@ def _dense(info: AttentionInfo, keys: int, dtype: torch.dtype) -> Tensor:
     return empty.scatter_add(-1, info.indices.clamp(min=0), info.weights).to(dtype)
 
 
-def uses_positions(mechanism: Mechanism) -> bool:
-    """Whether what is kept depends on where queries and keys stand."""
-    if isinstance(mechanism, ScoreRanked):
-        return mechanism.always_kept(Positions(1, 1, torch.device("cpu"), 0, 1), True) is not None
-    return not isinstance(mechanism, Full)
-
-
-def counts_from_start(mechanism: Mechanism) -> bool:
-    """Whether the first key matters, and not only the distance to the query; new mechanisms are taken to do so."""
-    if isinstance(mechanism, TopK):
-        return mechanism.sinks > 0
-    return not isinstance(mechanism, Banded)
-
-
 @torch.compiler.disable  # looks at the mask, so that a compiled model is cut here
 def run_in_place(call: Call, forgetful: bool) -> tuple[Tensor, Tensor | None]:
     """`call.run()` with every row at its own positions. `forgetful`: the mask hides keys from later queries."""
@@ -100,7 +86,7 @@ def run_in_place(call: Call, forgetful: bool) -> tuple[Tensor, Tensor | None]:
         return call.run()
     keep = call.mask if call.mask.dtype == torch.bool else call.mask != float("-inf")
     _check_positions(call, keep, forgetful)
-    if call.causal and not counts_from_start(call.mechanism):
+    if call.causal and not call.mechanism.counts_from_start:
         return call.run()
     groups: dict[tuple[int, int], list[int]] = {}
     for row, span in enumerate(_spans(keep.expand(call.query.shape[0], -1, -1, -1), call.causal)):
@@ -126,7 +112,7 @@ def _check_positions(call: Call, keep: Tensor, forgetful: bool) -> None:
             f"{call.mechanism} counts positions back from the last key, which no query may see: a static cache, or "
             "padding at the end of cached text; use the default cache, or a mechanism such as topk:8"
         )
-    if counts_from_start(call.mechanism) and (forgetful or _hides_again(keep)):
+    if call.mechanism.counts_from_start and (forgetful or _hides_again(keep)):
         raise UsageError(
             f"{call.mechanism} counts from the first key, and this layer's mask hides earlier keys again (a sliding "
             "window, chunks or packed sequences); use one that counts from the query, such as banded:64 or topk:8+16w"

@@ -24,7 +24,6 @@ from semfocus.integrations.transformers.choices import (
     text_form,
 )
 from semfocus.integrations.transformers.models import attention_layers
-from semfocus.integrations.transformers.placing import uses_positions
 
 BEFORE = "_semfocus_before"
 # transformers reads meaning into names that hold one of these.
@@ -163,11 +162,12 @@ def _submodels(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 def _check_crossing(model: PreTrainedModel, choice: Choice) -> None:
     config = model.config
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
-        for mechanism in filter(uses_positions, mechanisms_in(choice)):
-            raise UsageError(
-                f"{mechanism} counts positions, and {type(model).__name__} attends from one text to another, which "
-                "share none; use a mechanism without a window, blocks or sinks, such as topk:8"
-            )
+        for mechanism in mechanisms_in(choice):
+            if mechanism.uses_positions:
+                raise UsageError(
+                    f"{mechanism} counts positions, and {type(model).__name__} attends from one text to another, "
+                    "which share none; use a mechanism without a window, blocks or sinks, such as topk:8"
+                )
 
 
 def _verify(model: PreTrainedModel, layers: list[nn.Module]) -> None:

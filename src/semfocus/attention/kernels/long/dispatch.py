@@ -26,7 +26,6 @@ from semfocus.attention.kernels.long.forward import best_groups, group_maxima, s
 from semfocus.attention.kernels.products import precision
 from semfocus.attention.kernels.shared import dropout_threshold
 from semfocus.attention.kernels.short.configs import SMALLEST
-from semfocus.attention.mechanisms import TopK
 
 SCRATCH_BYTES = 2**29  # of group maxima held at once; queries beyond that wait for the next launch
 HUB, CHUNK = 1024, 256  # a key that more queries keep is summed in pieces of CHUNK
@@ -221,8 +220,6 @@ long_topk.register_autograd(_differentiate, setup_context=_remember)
 def long(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Top-k attention of a problem that `long_refuses` does not refuse."""
     lead, mechanism = inputs.lead, inputs.mechanism
-    if not isinstance(mechanism, TopK):
-        raise TypeError(f"{mechanism} is not top-k attention")
     shape = _three(lead, shared=_shares_keys(inputs))
     q, k, v = (_as(tensor, (*lead, *tensor.shape[-2:]), shape) for tensor in (inputs.q, inputs.k, inputs.v))
     mask = None if inputs.mask is None else _as(inputs.mask, (*lead, *inputs.mask.shape[-2:]), shape)
@@ -235,8 +232,8 @@ def long(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Atte
         hashes = counter_rng.row_hash(inputs.dropout_seed, rows).expand(*lead, inputs.num_queries, 1).contiguous()
     out, indices, lse = long_topk(
         q.contiguous(), k[:, :, 0].contiguous(), v[:, :, 0].contiguous(), mask, lengths, hashes,
-        min(mechanism.k, inputs.num_keys), mechanism.sinks, mechanism.window, inputs.causal, inputs.scale,
-        inputs.dropout_p,
+        min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks, mechanism.num_nearest, inputs.causal,
+        inputs.scale, inputs.dropout_p,
     )  # fmt: skip
     out = out.view(*lead, *out.shape[-2:])
     if not want_info:

@@ -16,11 +16,10 @@ from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.kernels.short.configs import LONGEST, MOST_LISTED, WIDEST
 from semfocus.attention.kernels.short.ops import plan, short_attention
-from semfocus.attention.mechanisms import Banded, BlockLocal, BottomK, Full, ScoreRanked, TopK
-from semfocus.attention.normalisers import Softmax
+from semfocus.attention.mechanisms import Mechanism, is_registered
 from semfocus.attention.selection import in_functorch
 
-SERVED = (Full, Banded, BlockLocal, TopK, BottomK)
+SERVED = ("full", "banded", "block_local", "topk", "bottomk")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OLDEST_TRITON = (3, 6)
 
@@ -58,6 +57,11 @@ def _from_bits(words: Tensor, keys: int) -> Tensor:
     return ordered(torch.where(bits != 0, column, -1), keys)
 
 
+def is_served(mechanism: Mechanism, names: tuple[str, ...]) -> bool:
+    """Whether a mechanism is the one registered under one of these names: a subclass may choose other keys."""
+    return mechanism.name in names and is_registered(mechanism)
+
+
 def short_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | None:
     """Why these kernels cannot serve a problem; None if they can."""
     return _refuses_mechanism(inputs, want_info) or _refuses_sizes(inputs) or refuses_call(inputs)
@@ -66,13 +70,13 @@ def short_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | Non
 def _refuses_mechanism(inputs: AttentionInputs, want_info: bool) -> str | None:
     mechanism = inputs.mechanism
     long = max(inputs.num_queries, inputs.num_keys)
-    if type(mechanism) not in SERVED:
+    if not is_served(mechanism, SERVED):
         return f"there is no kernel for {mechanism}"
-    if isinstance(mechanism, ScoreRanked):
+    if mechanism.is_ranked:
         if plan(inputs.num_queries, inputs.num_keys, mechanism) == "listed":
-            if min(mechanism.k, inputs.num_keys) > MOST_LISTED:
-                return f"of rows of {long} it lists at most {MOST_LISTED} keys a query, not {mechanism.k}"
-            if isinstance(mechanism, TopK) and (mechanism.sinks or mechanism.window):
+            if min(mechanism.size or 0, inputs.num_keys) > MOST_LISTED:
+                return f"of rows of {long} it lists at most {MOST_LISTED} keys a query, not {mechanism.size}"
+            if mechanism.num_sinks or mechanism.num_nearest:
                 return f"in rows of {long} it lists keys by score alone, not the sinks or window of {mechanism}"
     elif want_info:
         return "it cannot tell what it kept by position (return_info)"
@@ -88,7 +92,7 @@ def _refuses_sizes(inputs: AttentionInputs) -> str | None:
 
 def refuses_call(inputs: AttentionInputs) -> str | None:
     """What no kernel does, whatever the sizes."""
-    if not isinstance(inputs.normaliser, Softmax):
+    if not inputs.normaliser.is_softmax:
         return f"it computes softmax only, not {inputs.normaliser.name}"
     if inputs.straight_through:
         return "straight_through needs the weights of dropped keys"

@@ -15,7 +15,7 @@ from semfocus.attention.kernels.short import listed, select, tiled, whole
 from semfocus.attention.kernels.short.arguments import LEAD, arranged, dropout_type, padded, row_numbers
 from semfocus.attention.kernels.short.configs import LONGEST, SMALLEST, Launch, launch_for, shrinking
 from semfocus.attention.kernels.short.ops import plan
-from semfocus.attention.mechanisms import Local, Mechanism, ScoreRanked, TopK
+from semfocus.attention.mechanisms import Mechanism
 
 WORD = select.WORD.value
 
@@ -168,17 +168,16 @@ class Call:
         """What kernels are compiled for. A window or block beyond all keys is as good as any other such."""
         mechanism, keys = self.mechanism, self._lengths[1]
         d, dv = self.q.shape[-1], self.v.shape[-1]
-        local = isinstance(mechanism, Local)
-        always_kept = isinstance(mechanism, TopK)
-        most = min(mechanism.k, keys) if isinstance(mechanism, ScoreRanked) else 0
+        size = mechanism.size or 0
+        most = min(size, keys) if mechanism.is_ranked else 0
         return {
             "MASK": "none" if self.mask is None else "keys" if self.mask.shape[-2] == 1 else "pairs",
             "KIND": mechanism.name,
-            "WIDTH": min(mechanism.width, 2 * LONGEST) if local else 0,
-            "GLOBALS": min(mechanism.globals, LONGEST) if local else 0,
+            "WIDTH": min(size, 2 * LONGEST) if mechanism.is_local else 0,
+            "GLOBALS": min(mechanism.num_globals, LONGEST),
             "MOST": most,
-            "SINKS": min(mechanism.sinks, LONGEST) if always_kept else 0,
-            "WINDOW": min(mechanism.window, 2 * LONGEST) if always_kept else 0,
+            "SINKS": min(mechanism.num_sinks, LONGEST),
+            "WINDOW": min(mechanism.num_nearest, 2 * LONGEST),
             "W": -(-keys // WORD) if most else 0,
             "WORDS": padded(-(-keys // WORD)),
             "ROWS": padded(self._lengths[0]),

@@ -14,14 +14,14 @@ from torch import Tensor
 from semfocus.attention.inputs import common_lead
 from semfocus.attention.kernels.short.arguments import alike
 from semfocus.attention.kernels.short.configs import WHOLE
-from semfocus.attention.mechanisms import Mechanism, ScoreRanked, parse_mechanism
+from semfocus.attention.mechanisms import Mechanism, parse_mechanism
 
 
 def plan(queries: int, keys: int, mechanism: Mechanism) -> str:
     """Which kernels: whole (short rows), listed (long rows, keys chosen by score) or tiled (long rows, by position)."""
     if max(queries, keys) <= WHOLE:
         return "whole"
-    return "listed" if isinstance(mechanism, ScoreRanked) else "tiled"
+    return "listed" if mechanism.is_ranked else "tiled"
 
 
 @torch.library.custom_op("semfocus::short_attention", mutates_args=())
@@ -66,8 +66,8 @@ def empty_results(
     lead, queries, keys = q.shape[:-2], q.shape[-2], k.shape[-2]
     kind = plan(queries, keys, mechanism)
     kept, saved = [0], [*lead, 2, queries] if kind == "tiled" else [0]
-    if isinstance(mechanism, ScoreRanked):
-        entries = -(-keys // 32) if kind == "whole" else min(mechanism.k, keys)
+    if mechanism.is_ranked:
+        entries = -(-keys // 32) if kind == "whole" else min(mechanism.size or 0, keys)
         kept = [*lead, entries, queries]
         saved = kept if kind == "listed" else saved
     return (

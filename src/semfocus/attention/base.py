@@ -1,0 +1,292 @@
+"""What a mechanism is: the base classes, and what a mechanism sees when it chooses keys.
+
+A mechanism is a frozen dataclass whose fields are whole numbers. Three base classes:
+
+    Mechanism      define `choose`: any rule over scores, queries, keys and positions
+    ScoreRanked    define `priority`: the k keys of highest priority are kept
+    Positional     define `pattern`: the kept keys follow from positions alone
+
+Backends ask a mechanism by its attributes, never by its type. The defaults are safe: a backend that relies on a
+claim which a mechanism does not make is not used for it. Nothing here imports torch when it is imported.
+
+Shapes: Lq queries, Lk keys, D head width; leading dimensions (...) broadcast together.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from semfocus.errors import UsageError, check_int
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from semfocus.attention.positions import Positions
+
+LARGEST = 2**63 - 1
+# Claims that fast paths rely on. A subclass may choose other keys, so it does not inherit them: it claims them anew.
+NOT_INHERITED = ("keeps_all", "keeps_blocks", "score_order", "ignores_trailing_padding", "counts_from_start")
+
+
+@dataclass(frozen=True)
+class SelectionInputs:
+    """What a mechanism sees when it chooses keys. The choice is a constant for the gradient."""
+
+    scores: Tensor  # (..., Lq, Lk), scaled, with the float mask added; -inf counts as masked
+    positions: Positions  # which queries these are
+    valid: Tensor | None = None  # bool, broadcastable to the scores: keys that mask and lengths leave
+    causal: bool = False
+    seed: Tensor | None = None  # for random choices
+    vectors: tuple[Tensor, Tensor] | None = None  # queries and keys
+
+    @property
+    def queries(self) -> Tensor:
+        """(..., Lq, D) in the dtype of the scores."""
+        return self._vectors()[0].detach()
+
+    @property
+    def keys(self) -> Tensor:
+        """(..., Lk, D) in the dtype of the scores."""
+        return self._vectors()[1].detach()
+
+    @property
+    def allowed(self) -> Tensor:
+        """(..., Lq, Lk) bool: the keys that each query may keep."""
+        return self.positions.allowed(self.scores != float("-inf"), self.valid, self.causal)
+
+    def _vectors(self) -> tuple[Tensor, Tensor]:
+        if self.vectors is None:
+            raise UsageError("this mechanism chooses by queries and keys; pass queries= and keys= to keep")
+        return self.vectors
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Of the candidates, the k of highest priority are kept; `always_kept` in addition."""
+
+    priority: Tensor  # broadcastable to the candidates; ties go to the lowest index, NaN comes first
+    candidates: Tensor  # (..., Lq, Lk) bool
+    always_kept: Tensor | None  # (..., Lq, Lk) bool
+    k: int
+
+
+@dataclass(frozen=True)
+class Mechanism(ABC):
+    """Which keys a query keeps."""
+
+    name: ClassVar[str]
+    suffixes: ClassVar[dict[str, str]] = {}  # letter in the text form -> field
+    size_name: ClassVar[str | None] = None  # the field that says how many keys a query keeps, if one does
+
+    depends_on_input: ClassVar[bool] = True
+    is_stochastic: ClassVar[bool] = False  # takes random numbers
+    is_ranked: ClassVar[bool] = False  # has a `ranking`
+    is_local: ClassVar[bool] = False  # has `indices`: the keys of a query that is not global follow from its position
+
+    keeps_all: ClassVar[bool] = False  # every allowed key
+    keeps_blocks: ClassVar[bool] = False  # the query's aligned block of `size` keys, and global tokens
+    score_order: ClassVar[Literal["largest", "smallest"] | None] = None  # ranks exactly by score
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = vars(cls)
+        for claim in NOT_INHERITED:
+            if claim not in own:
+                setattr(cls, claim, vars(Mechanism)[claim])
+        # A new definition makes the inherited ways to compute it wrong.
+        if "choose" in own and "is_ranked" not in own:
+            cls.is_ranked = False
+        if "is_local" not in own and ("choose" in own or ("pattern" in own and "indices" not in own)):
+            cls.is_local = False
+
+    def __post_init__(self) -> None:
+        """All fields are whole numbers: the size at least 1, extras at least 0."""
+        for name in self.__match_args__:
+            smallest = int(name not in self.suffixes.values())
+            number = check_int(f"{type(self).__name__}.{name}", getattr(self, name), smallest, LARGEST)
+            object.__setattr__(self, name, number)
+
+    def keep(
+        self,
+        scores: Tensor,
+        valid: Tensor | None = None,
+        *,
+        causal: bool = False,
+        positions: Positions | None = None,
+        seed: Tensor | None = None,
+        queries: Tensor | None = None,
+        keys: Tensor | None = None,
+    ) -> Tensor:
+        """(..., Lq, Lk) bool: the keys each query keeps, never one outside `valid` or, if causal, after its position.
+
+        `positions` says which queries these are (default: all of them); `seed` is for random choices; `queries`
+        (..., Lq, D) and `keys` (..., Lk, D) are for mechanisms that look at them.
+        """
+        from semfocus.attention.positions import Positions
+
+        vectors = None if queries is None or keys is None else (queries, keys)
+        where = positions or Positions.of(scores)
+        return self.choose(SelectionInputs(scores.detach(), where, valid, causal, seed, vectors))
+
+    @abstractmethod
+    def choose(self, inputs: SelectionInputs) -> Tensor:
+        """(..., Lq, Lk) bool, never outside `inputs.allowed`: the definition, which every backend is tested against."""
+
+    def ranking(self, inputs: SelectionInputs) -> Ranking:
+        """The same choice as a ranking of the keys, where `is_ranked`."""
+        raise TypeError(f"{self} does not choose keys by a priority")
+
+    def indices(self, positions: Positions, causal: bool) -> Tensor:
+        """(Lq, n) int64, where `is_local`: the keys of each query that is not global, -1 for none."""
+        raise TypeError(f"{self} does not give its keys by position")
+
+    @property
+    def size(self) -> int | None:
+        """k, or the width of a window or block; None where no field says how many keys a query keeps."""
+        return None if self.size_name is None else getattr(self, self.size_name)
+
+    @property
+    def num_globals(self) -> int:
+        """The last so many tokens see all and are seen by all."""
+        return 0
+
+    @property
+    def num_sinks(self) -> int:
+        """The first so many keys are kept in addition."""
+        return 0
+
+    @property
+    def num_nearest(self) -> int:
+        """So many keys nearest to the query are kept in addition."""
+        return 0
+
+    @property
+    def keeps_largest(self) -> int | None:
+        """k if a query keeps exactly the k allowed keys with the largest scores."""
+        by_score_alone = self.score_order == "largest" and not self.num_sinks and not self.num_nearest
+        return self.size if by_score_alone else None
+
+    @property
+    def serves_causal(self) -> bool:
+        """Whether `causal=True` has a meaning."""
+        return True
+
+    @property
+    def uses_positions(self) -> bool:
+        """Whether what is kept depends on where queries and keys stand."""
+        return True
+
+    @property
+    def counts_from_start(self) -> bool:
+        """Whether the first key matters, and not only the distance to the query."""
+        return True
+
+    @property
+    def ignores_trailing_padding(self) -> bool:
+        """Whether masked keys behind the others change nothing. A window that counts from the end would move."""
+        return False
+
+    def max_kept(self, keys: int) -> int:
+        """The most of `keys` that a query can keep."""
+        return keys
+
+    def max_listed(self, keys: int) -> int:
+        """The most of `keys` that a query can keep which is not global."""
+        return self.max_kept(keys)
+
+    def __str__(self) -> str:
+        values: dict[str, int] = {name: getattr(self, name) for name in self.__match_args__}
+        size = "".join(f":{value}" for name, value in values.items() if name not in self.suffixes.values())
+        extras = "".join(f"+{values[name]}{letter}" for letter, name in self.suffixes.items() if values[name])
+        return f"{self.name}{size}{extras}"
+
+
+class Positional(Mechanism):
+    """A pattern of positions alone: what it keeps does not depend on the input."""
+
+    depends_on_input = False
+
+    @abstractmethod
+    def pattern(self, positions: Positions, causal: bool) -> Tensor:
+        """(Lq, Lk) bool, before causality and masks take keys away."""
+
+    def choose(self, inputs: SelectionInputs) -> Tensor:
+        pattern = self.pattern(inputs.positions, inputs.causal) & (inputs.scores != float("-inf"))
+        return inputs.positions.allowed(pattern, inputs.valid, inputs.causal)
+
+
+@dataclass(frozen=True)
+class Local(Positional):
+    """A pattern of `width` keys a query, computable from its position: `indices` lists it.
+
+    The last `globals` keys and queries are global: they see all and are seen by all.
+    """
+
+    suffixes = {"g": "globals"}
+    size_name = "width"
+    is_local = True
+
+    width: int
+    globals: int = 0
+
+    @property
+    def num_globals(self) -> int:
+        return self.globals
+
+    @property
+    def serves_causal(self) -> bool:
+        return not self.globals
+
+    def max_kept(self, keys: int) -> int:
+        return keys if self.globals else min(self.width, keys)
+
+    def max_listed(self, keys: int) -> int:
+        return min(self.width + self.globals, keys)
+
+    @abstractmethod
+    def indices(self, positions: Positions, causal: bool) -> Tensor:
+        """(Lq, n) int64: the pattern as a list of keys for each query that is not global, -1 for none."""
+
+
+@dataclass(frozen=True)
+class ScoreRanked(Mechanism):
+    """Keeps the k keys of highest priority among the allowed ones; ties go to the lowest index, NaN comes first."""
+
+    size_name = "k"
+    is_ranked = True
+
+    k: int
+
+    @abstractmethod
+    def priority(self, inputs: SelectionInputs) -> Tensor:
+        """What ranks the keys; any float dtype, broadcastable to the scores."""
+
+    def always_kept(self, positions: Positions, causal: bool) -> Tensor | None:
+        """(Lq, Lk) bool: keys that are kept in addition and do not use up k."""
+        return None
+
+    @property
+    def uses_positions(self) -> bool:
+        import torch
+
+        from semfocus.attention.positions import Positions
+
+        return self.always_kept(Positions(1, 1, torch.device("cpu"), 0, 1), True) is not None
+
+    def max_kept(self, keys: int) -> int:
+        return min(self.k, keys)
+
+    def choose(self, inputs: SelectionInputs) -> Tensor:
+        from semfocus.attention.selection import topk_mask_by_sorting
+
+        ranking = self.ranking(inputs)
+        chosen = topk_mask_by_sorting(ranking.priority, ranking.candidates, ranking.k)
+        return chosen if ranking.always_kept is None else chosen | ranking.always_kept
+
+    def ranking(self, inputs: SelectionInputs) -> Ranking:
+        allowed = inputs.allowed
+        fixed = self.always_kept(inputs.positions, inputs.causal)
+        candidates, always_kept = (allowed, None) if fixed is None else (allowed & ~fixed, allowed & fixed)
+        return Ranking(self.priority(inputs), candidates, always_kept, self.k)
