@@ -1,0 +1,75 @@
+"""A table of values or classes by name; the same rules and messages for everything that can be registered.
+
+mechanisms = Registry("mechanism")
+
+@mechanisms.register
+class TopK(Mechanism):
+    name = "topk"
+
+mechanisms.get("topk")       TopK
+mechanisms.get("topkk")      UsageError: unknown mechanism 'topkk'; did you mean 'topk'? known: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any, Generic, TypeVar
+
+from semfocus.errors import UsageError, unknown
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class Registry(Generic[T]):
+    """Entries by name, in the order of registration.
+
+    `modules` maps names to modules that register them when imported: `get` imports such a module on demand, so that a
+    name can be validated without importing what it stands for.
+    """
+
+    def __init__(self, kind: str, modules: Mapping[str, str] | None = None, hint: str = "") -> None:
+        self.kind = kind
+        self.hint = hint  # ends the message about an unknown name
+        self._modules = dict(modules or {})
+        self._entries: dict[str, Any] = {}
+
+    def register(self, entry: V, name: str | None = None) -> V:
+        """Add `entry` under `name` (default: its own `name`); returns it, so that this serves as a decorator.
+
+        To register the very same entry again is harmless.
+        """
+        key = _name_of(entry, self.kind) if name is None else name
+        home = self._modules.get(key)
+        taken = home is not None and home != getattr(entry, "__module__", None)
+        if taken or self._entries.get(key, entry) is not entry:
+            article = "an" if self.kind[0] in "aeiou" else "a"
+            raise UsageError(f"{article} {self.kind} called {key!r} is registered already; choose another name")
+        self._entries[key] = entry
+        return entry
+
+    def get(self, name: str) -> T:
+        """The entry called `name`."""
+        if name not in self:
+            raise unknown(self.kind, name, self.names(), self.hint)
+        if name not in self._entries:
+            import_module(self._modules[name])
+        return self._entries[name]
+
+    def names(self) -> list[str]:
+        """All names: those of `modules` first, then in the order of registration."""
+        return list(dict.fromkeys([*self._modules, *self._entries]))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._modules or name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+
+def _name_of(entry: object, kind: str) -> str:
+    name = getattr(entry, "name", None)
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"{entry!r} cannot be registered as a {kind}: it needs a class attribute `name`, a text")
+    return name
