@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from semfocus import counter_rng
 from semfocus.config import AttentionConfig, ModelConfig
-from semfocus.model import Encoder, _evaluation_seeds, build_inputs, forward, sinusoidal_encoding
+from semfocus.model import Encoder, _evaluation_seeds, build_inputs, forward, sinusoidal_encoding, valid_mask
 from semfocus.spec import Spec, initial
 from semfocus.tasks import get_task
 from tests.training.plain import PlainEncoder, pos_enc
@@ -42,8 +42,9 @@ def batch(width: int = WIDTH, padded: bool = True, members: int = 1, seed: int =
 
 
 def engine(spec: Spec, matrix: Tensor, tokens: Tensor, lengths: Tensor, seeds: Tensor | None = None) -> Tensor:
-    rows, valid_mask = build_inputs(tokens, lengths, spec)
-    return forward(spec.layout.split(matrix), rows, None if valid_mask.all() else valid_mask, spec, seeds)
+    ids, seen = build_inputs(tokens, lengths, spec)
+    has_padding = not valid_mask(seen, spec).all()
+    return forward(spec.layout.split(matrix), ids, seen if has_padding else None, spec, seeds)
 
 
 def compare(spec: Spec, padded: bool, seeds: Tensor | None = None, masks: Any = None) -> None:

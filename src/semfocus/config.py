@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from semfocus.attention.mechanisms import Mechanism, parse_mechanism
 from semfocus.attention.normalisers import parse_normaliser
 from semfocus.errors import UsageError
-from semfocus.tasks import Task, get_task
+from semfocus.tasks import SPLITS, Task, get_task, task_names
+from semfocus.tasks.registry import task_class
 
 FORMAT = 1  # of the identity below: raise it when the same config starts to mean another result
 OLD_NAMES = {"until": "stop_accuracy"}  # of training's fields, before 0.2
@@ -48,6 +49,19 @@ class TaskConfig(_Part):
         if "name" in options:
             raise ValueError("task.options cannot hold a name: write it as task.name")
         return options
+
+    @staticmethod
+    def with_default_rows(name: str, options: dict[str, Any] | None = None) -> TaskConfig:
+        """All rows of a file or a finite task; of a task without end as many as the task says."""
+        rows: dict[str, int | None] = {"train_rows": None, "heldout_rows": None}
+        if name in task_names():
+            cls = task_class(name)
+            is_endless = cls.size is Task.size or all(
+                get_task(name, **options or {}).size(split) is None for split in SPLITS
+            )
+            if is_endless:
+                rows = {"train_rows": cls.default_train_rows, "heldout_rows": cls.default_heldout_rows}
+        return TaskConfig(name=name, options=options or {}, **rows)
 
     def build(self) -> Task:
         """The task itself."""

@@ -1,8 +1,8 @@
 """The paper's hyperparameters by task, the seeds, the two recipes and the three scales.
 
-`clean` masks padding and adds none; `paper` lets it be seen and pads sparse rows to a multiple of k, as the paper's
-code does. Of the scales, `paper` has the paper's numbers, `quick` the same architecture and optimiser with smaller
-numbers, for a laptop, and `smoke` numbers so small that a run takes a moment: it shows that things work, no more.
+The recipe `clean` masks padding and adds none. `paper` makes padding visible and pads to a multiple of k where
+attention is sparse, as the paper's code does. The scale `paper` has the paper's numbers; `quick` has smaller ones for a
+laptop, with the same architecture and optimiser; `smoke` has numbers so small that a run takes a moment.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
 from semfocus.errors import check_int, unknown
+from semfocus.tasks.registry import option_defaults, task_class
 
 Recipe = Literal["clean", "paper"]
 Scale = Literal["paper", "quick", "smoke"]
@@ -50,11 +51,11 @@ PAPER = {
     "solve_equation": Hyperparameters(600),
     "listops": Hyperparameters(200, blocks=10, lr=1.0, decay=0.99),
 }
-OWN_DATA = Hyperparameters(50, blocks=4)  # for a user's file or task: a modest model that most data suit
+OWN_DATA = Hyperparameters(50, blocks=4)  # of a task that is not in the paper, e.g. a user's file
 
 
 def seeds(count: int) -> list[int]:
-    """The first of the paper's ten seeds, and after those 28-bit numbers from the hash of their place."""
+    """The first of the paper's ten seeds; further ones are 28-bit hashes of their index."""
     check_int("seeds", count, at_least=1)
     more = (int.from_bytes(hashlib.sha256(f"seed {i}".encode()).digest()[:4], "big") >> 4 for i in range(10, count))
     return [*PAPER_SEEDS[:count], *more]
@@ -63,24 +64,20 @@ def seeds(count: int) -> list[int]:
 def configure(
     task: str, mechanism: str, seed: int, recipe: Recipe = "clean", options: dict[str, Any] | None = None
 ) -> RunConfig:
-    """The paper's run of this task, mechanism and seed; a task that the paper does not have gets stated defaults."""
-    known = task in PAPER
+    """The paper's run of this task, mechanism and seed; a task that is not in the paper gets stated defaults."""
     chosen = PAPER.get(task, OWN_DATA)
-    rows = TaskConfig(name=task, options=options or {})
-    if not known:
-        rows = TaskConfig(name=task, options=options or {}, train_rows=None, heldout_rows=None)
-    quirks = recipe == "paper"
+    has_quirks = recipe == "paper"
     return RunConfig(
-        task=rows,
+        task=TaskConfig.with_default_rows(task, options),
         attention=AttentionConfig(mechanism=mechanism),
-        model=ModelConfig(blocks=chosen.blocks, padding_visible=quirks, pad_to_multiple=quirks),
+        model=ModelConfig(blocks=chosen.blocks, padding_visible=has_quirks, pad_to_multiple=has_quirks),
         training=TrainingConfig(epochs=chosen.epochs, lr=chosen.lr, decay=chosen.decay),
         seed=seed,
     )
 
 
 def at_scale(task: str, mechanism: str, seed: int, recipe: Recipe = "clean", scale: Scale = "paper") -> RunConfig:
-    """The run of this task, mechanism and seed, as large as `scale` says."""
+    """The run of this task, mechanism and seed at a scale."""
     if recipe not in get_args(Recipe):
         raise unknown("recipe", recipe, get_args(Recipe))
     makers = {"paper": configure, "quick": quick, "smoke": smoke}
@@ -90,37 +87,48 @@ def at_scale(task: str, mechanism: str, seed: int, recipe: Recipe = "clean", sca
 
 
 def quick(task: str, mechanism: str, seed: int, recipe: Recipe = "clean") -> RunConfig:
-    """Smaller numbers, same everything else: rows of 20 tokens, 3 blocks, 2000 rows, at most 20 epochs.
+    """Smaller numbers, everything else the same: 20 tokens, 3 blocks, 2000 training examples, at most 20 epochs.
 
-    A run stops when it has learned its training rows to 95 %. ListOps keeps its rule with rows of up to 79 tokens.
+    A run stops once 95 % of its training examples are right. ListOps keeps its rule with up to 79 tokens.
     """
-    base = configure(task, mechanism, seed, recipe)
-    shorter = {"min_length": 20, "max_length": 80, "max_depth": 6} if task == "listops" else {"length": 20}
+    listops = {"min_length": 20, "max_length": 80, "max_depth": 6}
+    base = configure(task, mechanism, seed, recipe, _shorter(task, 20, listops))
     return base.model_copy(
         update={
-            "task": TaskConfig(
-                name=task, options=shorter if task in PAPER else {}, train_rows=2000 if task in PAPER else None,
-                heldout_rows=500 if task in PAPER else None,
-            ),
+            "task": _with_at_most(base.task, 2000, 500),
             "model": base.model.model_copy(update={"blocks": 3}),
             "training": base.training.model_copy(update={"epochs": 20, "stop_accuracy": 0.95}),
         }
-    )  # fmt: skip
+    )
 
 
 def smoke(task: str, mechanism: str, seed: int, recipe: Recipe = "clean") -> RunConfig:
-    """A moment's work: rows of 12 tokens (ListOps: up to 19), one block 8 wide, 60 training rows, 2 epochs."""
-    base = configure(task, mechanism, seed, recipe)
-    shorter = {"min_length": 10, "max_length": 20, "max_depth": 4} if task == "listops" else {"length": 12}
-    whole = TaskConfig(name=task, options=shorter if task in PAPER else {})
-    built = whole.build()
-    sizes = {"train_rows": built.size("train"), "heldout_rows": built.size("heldout")}  # None: without end
-    few = {"train_rows": 60, "heldout_rows": 30}
-    rows = {name: min(few[name], size or few[name]) for name, size in sizes.items()}
+    """A moment's work: 12 tokens (ListOps: up to 19), one block of width 8, 60 training examples, 2 epochs."""
+    listops = {"min_length": 10, "max_length": 20, "max_depth": 4}
+    base = configure(task, mechanism, seed, recipe, _shorter(task, 12, listops))
+    built = base.task.build()
+    sizes = {"train_rows": built.size("train"), "heldout_rows": built.size("heldout")}
+    whole = base.task.model_copy(update={name: size for name, size in sizes.items() if size is not None})
     return base.model_copy(
         update={
-            "task": whole.model_copy(update=rows),
+            "task": _with_at_most(whole, 60, 30),
             "model": base.model.model_copy(update={"blocks": 1, "d_model": 8, "d_mlp": 8}),
             "training": base.training.model_copy(update={"epochs": 2}),
         }
     )
+
+
+def _shorter(task: str, length: int, listops: dict[str, Any]) -> dict[str, Any]:
+    """The options that shorten a task's sequences; none without an option `length`, or if they are that short."""
+    if task == "listops":
+        return listops
+    default = option_defaults(task).get("length")
+    if type(default) is not int or default <= length:
+        return {}
+    return {"length": max(length, getattr(task_class(task), "shortest", length))}
+
+
+def _with_at_most(task: TaskConfig, train: int, heldout: int) -> TaskConfig:
+    """With fewer examples where their number is given."""
+    rows = {"train_rows": (task.train_rows, train), "heldout_rows": (task.heldout_rows, heldout)}
+    return task.model_copy(update={name: min(given, most) for name, (given, most) in rows.items() if given is not None})

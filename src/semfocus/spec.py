@@ -1,8 +1,8 @@
-"""What shapes the paper's encoder: sizes, the columns of its parameters in a row, and the row a seed starts from.
+"""What shapes the paper's transformer: sizes, the columns of its parameters in a row, and the row a seed starts from.
 
 spec = Spec(model_config, attention_config, vocab_size, num_classes, seq_len)
 row = initial(spec, seed)                             (P,)
-spec.layout.split(matrix)["blocks.0.o.weight"]        (E, inputs, outputs), a view of the columns of E rows
+spec.layout.split(matrix)["blocks.0.o.weight"]        (E, inputs, outputs), a view of columns of the matrix (E, P)
 """
 
 from __future__ import annotations
@@ -19,49 +19,65 @@ from torch.nn import functional
 from semfocus.attention.mechanisms import Mechanism
 from semfocus.attention.normalisers import Normaliser, parse_normaliser
 from semfocus.config import AttentionConfig, ModelConfig
+from semfocus.errors import UsageError
 from semfocus.randomness import stream
 
 DROPOUT_SITES_PER_BLOCK = 4  # dropout on attention weights, after attention, inside the MLP, after the MLP
-ALIGNMENT, LONG = 8, 128  # positions that long rows are valid_mask up to a multiple of, and from which on they are long
+ALIGNMENT, LONG = 8, 128  # sequences of at least LONG positions are padded to a multiple of ALIGNMENT
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Everything that shapes the computation: the config's model and attention, and the task's sizes."""
+    """Everything that shapes the computation: model and attention of the config, sizes of the task, and its objective.
+
+    L = `length` = `padded_len` + `alignment_padding` + `extra_tokens`, in this order.
+    """
 
     model: ModelConfig
     attention: AttentionConfig
     vocab_size: int
     num_classes: int
-    seq_len: int  # of the task's rows, before anything is added
-    # What follows from these, worked out once: a compiler that traces the model must not meet a parser.
+    seq_len: int  # of the task
+    is_causal: bool = False
+    predicts_positions: bool = False  # logits at every position, instead of one set a sequence
+    # Derived once, because a compiler that traces the model cannot trace a parser.
     mechanism: Mechanism = field(init=False)
     normaliser: Normaliser = field(init=False)
-    padded_len: int = field(init=False)
-    extra_tokens: int = field(init=False)  # after the row: a CLS token if that is what is pooled, then the global ones
-    alignment_padding: int = field(
-        init=False
-    )  # invisible positions between the two, so that long rows suit tensor cores
-    length: int = field(init=False)  # L
+    padded_len: int = field(init=False)  # seq_len, or the next multiple of k (model.pad_to_multiple)
+    alignment_padding: int = field(init=False)  # invisible positions that make long sequences suit tensor cores
+    extra_tokens: int = field(init=False)  # a CLS token if that is pooled, then the global tokens
+    length: int = field(init=False)
 
     def __post_init__(self) -> None:
         mechanism, size = self.attention.value, self.attention.size
+        self._check_objective()
         padded = self.seq_len
         if self.model.pad_to_multiple and size is not None:
             padded = math.ceil(self.seq_len / size) * size
         extra = self.attention.globals + (self.model.pooling == "cls")
-        alignment_padding = (
-            -(padded + extra) % ALIGNMENT if padded + extra >= LONG and mechanism.ignores_trailing_padding else 0
-        )
+        is_aligned = padded + extra >= LONG and mechanism.ignores_trailing_padding
+        alignment_padding = -(padded + extra) % ALIGNMENT if is_aligned else 0
         for name, value in {
             "mechanism": mechanism,
             "normaliser": parse_normaliser(self.attention.normaliser),
             "padded_len": padded,
-            "extra_tokens": extra,
             "alignment_padding": alignment_padding,
+            "extra_tokens": extra,
             "length": padded + alignment_padding + extra,
         }.items():
             object.__setattr__(self, name, value)
+
+    def _check_objective(self) -> None:
+        if self.is_causal and self.attention.globals:
+            raise UsageError(
+                f"attention.mechanism = {self.attention.mechanism}: global tokens see the whole sequence, which a "
+                "causal objective forbids; choose the mechanism without global tokens"
+            )
+        if self.predicts_positions and self.model.pooling == "cls":
+            raise UsageError(
+                "model.pooling = cls pools one vector a sequence, but the task's objective predicts every position; "
+                "choose model.pooling = mean, which is then not used"
+            )
 
     @property
     def num_ids(self) -> int:
@@ -69,12 +85,12 @@ class Spec:
 
     @property
     def num_dropout_sites(self) -> int:
-        """How many places of a step draw dropout."""
+        """How many seeds of a member a training step needs."""
         return 1 + DROPOUT_SITES_PER_BLOCK * self.model.blocks
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether a training step needs random numbers at all: for dropout, or to choose keys."""
+        """Whether a training step needs random numbers: for dropout, or to choose keys."""
         return self.model.dropout > 0 or self.mechanism.is_stochastic
 
     @cached_property
@@ -84,7 +100,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and columns of the parameters within a member's row."""
+    """Names, shapes and columns of the parameters in a member's row."""
 
     shapes: dict[str, tuple[int, ...]]
 
@@ -94,30 +110,30 @@ class Layout:
         d, m, inner = model.d_model, model.d_mlp, model.heads * model.head_dim
         shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.num_ids, d)}
         for i in range(model.blocks):
-            for name, (rows, columns) in {
+            for name, (inputs, outputs) in {
                 "qkv": (d, 3 * inner),
                 "o": (inner, d),
                 "mlp_in": (d, m),
                 "mlp_out": (m, d),
             }.items():
-                shapes[f"blocks.{i}.{name}.weight"] = (rows, columns)
-                shapes[f"blocks.{i}.{name}.bias"] = (columns,)
+                shapes[f"blocks.{i}.{name}.weight"] = (inputs, outputs)
+                shapes[f"blocks.{i}.{name}.bias"] = (outputs,)
         shapes["readout.weight"] = (d, spec.num_classes)
         shapes["readout.bias"] = (spec.num_classes,)
         return Layout(shapes)
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """The first column of each parameter: a multiple of 32, so that tensor cores can load it straight."""
-        found, place = {}, 0
+        """The first column of each parameter: a multiple of 32, so that tensor cores can load it directly."""
+        offsets, offset = {}, 0
         for name, shape in self.shapes.items():
-            found[name] = place
-            place += _aligned(math.prod(shape))
-        return found
+            offsets[name] = offset
+            offset += _aligned(math.prod(shape))
+        return offsets
 
     @cached_property
     def size(self) -> int:
-        """P, the columns of a member's row; the few between parameters stay zero."""
+        """P, the columns of a member's row. Columns between parameters stay zero."""
         last, shape = list(self.shapes.items())[-1]
         return self.offsets[last] + _aligned(math.prod(shape))
 
@@ -147,9 +163,9 @@ def _aligned(size: int) -> int:
 
 
 def initial(spec: Spec, seed: int) -> Tensor:
-    """(P,) the parameters a seed starts from: one stream per parameter, so that an extra token shifts nothing else.
+    """(P,) the parameters a seed starts from: one stream per parameter, so that an extra token changes no other.
 
-    Embedding and read-out uniform in +-0.1, read-out bias 0, linear layers uniform in +-1/sqrt(inputs).
+    Embedding and head are uniform in +-0.1, the head's bias is 0, linear layers are uniform in +-1/sqrt(inputs).
     """
     parts = []
     for name, shape in spec.layout.shapes.items():

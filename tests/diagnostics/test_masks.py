@@ -56,7 +56,7 @@ def test_the_shares_are_those_of_sets_compared_one_by_one() -> None:
     def look(inputs, grouped):
         scores.append(((inputs.q @ inputs.k.mT) * inputs.scale)[0])
 
-    ids, valid_mask = build_inputs(given, batch.lengths, model.spec)
+    ids, lengths = build_inputs(given, batch.lengths, model.spec)
     parameters = {name.replace("__", "."): value.unsqueeze(0) for name, value in model.named_parameters()}
     from dataclasses import replace
 
@@ -67,7 +67,7 @@ def test_the_shares_are_those_of_sets_compared_one_by_one() -> None:
         return clean + 0.5 * noise * clean.std(correction=0)
 
     with observing(look), torch.no_grad():
-        forward(parameters, ids[None], valid_mask[None], model.spec, None, replace(EAGER, embed=shaken))
+        forward(parameters, ids[None], lengths[None], model.spec, None, replace(EAGER, embed=shaken))
     for layer in range(2):
         for row in range(3):
             length = int(batch.lengths[row])

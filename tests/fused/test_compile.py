@@ -26,11 +26,11 @@ def step(shape, mechanism, length, tf32):
     matrix = torch.zeros(2, spec.layout.size)
     leaves = {name: view.requires_grad_() for name, view in spec.layout.split(matrix).items()}
     rows = torch.zeros(2, 3, spec.length, dtype=torch.int64)
-    valid_mask = torch.ones(2, 3, spec.length, dtype=torch.bool)
-    valid_mask[:, 1, 5:] = False
+    lengths = torch.full((2, 3), spec.padded_len)
+    lengths[:, 1] = 5
     seeds = torch.ones(spec.num_dropout_sites, 2, dtype=torch.int64)
-    parts = fused_parts(spec, torch.device("cpu"), model.head)
-    logits = model.forward(leaves, rows, valid_mask, spec, seeds, parts)
+    parts = fused_parts(spec, torch.device("cpu"), model.apply_head)
+    logits = model.forward(leaves, rows, lengths, spec, seeds, parts)
     torch.autograd.grad(logits.sum(), list(leaves.values()))
 
 

@@ -33,7 +33,7 @@ def spec_of(mechanism: str = "topk:3", width: int = 9, **shape: object) -> Spec:
 
 
 def parts_of(spec: Spec) -> ForwardFns:
-    found = fused_parts(spec, DEVICE, model.head)
+    found = fused_parts(spec, DEVICE, model.apply_head)
     assert found is not None, refuses(spec, DEVICE)
     return found
 
@@ -53,11 +53,11 @@ def trained(
     generator = torch.Generator().manual_seed(5)
     tokens = torch.randint(0, spec.vocab_size, (3, rows, spec.seq_len), generator=generator)
     lengths = torch.randint(1, spec.seq_len + 1, (3, rows), generator=generator)
-    tokens, valid_mask = model.build_inputs(tokens[members].to(DEVICE), lengths[members].to(DEVICE), spec)
+    tokens, seen = model.build_inputs(tokens[members].to(DEVICE), lengths[members].to(DEVICE), spec)
     seeds = fold_in(
         torch.arange(3, device=DEVICE)[members] + 2**33, torch.tensor(7, device=DEVICE), spec.num_dropout_sites
     )
-    logits = forward(leaves, tokens, valid_mask if padded else None, spec, seeds, parts)
+    logits = forward(leaves, tokens, seen if padded else None, spec, seeds, parts)
     slopes = torch.linspace(-1, 1, logits[0].numel(), dtype=torch.float64, device=DEVICE).view_as(logits[0]).to(dtype)
     return [logits.detach(), *torch.autograd.grad((logits * slopes * slope).sum(), list(leaves.values()))]
 
@@ -251,7 +251,7 @@ def test_autocast_is_not_for_these_kernels() -> None:
 
 def _float_read_out(*arguments: Any) -> Tensor:
     with torch.autocast(DEVICE.type, enabled=False):
-        return model.head(*arguments)
+        return model.apply_head(*arguments)
 
 
 def test_a_member_learns_the_same_alone_and_the_same_bits_every_time() -> None:
@@ -287,7 +287,7 @@ def test_evaluation_gives_the_plain_models_logits_and_keeps_no_graph() -> None:
 def test_a_model_that_the_kernels_do_not_serve_is_refused_with_the_reason(changed: dict, reason: str) -> None:
     spec = spec_of(**changed)
     assert reason in (refuses(spec, DEVICE) or "")
-    assert fused_parts(spec, DEVICE, model.head) is None
+    assert fused_parts(spec, DEVICE, model.apply_head) is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,10 @@ from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig,
 from semfocus.errors import MissingExtra, UsageError
 from semfocus.integrations.trackers import Sink, TrackerFailed, backends, parse_sink, watched
 from semfocus.integrations.trackers.backends import Run
-from semfocus.integrations.trackers.sink import MOST_OPEN, NAMES
+from semfocus.integrations.trackers.sink import MOST_OPEN
+from semfocus.training.objective import CLASSIFICATION
+
+NAMES = (*CLASSIFICATION.columns, "lr", "epoch")
 
 
 class Memory:

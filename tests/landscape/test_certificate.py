@@ -42,7 +42,7 @@ def test_the_traced_model_is_the_model(norm: str, mechanism: str, run_of_kind: K
     forward = certificate.forward
     monkeypatch.setattr(certificate, "forward", lambda *args: given.append(forward(*args)) or given[-1])
     found = trace(subject.spec, subject.parameters[0], subject.rows)
-    labels = subject.rows.labels[0].long()
+    labels = subject.rows.targets[0].long()
     assert torch.nn.functional.cross_entropy(given[0][0], labels).item() == pytest.approx(expected.item(), rel=1e-12)
     kept = found.masks[0].sum(dim=-1)
     assert (kept == (3 if mechanism == "topk:3" else subject.spec.length)).all()
@@ -109,7 +109,7 @@ def test_padded_rows_and_global_tokens_are_certified_too(pooling: str) -> None:
     task = {"name": "listops", "options": {"min_length": 5, "max_length": 30, "max_depth": 3}}
     config = config.model_copy(update={"task": config.task.model_copy(update=task)})
     cohort = begin([config])
-    assert cohort.train.valid_mask is not None
+    assert cohort.train.lengths is not None
     shares = looseness(cohort.spec, cohort.parameters[0], cohort.train)
     assert all(share <= 1 for share in shares.values()), shares
     assert shares["head"] > 0.1

@@ -24,9 +24,9 @@ def _cohort(mechanism: str, activation: str = "gelu") -> Cohort:
 def _loss(cohort: Cohort, row: Tensor) -> Tensor:
     """Written out plainly: the mean loss of the first member's rows."""
     rows = cohort.train
-    valid_mask = None if rows.valid_mask is None else rows.valid_mask[:1]
-    logits = forward(cohort.spec.layout.split(row.unsqueeze(0)), rows.tokens[:1].long(), valid_mask, cohort.spec)
-    return functional.cross_entropy(logits[0], rows.labels[0].long())
+    lengths = None if rows.lengths is None else rows.lengths[:1]
+    logits = forward(cohort.spec.layout.split(row.unsqueeze(0)), rows.tokens[:1].long(), lengths, cohort.spec)
+    return functional.cross_entropy(logits[0], rows.targets[0].long())
 
 
 def _curvature(cohort: Cohort) -> Curvature:

@@ -32,7 +32,7 @@ def _spec_and_rows(padded: bool, mechanism: str = "topk:3") -> tuple[Spec, Rows,
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3+1g"])
 def test_each_of_many_models_has_the_loss_it_has_alone(padded: bool, mechanism: str) -> None:
     spec, rows, batch = _spec_and_rows(padded, mechanism)
-    assert (rows.valid_mask is not None) == padded
+    assert (rows.lengths is not None) == padded
     parameters = torch.stack([initial(spec, seed) for seed in range(3)])
     losses = Losses(spec, rows, Plan(members=3, rows=5))  # the last of five chunks is short
     losses.matrix.copy_(parameters)
@@ -43,10 +43,12 @@ def test_each_of_many_models_has_the_loss_it_has_alone(padded: bool, mechanism: 
     assert torch.equal(losses(), found)
 
 
-def test_rows_are_shared_by_the_members_and_not_copied() -> None:
-    spec, rows, _ = _spec_and_rows(False)
-    losses = Losses(spec, rows, Plan(members=4, rows=5))
-    assert losses._shared(losses.tokens[:5]).stride(0) == 0
+def test_examples_are_shared_by_the_members_and_not_copied() -> None:
+    _, rows, _ = _spec_and_rows(True)
+    for part in rows.every().shared_by(4):
+        assert part is not None
+        assert part.shape[0] == 4
+        assert part.stride(0) == 0
 
 
 @pytest.mark.parametrize("count", [1, 7, 23, 5000])

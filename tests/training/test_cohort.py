@@ -66,11 +66,9 @@ def test_a_step_draws_anew_where_anything_is_random(
     seen: list[torch.Tensor | None] = []
     real = step.forward
 
-    def watched(
-        parameters: Any, tokens: Any, valid_mask: Any, spec: Any, seeds: torch.Tensor | None, parts: Any
-    ) -> Any:
+    def watched(parameters: Any, tokens: Any, lengths: Any, spec: Any, seeds: torch.Tensor | None, parts: Any) -> Any:
         seen.append(seeds)
-        return real(parameters, tokens, valid_mask, spec, seeds, parts)
+        return real(parameters, tokens, lengths, spec, seeds, parts)
 
     monkeypatch.setattr(step, "forward", watched)
     learn([tiny(1, mechanism, model={"dropout": dropout}), tiny(2, mechanism, model={"dropout": dropout})], epochs=2)
@@ -107,7 +105,7 @@ def _train_plainly(plain: PlainEncoder, cohort: Cohort, member: int, config: Run
     training = config.training
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     optimizer = kinds[training.optimizer](plain.parameters(), lr=training.lr, weight_decay=training.weight_decay)
-    tokens, labels = cohort.train.tokens[member].long(), cohort.train.labels[member].long()
+    tokens, labels = cohort.train.tokens[member].long(), cohort.train.targets[member].long()
     norms = []
     for epoch in range(training.epochs):
         rows, weights = cohort.order(epoch)
@@ -155,7 +153,7 @@ def test_rows_that_fill_up_the_last_batch_teach_nothing() -> None:
     before = PlainEncoder(cohort.spec, cohort.parameters[0].clone())
     stepper.run(1)
     last = rows[-1, 0, :3]
-    tokens, labels = cohort.train.tokens[0, last].long(), cohort.train.labels[0, last].long()
+    tokens, labels = cohort.train.tokens[0, last].long(), cohort.train.targets[0, last].long()
     functional.cross_entropy(before(tokens, torch.full((3,), 8)), labels).backward()
     expected = before.row() - before.row(gradients=True)
     torch.testing.assert_close(cohort.parameters[0], expected, rtol=1e-4, atol=1e-6)

@@ -28,8 +28,9 @@ def _compare(mechanism: str, **training: Any) -> None:
     (plain, scores), (compiled, compiled_scores) = results
     assert not torch.allclose(plain, begin(configs).parameters, atol=1e-3)
     torch.testing.assert_close(compiled, plain, rtol=1e-3, atol=1e-5)
-    for mine, other in zip(compiled_scores, scores, strict=True):
-        assert mine == pytest.approx(other, rel=1e-4)
+    assert compiled_scores.keys() == scores.keys()
+    for column, values in scores.items():
+        assert compiled_scores[column] == pytest.approx(values, rel=1e-4)
 
 
 def test_traced_steps_learn_what_plain_ones_learn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,37 +32,37 @@ def test_scores_are_the_mean_loss_and_accuracy_over_whole_sets(
         plain = PlainEncoder(cohort.spec, cohort.parameters[i])
         for split, rows in (("train", cohort.train), ("heldout", cohort.heldout)):
             count = rows.count - quirk
-            tokens, labels = rows.tokens[i, :count].long(), rows.labels[i, :count].long()
+            tokens, labels = rows.tokens[i, :count].long(), rows.targets[i, :count].long()
             logits = plain(tokens, torch.full((count,), 8))
             loss = functional.cross_entropy(logits, labels).item()
             accuracy = (logits.argmax(dim=-1) == labels).double().mean().item()
-            assert getattr(scores, f"{split}_loss")[i] == pytest.approx(loss, rel=1e-5)
-            assert getattr(scores, f"{split}_accuracy")[i] == pytest.approx(accuracy, abs=1e-12)
+            assert scores[f"{split}_loss"][i] == pytest.approx(loss, rel=1e-5)
+            assert scores[f"{split}_accuracy"][i] == pytest.approx(accuracy, abs=1e-12)
 
 
 def test_padded_rows_are_scored_as_a_plain_model_scores_them() -> None:
     config = tiny(task="listops", rows=(30, 10)).model_copy(update={"task": _short_listops()})
     cohort = begin([config])
-    assert cohort.train.valid_mask is not None
+    assert cohort.train.lengths is not None
     scores = Evaluator(cohort).scores()
-    tokens, lengths = cohort.train.tokens[0].long(), cohort.train.valid_mask[0].sum(dim=-1)
+    tokens, lengths = cohort.train.tokens[0].long(), cohort.train.lengths[0]
     logits = PlainEncoder(cohort.spec, cohort.parameters[0])(tokens, lengths)
-    expected = functional.cross_entropy(logits, cohort.train.labels[0].long()).item()
-    assert scores.train_loss[0] == pytest.approx(expected, rel=1e-5)
+    expected = functional.cross_entropy(logits, cohort.train.targets[0].long()).item()
+    assert scores["train_loss"][0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_padding_in_one_set_alone_is_masked_there_and_changes_nothing_in_the_other() -> None:
     cohort = begin([tiny(1), tiny(2)])
     expected = Evaluator(cohort).scores()
-    valid_mask = torch.ones(2, 21, 8, dtype=torch.bool)
-    valid_mask[:, ::2, 5:] = False
-    padded = replace(cohort, heldout=replace(cohort.heldout, valid_mask=valid_mask))
+    lengths = torch.full((2, 21), 8)
+    lengths[:, ::2] = 5
+    padded = replace(cohort, heldout=replace(cohort.heldout, lengths=lengths))
     scores = Evaluator(padded).scores()
-    assert scores.train_loss == pytest.approx(expected.train_loss, rel=1e-5)
+    assert scores["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-5)
     for i in range(2):
-        logits = PlainEncoder(cohort.spec, cohort.parameters[i])(cohort.heldout.tokens[i].long(), valid_mask[i].sum(-1))
-        loss = functional.cross_entropy(logits, cohort.heldout.labels[i].long()).item()
-        assert scores.heldout_loss[i] == pytest.approx(loss, rel=1e-5)
+        logits = PlainEncoder(cohort.spec, cohort.parameters[i])(cohort.heldout.tokens[i].long(), lengths[i])
+        loss = functional.cross_entropy(logits, cohort.heldout.targets[i].long()).item()
+        assert scores["heldout_loss"][i] == pytest.approx(loss, rel=1e-5)
 
 
 def test_a_member_that_is_lost_spoils_no_score_but_its_own() -> None:
@@ -70,9 +70,9 @@ def test_a_member_that_is_lost_spoils_no_score_but_its_own() -> None:
     expected = Evaluator(cohort).scores()
     cohort.parameters[0] = float("nan")
     scores = Evaluator(cohort).scores()
-    assert scores.train_loss[1] == expected.train_loss[1]
-    assert scores.heldout_loss[1] == expected.heldout_loss[1]
-    assert all(value != value for value in (scores.train_loss[0], scores.heldout_loss[0]))
+    assert scores["train_loss"][1] == expected["train_loss"][1]
+    assert scores["heldout_loss"][1] == expected["heldout_loss"][1]
+    assert all(value != value for value in (scores["train_loss"][0], scores["heldout_loss"][0]))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_nothing_on_the_device_is_float64_where_there_is_none(
     with _NoFloat64():
         stepper.run(2)
         after = Evaluator(cohort).scores()
-    assert after.train_loss != scores.train_loss
+    assert after["train_loss"] != scores["train_loss"]
     assert data.accumulator(torch.device("mps")) == torch.float32
 
 

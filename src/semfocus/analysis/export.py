@@ -22,6 +22,7 @@ from semfocus.analysis.metrics import Column
 from semfocus.analysis.records import Record
 from semfocus.errors import MissingExtra, UsageError
 from semfocus.store.atomic import replacing
+from semfocus.training.objective import CLASSIFICATION
 
 if TYPE_CHECKING:
     import duckdb
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 Format = Literal["parquet", "csv"]
 FORMATS: tuple[Format, ...] = ("parquet", "csv")
 FIRST = ("run", "state")  # then the configuration, then the metrics in this order, then any others
-METRICS = ("epoch", "step", "lr", "train_loss", "train_accuracy", "heldout_loss", "heldout_accuracy")
+METRICS = ("epoch", "step", "lr", *CLASSIFICATION.columns)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _PLACE = "which run"  # joins the two tables, and is not exported; no field's name has a space
 

@@ -18,10 +18,10 @@ from semfocus.analysis.metrics import Column, Metrics, read_metrics, read_second
 from semfocus.errors import CorruptData, SemfocusError
 from semfocus.store import Entry, RunDirectory, read_measurement
 from semfocus.store.measurements import measurement_names
+from semfocus.training.objective import CLASSIFICATION, Learned, Objective, get_objective
 
-THRESHOLD = 0.95  # training accuracy at which a run counts as converged, as in the paper
+THRESHOLD = CLASSIFICATION.learned.threshold  # training accuracy at which a classifier counts as converged
 FIELDS = {"task.name": str, "attention.mechanism": str, "training.epochs": int, "seed": int}  # required in config.json
-MEASURED = ("epoch", "train_loss", "train_accuracy", "heldout_loss", "heldout_accuracy")  # in every row
 Measurements = Mapping[str, Mapping[str, dict[str, Any]]]  # by run id and name
 
 
@@ -53,9 +53,14 @@ class Record:
         return self.config["training"]["epochs"]
 
     @property
+    def objective(self) -> Objective:
+        """What the run was trained to do; runs that do not say it are classifiers."""
+        return get_objective(self.config.get("objective", CLASSIFICATION.name))
+
+    @property
     def converged_at(self) -> float | None:
-        """The first epoch with a training accuracy of at least the threshold; None if there is none."""
-        return self.first_at(THRESHOLD)
+        """The first epoch at which the run has learned, as its objective says; None if there is none."""
+        return self.first_reached(self.objective.learned)
 
     @property
     def ended(self) -> bool:
@@ -67,10 +72,17 @@ class Record:
         metrics = self.metrics
         return metrics.column(name) if isinstance(metrics, Metrics) and len(metrics) else np.empty(0)
 
-    def first_at(self, level: float, name: str = "train_accuracy") -> float | None:
-        """The first epoch at which a metric is at least `level`; None if there is none."""
-        reached = np.flatnonzero(self.column(name) >= level)
-        return self.column("epoch")[reached[0]].item() if len(reached) else None
+    def first_at(self, level: float) -> float | None:
+        """The first epoch at which training accuracy is at `level` or above; None if there is none.
+
+        An objective that is not learned by a share has its own threshold instead of `level`.
+        """
+        return self.first_reached(self.objective.learned.at(level))
+
+    def first_reached(self, goal: Learned) -> float | None:
+        """The first epoch at which a goal is reached; None if there is none."""
+        there = np.flatnonzero(goal.reached(self.column(goal.column)))
+        return self.column("epoch")[there[0]].item() if len(there) else None
 
     def final(self, name: str) -> float | None:
         """The last value of a metric."""
@@ -141,18 +153,19 @@ def _record(entry: Entry, config: dict[str, Any]) -> Record:
         raise CorruptData(f"config.json has training.epochs = {config['training']['epochs']}, which must be positive")
     run = RunDirectory(entry.path)
     metrics = read_metrics(run)
-    _check(metrics, config["training"]["epochs"])
+    _check(metrics, config["training"]["epochs"], get_objective(config.get("objective", CLASSIFICATION.name)))
     return Record(entry.name, config, metrics, entry.state, read_seconds(run), entry.why)
 
 
-def _check(metrics: Metrics, horizon: int) -> None:
-    """Check what all analysis relies on: the columns exist, and epochs and accuracies are within their bounds."""
+def _check(metrics: Metrics, horizon: int, objective: Objective) -> None:
+    """Check what all analysis relies on: the columns exist, and epochs and shares are within their bounds."""
     if not len(metrics):
         return
-    for name in MEASURED:
+    for name in ("epoch", *objective.columns):
         if name not in metrics.columns or metrics.column(name).dtype.kind not in "if":
             raise CorruptData(f"metrics.jsonl has no numbers called {name} in every row")
-    bounds = {"epoch": (np.nextafter(0, 1), horizon), "train_accuracy": (0, 1), "heldout_accuracy": (0, 1)}
+    bounds: dict[str, tuple[float, float]] = {"epoch": (np.nextafter(0, 1), horizon)}
+    bounds |= {name: metric.bounds for name, metric in objective.columns.items() if metric.is_share}
     for name, (low, high) in bounds.items():
         values = metrics.column(name)
         wrong = values[~((values >= low) & (values <= high))]

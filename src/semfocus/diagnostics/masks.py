@@ -162,10 +162,10 @@ def _heaviest(model: Encoder, batch: Batch, k: int, noise: Tensor) -> tuple[list
         clean = EAGER.embed(*args)
         return clean + noise * clean.std(correction=0)
 
-    rows, valid_mask = build_inputs(batch.tokens, batch.lengths, model.spec)
+    ids, lengths = build_inputs(batch.tokens, batch.lengths, model.spec)
     parameters = {name.replace("__", "."): value.unsqueeze(0) for name, value in model.named_parameters()}
     with observing(look), torch.no_grad():
-        forward(parameters, rows.unsqueeze(0), valid_mask.unsqueeze(0), model.spec, None, replace(EAGER, embed=shaken))
+        forward(parameters, ids.unsqueeze(0), lengths.unsqueeze(0), model.spec, None, replace(EAGER, embed=shaken))
     return kept, gaps
 
 

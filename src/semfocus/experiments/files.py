@@ -33,9 +33,9 @@ from semfocus.config_files import SUFFIXES, read_config
 from semfocus.errors import UsageError, check_int, unknown
 from semfocus.experiments.experiment import Change, Panel
 from semfocus.experiments.study import CHOSEN_APART, MANY, Choices, Study, check_count, crossed
+from semfocus.training.objective import known_columns
 
 KEYS = ("title", "asks", "tasks", "mechanisms", "seeds", "recipe", "scale", "metrics", "overrides", "axes")
-METRICS = ("train_loss", "train_accuracy", "heldout_loss", "heldout_accuracy")
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_][A-Za-z_0-9]*)*")
 
 
@@ -73,8 +73,8 @@ def _declared(name: str, content: Mapping[str, Any]) -> Study:
             raise UsageError(f"{field} is both an axis and an override; it can be one of them")
     metrics = tuple(_names("metrics", content.get("metrics", ["train_loss", "heldout_accuracy"])))
     for metric in metrics:
-        if metric not in METRICS:
-            raise unknown("metric", metric, METRICS)
+        if metric not in known_columns():
+            raise unknown("metric", metric, known_columns())
     runs = partial(
         _runs,
         tasks=_names("tasks", content.get("tasks", [])),

@@ -41,6 +41,8 @@ def refuses(spec: Spec, device: torch.device) -> str | None:
     for name, width in widths.items():
         if width > WIDEST:
             return f"{name} is at most {WIDEST}, not {width}"
+    if spec.is_causal:
+        return "every position sees the whole sequence, not only the positions before it"
     if shape.norm != "pre":
         return "LayerNorm stands before each layer, not after it"
     if shape.activation != "relu":

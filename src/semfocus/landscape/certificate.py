@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from semfocus.errors import UsageError
-from semfocus.landscape.trained_model import cut
-from semfocus.model import ACTIVATIONS, NORM_EPSILON, ForwardFns, forward
+from semfocus.model import ACTIVATIONS, EAGER, NORM_EPSILON, ForwardFns, forward, valid_mask
 from semfocus.spec import Spec
 from semfocus.theory import (
     BlockNorms,
@@ -76,7 +75,7 @@ class Trace:
 def certify_model(spec: Spec, row: Tensor, rows: Rows) -> LossConstants:
     """How fast the loss on these rows can change around a model (P,) while no mask changes: bounds on its gradient."""
     chunk = max(1, ROWS_AT_ONCE // spec.length)
-    traces = [trace(spec, row, cut(rows, first, first + chunk)) for first in range(0, rows.count, chunk)]
+    traces = [trace(spec, row, rows.between(first, first + chunk)) for first in range(0, rows.count, chunk)]
     worst = replace(
         traces[0],
         blocks=tuple(covering(*blocks) for blocks in zip(*(found.blocks for found in traces), strict=True)),
@@ -95,27 +94,26 @@ def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x
     masks: list[Tensor] = []
     features: list[Tensor] = []
 
-    def embed(table: Tensor, tokens: Tensor, waves: Tensor, *rest: Any) -> Tensor:
-        return ForwardFns().embed(table, tokens, waves, *rest) if x is None else x.detach().double()
+    def embed(*args: Any) -> Tensor:
+        return EAGER.embed(*args) if x is None else x.detach().double()
 
-    def block(x: Tensor, weights: list[Tensor], seen: Any, seeds: Any, spec: Spec, epsilon: float, train: bool):
+    def block(x: Tensor, weights: list[Tensor], padding: Any, seeds: Any, spec: Spec, epsilon: float, train: bool):
         norms, keep, out = _traced_block(x, weights, mask, spec, epsilon, masks_may_change)
         blocks.append(norms)
         masks.append(keep)
         return out
 
-    def head(x: Tensor, valid_mask: Tensor | None, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
-        # With the identity for its weight the read-out gives what it reads.
+    def apply_head(x: Tensor, lengths: Tensor | None, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
+        # With the identity for its weight the head gives its input.
         eye = torch.eye(weight.shape[1], dtype=x.dtype).unsqueeze(0)
-        features.append(ForwardFns().head(x, valid_mask, eye, torch.zeros_like(eye[:, 0]), spec))
+        features.append(EAGER.apply_head(x, lengths, eye, torch.zeros_like(eye[:, 0]), spec))
         return features[-1] @ weight + bias.unsqueeze(1)
 
-    tokens = rows.tokens.long().cpu()
-    valid_mask = None if rows.valid_mask is None else rows.valid_mask.cpu()
-    mask = None if valid_mask is None else valid_mask[:, :, None, None, :]
+    tokens, lengths, _ = rows.every().cpu()
+    valid = torch.ones_like(tokens, dtype=torch.bool) if lengths is None else valid_mask(lengths, spec)
+    mask = None if lengths is None else valid[:, :, None, None, :]
     with torch.no_grad():
-        forward(parameters, tokens, valid_mask, spec, None, ForwardFns(embed, block, head))
-    seen = torch.ones_like(tokens, dtype=torch.bool) if valid_mask is None else valid_mask
+        forward(parameters, tokens, lengths, spec, None, ForwardFns(embed, block, apply_head))
     counts = torch.zeros(tokens.shape[1], spec.num_ids).scatter_add_(1, tokens[0], torch.ones(tokens[0].shape))
     return Trace(
         spec,
@@ -123,7 +121,7 @@ def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x
         tuple(masks),
         spectral_norm(parameters["readout.weight"][0]),
         _longest(features[0]),
-        1 if spec.model.pooling == "cls" else int(seen[..., : spec.padded_len].sum(-1).min()),
+        1 if spec.model.pooling == "cls" else int(valid[..., : spec.padded_len].sum(-1).min()),
         int(counts.max()),
     )
 
@@ -132,22 +130,25 @@ def _traced_block(
     x: Tensor, weights: list[Tensor], mask: Tensor | None, spec: Spec, epsilon: float, masks_may_change: bool
 ) -> tuple[BlockNorms, Tensor, Tensor]:
     """`model.block` without dropout, again, with its insides measured; a test compares what the two give."""
-    aw, ab, ow, ob, iw, ib, tw, tb = (weight[0] for weight in weights)
+    qkv_weight, qkv_bias, o_weight, o_bias, mlp_in_weight, mlp_in_bias, mlp_out_weight, mlp_out_bias = (
+        weight[0] for weight in weights
+    )
     pre = spec.model.norm == "pre"
     entering = _normed(x, epsilon) if pre else x
-    mixed, keep, heads = _traced_attention(entering, (aw, ab, ow, ob), mask, spec, masks_may_change)
-    middle = x + mixed if pre else _normed(x + mixed, epsilon)
+    attention_weights = qkv_weight, qkv_bias, o_weight, o_bias
+    attn_out, keep, heads = _traced_attention(entering, attention_weights, mask, spec, masks_may_change)
+    middle = x + attn_out if pre else _normed(x + attn_out, epsilon)
     into = _normed(middle, NORM_EPSILON) if pre else middle
-    hidden = ACTIVATIONS[spec.model.activation](into @ iw + ib)
-    out = middle + hidden @ tw + tb
+    hidden = ACTIVATIONS[spec.model.activation](into @ mlp_in_weight + mlp_in_bias)
+    out = middle + hidden @ mlp_out_weight + mlp_out_bias
     norms = BlockNorms(
         heads=heads,
         tokens=_longest(entering),
-        first=_rows(x if pre else x + mixed, epsilon),
-        second=_rows(middle if pre else out, NORM_EPSILON),
+        first=_norm_rows(x if pre else x + attn_out, epsilon),
+        second=_norm_rows(middle if pre else out, NORM_EPSILON),
         mlp_tokens=_longest(into),
-        mlp_in=spectral_norm(iw),
-        mlp_out=spectral_norm(tw),
+        mlp_in=spectral_norm(mlp_in_weight),
+        mlp_out=spectral_norm(mlp_out_weight),
         hidden=_longest(hidden),
         activation=spec.model.activation,
         order=spec.model.norm,
@@ -158,26 +159,29 @@ def _traced_block(
 def _traced_attention(
     x: Tensor, weights: tuple[Tensor, ...], mask: Tensor | None, spec: Spec, masks_may_change: bool
 ) -> tuple[Tensor, Tensor, tuple[HeadNorms, ...]]:
-    aw, ab, ow, ob = weights
+    qkv_weight, qkv_bias, o_weight, o_bias = weights
     width, count = spec.model.head_dim, spec.model.heads
     scale = spec.attention.inverse_temperature / math.sqrt(width)
-    q, k, v = (part.unflatten(-1, (count, width)).transpose(2, 3) for part in (x @ aw + ab).chunk(3, dim=-1))
+    projected = (x @ qkv_weight + qkv_bias).chunk(3, dim=-1)
+    q, k, v = (part.unflatten(-1, (count, width)).transpose(2, 3) for part in projected)  # (1, B, H, L, w)
     scores = scale * q @ k.mT
     keep = spec.mechanism.keep(scores, mask, queries=q, keys=k).broadcast_to(scores.shape)
-    mixed = torch.where(keep, scores, -math.inf).softmax(dim=-1) @ v
+    attn_out = torch.where(keep, scores, -math.inf).softmax(dim=-1) @ v
     valid = torch.ones_like(keep) if mask is None else mask.broadcast_to(scores.shape)
     may_change = masks_may_change and spec.mechanism.keeps_largest is not None
-    thirds, biases = aw.chunk(3, dim=-1), ab.chunk(3)
+    matrices, biases = qkv_weight.chunk(3, dim=-1), qkv_bias.chunk(3)
     heads = []
     for h in range(count):
         own = slice(h * width, (h + 1) * width)
-        query, key, value = ((thirds[i][:, own].T, biases[i][own]) for i in range(3))
-        norms = measure_head(x[0], query=query, key=key, value=value, output=ow[own].T, scale=scale, keep=keep[0, :, h])
+        query, key, value = ((matrices[i][:, own].T, biases[i][own]) for i in range(3))
+        norms = measure_head(
+            x[0], query=query, key=key, value=value, output=o_weight[own].T, scale=scale, keep=keep[0, :, h]
+        )
         if may_change:
             gaps = separation(scores[0, :, h], keep[0, :, h], valid[0, :, h])
             norms = replace(norms, separation=gaps.min().item())
         heads.append(norms)
-    return mixed.transpose(2, 3).flatten(3) @ ow + ob, keep[0], tuple(heads)
+    return attn_out.transpose(2, 3).flatten(3) @ o_weight + o_bias, keep[0], tuple(heads)
 
 
 def _with_fixed_masks(block: BlockNorms) -> BlockNorms:
@@ -188,6 +192,8 @@ def _check(spec: Spec) -> None:
     mechanism = spec.mechanism
     if not (mechanism.keeps_all or mechanism.is_local or mechanism.keeps_largest is not None):
         raise UsageError(f"no certificate is known for {mechanism}; it is for full, banded, block_local and topk:k")
+    if spec.is_causal or spec.predicts_positions:
+        raise UsageError("no certificate is known for causal models that predict every position, only for classifiers")
     if not spec.normaliser.is_softmax:
         raise UsageError(f"no certificate is known for attention.normaliser = {spec.attention.normaliser}; use softmax")
     if spec.model.dropout_in_evaluation:
@@ -198,7 +204,7 @@ def _normed(x: Tensor, epsilon: float) -> Tensor:
     return torch.nn.functional.layer_norm(x, x.shape[-1:], eps=epsilon)
 
 
-def _rows(x: Tensor, epsilon: float) -> NormRows:
+def _norm_rows(x: Tensor, epsilon: float) -> NormRows:
     return NormRows(x.std(-1, correction=0).min().item(), epsilon)
 
 

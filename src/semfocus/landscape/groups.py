@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from semfocus.landscape.certificate import trace
-from semfocus.landscape.trained_model import cut
-from semfocus.model import EAGER, ForwardFns, embed, forward, sinusoidal_encoding
+from semfocus.model import EAGER, ForwardFns, embed, forward, positional_encoding
 from semfocus.spec import Spec
 from semfocus.theory import LossConstants
 from semfocus.training.data import Rows
@@ -54,7 +52,7 @@ def looseness(spec: Spec, row: Tensor, rows: Rows) -> dict[str, float]:
     """For the input and each group: the largest ratio, over single rows, of the loss's gradient to its certificate."""
     masks, found = group_masks(spec), {}
     for i in range(rows.count):
-        one = cut(rows, i, i + 1)
+        one = rows.between(i, i + 1)
         constants = trace(spec, row, one).certify()
         inside, parameters = gradients(spec, row, one)
         norms = {"input": inside.norm().item()}
@@ -67,17 +65,15 @@ def looseness(spec: Spec, row: Tensor, rows: Rows) -> dict[str, float]:
 def embedded(spec: Spec, row: Tensor, rows: Rows) -> Tensor:
     """(1, B, L, d) the tokens of rows as they enter the first block, in float64."""
     table = spec.layout.split(row.detach().double().cpu().unsqueeze(0))["embedding"]
-    behind = spec.padded_len + spec.alignment_padding
-    pos_enc = sinusoidal_encoding(spec.length, spec.model.d_model, table.device, behind, spec.alignment_padding)
-    return embed(table, rows.tokens.long().cpu(), pos_enc, spec, None)
+    return embed(table, rows.tokens.long().cpu(), positional_encoding(spec, table.device), spec, None)
 
 
 def mean_loss(spec: Spec, matrix: Tensor, rows: Rows, x: Tensor | None = None) -> Tensor:
     """Of one model (1, P), on the CPU in its own precision; `x` in the place of embedded tokens."""
     parts = EAGER if x is None else ForwardFns(embed=lambda *given: x)
-    valid_mask = None if rows.valid_mask is None else rows.valid_mask.cpu()
-    logits = forward(spec.layout.split(matrix), rows.tokens.long().cpu(), valid_mask, spec, None, parts)
-    return functional.cross_entropy(logits[0], rows.labels[0].long().cpu())
+    tokens, lengths, targets = rows.every().cpu()
+    logits = forward(spec.layout.split(matrix), tokens, lengths, spec, None, parts)
+    return rows.objective.loss(logits, targets).mean()
 
 
 def gradients(spec: Spec, row: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:

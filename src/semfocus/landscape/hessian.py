@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.func import grad
-from torch.nn import functional
 
 from semfocus.errors import check_int
 from semfocus.model import forward
@@ -31,7 +30,7 @@ BREAKDOWN = 1e-7  # a remainder this much smaller than the eigenvalues is roundi
 
 
 class Curvature:
-    """The mean loss over rows (with a member axis of 1) as a function of parameters (E, P), and its derivatives."""
+    """The mean loss over examples (of one member) as a function of parameters (E, P), and its derivatives."""
 
     def __init__(self, spec: Spec, rows: Rows) -> None:
         self.spec, self.rows = spec, rows
@@ -55,18 +54,15 @@ class Curvature:
         return (grad(self._loss)(parameters, first, size) * vectors).sum()
 
     def _chunks(self, members: int) -> list[tuple[int, int]]:
-        budget = POSITIONS.get(self.rows.labels.device.type, 2**13)
+        budget = POSITIONS.get(self.rows.targets.device.type, 2**13)
         size = max(1, budget // (members * self.spec.length))
         return [(first, min(size, self.rows.count - first)) for first in range(0, self.rows.count, size)]
 
     def _loss(self, parameters: Tensor, first: int, size: int) -> Tensor:
-        """The part of some rows in the sum over models of their mean loss; no model enters another's gradient."""
-        members, own = len(parameters), slice(first, first + size)
-        tokens = self.rows.tokens[:, own].long().expand(members, -1, -1)
-        labels = self.rows.labels[:, own].long().expand(members, -1)
-        valid_mask = None if self.rows.valid_mask is None else self.rows.valid_mask[:, own].expand(members, -1, -1)
-        logits = forward(self.spec.layout.split(parameters), tokens, valid_mask, self.spec)
-        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / self.rows.count
+        """The share of some examples in the sum over models of their mean loss; gradients of models stay separate."""
+        tokens, lengths, targets = self.rows.between(first, first + size).every().shared_by(len(parameters))
+        logits = forward(self.spec.layout.split(parameters), tokens, lengths, self.spec)
+        return self.rows.objective.loss(logits, targets).sum() / self.rows.count
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""The mean loss of many models at once, over rows that they share, without dropout.
+"""The mean loss of many models at once, over examples that they share, without dropout.
 
-M models are the members of one parameter matrix (M, P). Rows are taken a chunk at a time and expanded over the
+M models are the members of one parameter matrix (M, P). Examples are taken a chunk at a time and expanded over the
 members, not copied. On a GPU a chunk is one captured graph, and nothing here waits for the device.
 """
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from semfocus.model import EAGER, ForwardFns, forward
 from semfocus.spec import Spec
@@ -24,14 +23,14 @@ SHARE_OF_MEMORY = 0.5  # of what is free on a GPU: the compiler and the allocato
 
 @dataclass(frozen=True)
 class Plan:
-    """How many models at once, and how many rows of each."""
+    """How many models at once, and how many examples of each."""
 
     members: int
     rows: int
 
 
 def plan(spec: Spec, rows: int, device: torch.device, positions: int | None = None) -> Plan:
-    """As much as keeps the device busy and fits into what memory is free; equal chunks, so that little is wasted."""
+    """As much as keeps the device busy and fits into its free memory; equal chunks, so that little is wasted."""
     members = MEMBERS.get(device.type, 8)
     budget = positions or POSITIONS.get(device.type, 2**14)
     if device.type == "cuda":
@@ -42,7 +41,7 @@ def plan(spec: Spec, rows: int, device: torch.device, positions: int | None = No
 
 
 def bytes_per_position(spec: Spec) -> int:
-    """What a forward pass holds of one position at a time, generously counted."""
+    """An upper estimate of the memory that a forward pass holds for one position."""
     model = spec.model
     return 4 * (12 * model.d_model + 4 * model.d_mlp + 4 * model.heads * (model.head_dim + 2 * spec.length))
 
@@ -52,10 +51,9 @@ class Losses:
 
     def __init__(self, spec: Spec, rows: Rows, plan: Plan, parts: ForwardFns = EAGER) -> None:
         self.spec, self.plan, self.parts = spec, plan, parts
-        device = rows.labels.device
-        self.tokens, self.labels = rows.tokens[0], rows.labels[0]
-        self.valid_mask = None if rows.valid_mask is None else rows.valid_mask[0]
-        self.count = rows.count
+        device = rows.targets.device
+        self.rows, self.count = rows, rows.count
+        self.only_member = torch.zeros(1, 1, dtype=torch.int64, device=device)
         self.matrix = torch.zeros(plan.members, spec.layout.size, device=device)
         self.total = torch.zeros(plan.members, dtype=torch.float64, device=device)
         self.first = torch.zeros((), dtype=torch.int64, device=device)
@@ -75,27 +73,22 @@ class Losses:
         return self.total / self.count
 
     def _chunk(self) -> None:
-        places = self.first + torch.arange(self.plan.rows, device=self.first.device)
-        inside = places < self.count
-        places = places.clamp(max=self.count - 1)
-        tokens, labels = self._shared(self.tokens[places].long()), self._shared(self.labels[places].long())
-        valid_mask = None if self.valid_mask is None else self._shared(self.valid_mask[places])
-        logits = forward(self.spec.layout.split(self.matrix), tokens, valid_mask, self.spec, None, self.parts)
-        losses = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
-        self.total += torch.where(inside, losses.double(), 0.0).sum(dim=1)
+        index = self.first + torch.arange(self.plan.rows, device=self.first.device)
+        examples = self.rows.take(self.only_member, index.clamp(max=self.count - 1).unsqueeze(0))
+        tokens, lengths, targets = examples.shared_by(self.plan.members)
+        logits = forward(self.spec.layout.split(self.matrix), tokens, lengths, self.spec, None, self.parts)
+        losses = self.rows.objective.loss(logits, targets)  # (M, B)
+        self.total += torch.where(index < self.count, losses.double(), 0.0).sum(dim=1)
         self.first += self.plan.rows
 
-    def _shared(self, rows: Tensor) -> Tensor:
-        return rows.expand(self.plan.members, *rows.shape)
-
     def _capture(self) -> None:
-        """Record the work on a chunk as a CUDA graph; the first, uncaptured pass compiles what is to be compiled."""
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        """Record the work on a chunk as a CUDA graph; the first pass, which is not captured, compiles."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
             for _ in range(2):
                 self._chunk()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._chunk()

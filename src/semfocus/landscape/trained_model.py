@@ -16,6 +16,7 @@ from semfocus.tasks import Task
 from semfocus.training import data
 from semfocus.training.data import Rows
 from semfocus.training.loading import SIZES, config_of, load
+from semfocus.training.objective import objective_of
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,7 @@ class TrainedModel:
 
     def first(self, count: int) -> TrainedModel:
         """The same with at most so many rows."""
-        return replace(self, rows=cut(self.rows, 0, count))
-
-
-def cut(rows: Rows, first: int, last: int) -> Rows:
-    """Some consecutive rows."""
-    valid_mask = None if rows.valid_mask is None else rows.valid_mask[:, first:last]
-    return Rows(rows.tokens[:, first:last], valid_mask, rows.labels[:, first:last])
+        return replace(self, rows=self.rows.between(0, count))
 
 
 def find_run(run: str | Path | RunDirectory, out: Path | str | None = None) -> RunDirectory:
@@ -70,9 +65,9 @@ def open_subject(
     steps = steps or (_newest(found),)
     models = [load(found, step) for step in steps]
     batch, _ = data.load(config, task)
-    count = len(batch.labels) - config.training.drop_one_row
+    count = len(batch) - config.training.drop_one_row
     per_epoch = -(-count // config.training.batch_size)
-    rows = cut(data.stack([batch], models[0].spec, torch.device(device)), 0, count)
+    rows = data.stack([batch], models[0].spec, torch.device(device), objective_of(task)).between(0, count)
     parameters = torch.stack([model.row() for model in models]).to(device)
     if not bool(parameters.isfinite().all()):
         raise Diverged(f"run {found.id} has parameters that are not finite; there is no loss to measure around them")

@@ -25,7 +25,7 @@ _RENAMED = {"training": {"until": "stop_accuracy"}, "sizes": {"num_symbols": "vo
 
 
 def _rename_fields(kind: str, document: Document) -> Document:
-    """Format 2 has other names in config.json; other documents are the same."""
+    """Format 2 has other names in config.json, and names the objective; other documents are the same."""
     config = document.get("config")
     if kind != "config" or not isinstance(config, dict):
         return document
@@ -34,7 +34,7 @@ def _rename_fields(kind: str, document: Document) -> Document:
         for section, names in _RENAMED.items()
         if isinstance(config.get(section), dict)
     }
-    return document | {"config": config | renamed}
+    return document | {"config": {"objective": "classification"} | config | renamed}
 
 
 MIGRATIONS: dict[int, Migration] = {1: _rename_fields}

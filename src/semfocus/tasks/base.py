@@ -33,7 +33,11 @@ Split = Literal["train", "heldout", "test"]
 SPLITS: tuple[Split, ...] = ("train", "heldout", "test")
 Span = tuple[int, int]
 Per = Literal["row", "batch"]
+NO_TARGET = -100  # the label of a position where nothing is to be predicted, as torch has it
 Progress = Callable[[int, int], None]  # rows done, rows wanted
+
+
+_OLD_NAMES = {"num_symbols": "vocab_size", "width": "seq_len"}  # of a task's properties, before 0.2
 
 
 class Rows(NamedTuple):
@@ -63,8 +67,19 @@ class Task(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     generator_version: ClassVar[int] = 1  # raise it when the same seed starts to give other rows
+    objective: ClassVar[str] = "classification"  # or "next_token", or one registered with `register_objective`
+    # How many examples a run takes where rows can be drawn without end; None: the configuration must say.
+    default_train_rows: ClassVar[int | None] = 5000
+    default_heldout_rows: ClassVar[int | None] = 2000
     published_baselines: ClassVar[Mapping[str, float]] = {}  # for the default options
     cached_by_default: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for old, new in _OLD_NAMES.items():
+            if old in vars(cls) and new not in vars(cls):
+                warnings.warn(f"{cls.__name__}.{old} is now {cls.__name__}.{new}", DeprecationWarning, stacklevel=2)
+                setattr(cls, new, property(lambda self, old=old: getattr(self, old)))
 
     @property
     @abstractmethod
@@ -310,6 +325,16 @@ class LengthTask(Task):
 def within(lengths: NDArray[np.int64], width: int) -> NDArray[np.bool_]:
     """(n, width): True where a position lies inside its row."""
     return np.arange(width) < lengths[:, None]
+
+
+def next_tokens(tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n, L) the labels of a `next_token` task: token t + 1 at position t, NO_TARGET at the last one and in padding.
+
+    a b c #  ->  b c -100 -100
+    """
+    labels = np.full_like(tokens, NO_TARGET)
+    labels[:, :-1] = np.where(within(lengths - 1, tokens.shape[1] - 1), tokens[:, 1:], NO_TARGET)
+    return labels
 
 
 def as_batch(rows: Rows) -> Batch:

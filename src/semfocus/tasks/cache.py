@@ -53,11 +53,16 @@ def remember(key: Mapping[str, Any], draw: Callable[[], Columns], shape: tuple[i
 
 
 def _packed(columns: Columns) -> bytes:
-    tokens, labels, lengths = (column.astype(np.min_scalar_type(column.max(initial=0))) for column in columns)
+    tokens, labels, lengths = (column.astype(_narrow(column)) for column in columns)
     buffer = io.BytesIO()
     # A zip entry carries a checksum, so that a flipped byte is noticed on reading.
     np.savez(buffer, tokens=tokens, labels=labels, lengths=lengths)
     return buffer.getvalue()
+
+
+def _narrow(column: NDArray[np.int64]) -> np.dtype:
+    """The narrowest integer type that holds these values."""
+    return np.promote_types(np.min_scalar_type(column.min(initial=0)), np.min_scalar_type(column.max(initial=0)))
 
 
 def _read(path: Path, shape: tuple[int, int]) -> Columns | None:
@@ -67,5 +72,5 @@ def _read(path: Path, shape: tuple[int, int]) -> Columns | None:
     except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):  # what a flipped bit can cause
         return None
     tokens, labels, lengths = columns
-    fits = tokens.shape == shape and labels.shape == lengths.shape == shape[:1]
+    fits = tokens.shape == shape and labels.shape in (shape[:1], shape) and lengths.shape == shape[:1]
     return (tokens, labels, lengths) if fits else None

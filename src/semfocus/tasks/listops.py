@@ -126,7 +126,8 @@ class ListOps(Task):
         legal = low + np.flatnonzero(self._sizes.probability[low : high + 1])
         if not len(legal):
             raise UsageError(
-                f"lengths = {span}: no tree has such a length (legal: {self.min_length + 1} .. {self.seq_len})"
+                f"lengths = {span}: no tree of {self.name} has such a length; "
+                f"choose {self.min_length + 1} .. {self.seq_len}"
             )
         self._check_effort(self._sizes.probability[legal].min(), f"exactly {legal[-1]}")
         choice = rng.integers(len(legal), n if per == "row" else 1)

@@ -52,6 +52,13 @@ def task_class(name: str) -> type[Task]:
     raise unknown("task", name, task_names(), hint=files)
 
 
+def option_defaults(name: str) -> dict[str, Any]:
+    """The options of a registered task with their defaults; empty for a file, whose options have another meaning."""
+    if name not in task_names():
+        return {}
+    return {field.name: field.default for field in dataclasses.fields(task_class(name)) if field.init}
+
+
 def get_task(name: str | os.PathLike[str], **options: Any) -> Task:
     """A task by its name, `get_task("parity", length=60)`, or over a user's own file, `get_task("data.csv")`."""
     if isinstance(name, os.PathLike) or Path(name).suffix.lower() in FILE_SUFFIXES:

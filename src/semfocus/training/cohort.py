@@ -1,7 +1,7 @@
-"""Runs that train in lockstep: one matrix of parameters, a row a member.
+"""Runs that train in lockstep: one matrix of parameters (E, P), a row for each of E members.
 
-The random streams of a member (data, initialisation, order, dropout) depend on its own seed alone; which cohort it
-trains in changes what it learns by no more than rounding.
+The random streams of a member (data, initialisation, order, dropout) depend on its own seed alone. Which cohort it
+trains in changes its result by no more than rounding.
 """
 
 from __future__ import annotations
@@ -20,13 +20,23 @@ from semfocus.spec import Spec, initial
 from semfocus.tasks import Task
 from semfocus.training import data
 from semfocus.training.data import Rows
+from semfocus.training.objective import Objective, objective_of
 
 MOMENTS = {"sgd": (), "adam": ("first_moment", "second_moment"), "adamw": ("first_moment", "second_moment")}
 
 
 def spec_of(config: RunConfig, task: Task) -> Spec:
-    """What shapes the model of this run."""
-    return Spec(config.model, config.attention, task.vocab_size, task.num_classes, task.seq_len)
+    """What shapes the model of this run; UsageError where task, objective and attention do not fit together."""
+    objective = objective_of(task)
+    return Spec(
+        config.model,
+        config.attention,
+        task.vocab_size,
+        task.num_classes,
+        task.seq_len,
+        is_causal=objective.is_causal,
+        predicts_positions=objective.predicts_positions,
+    )
 
 
 def dropout_seed(seed: int) -> int:
@@ -37,7 +47,7 @@ def dropout_seed(seed: int) -> int:
 
 @dataclass
 class Cohort:
-    """E members: what they learn from and what they have learned so far."""
+    """E members: their data, parameters and optimiser state."""
 
     configs: list[RunConfig]
     spec: Spec
@@ -45,23 +55,23 @@ class Cohort:
     heldout: Rows
     parameters: Tensor  # (E, P)
     moments: dict[str, Tensor]  # (E, P) each
-    alive: Tensor  # (E,) bool: False once loss or gradient was not finite
-    died_at: Tensor  # (E,) int64: the step at which it was not, else -1
-    seeds: Tensor  # (E,) int64, of dropout
+    alive: Tensor  # (E,) bool: False once a loss or gradient was not finite
+    died_at: Tensor  # (E,) int64: the step at which that happened, else -1
+    seeds: Tensor  # (E,) int64: of dropout
     step: int = 0
 
     @staticmethod
     def begin(configs: list[RunConfig], tasks: list[Task], device: torch.device) -> Cohort:
         """Draw data and initial parameters."""
-        spec = spec_of(configs[0], tasks[0])
+        spec, objective = spec_of(configs[0], tasks[0]), objective_of(tasks[0])
         loaded = [data.load(config, task) for config, task in zip(configs, tasks, strict=True)]
         parameters = torch.stack([initial(spec, config.seed) for config in configs]).to(device)
         members = len(configs)
         return Cohort(
             configs,
             spec,
-            data.stack([train for train, _ in loaded], spec, device),
-            data.stack([heldout for _, heldout in loaded], spec, device),
+            data.stack([train for train, _ in loaded], spec, device, objective),
+            data.stack([heldout for _, heldout in loaded], spec, device, objective),
             parameters,
             {name: torch.zeros_like(parameters) for name in MOMENTS[configs[0].training.optimizer]},
             torch.ones(members, dtype=torch.bool, device=device),
@@ -74,56 +84,62 @@ class Cohort:
         return len(self.configs)
 
     @property
+    def objective(self) -> Objective:
+        return self.train.objective
+
+    @property
     def device(self) -> torch.device:
         return self.parameters.device
 
     @property
     def steps_per_epoch(self) -> int:
         training = self.configs[0].training
-        rows = self.train.count - training.drop_one_row
-        return -(-rows // training.batch_size)
+        return -(-(self.train.count - training.drop_one_row) // training.batch_size)
 
     def lrs(self, epoch: int) -> Tensor:
-        """(E,) the learning rates of an epoch, counted from 0."""
+        """(E,) the learning rates of an epoch; epochs count from 0."""
         values = [config.training.lr * config.training.decay**epoch for config in self.configs]
         return torch.tensor(values, dtype=torch.float32, device=self.device)
 
     def order(self, epoch: int) -> tuple[Tensor, Tensor]:
-        """Rows (steps, E, B) of each step of an epoch, and their weights (steps, B): the last batch may be short."""
+        """Indices (steps, E, B) of the examples of each step of an epoch, and their weights (steps, B).
+
+        The last batch may be short: examples beyond its end have weight 0.
+        """
         training = self.configs[0].training
-        rows = self.train.count - training.drop_one_row
+        count = self.train.count - training.drop_one_row
         padded = self.steps_per_epoch * training.batch_size
         shuffled = np.zeros((self.members, padded), dtype=np.int64)
         for i, config in enumerate(self.configs):
-            shuffled[i, :rows] = stream(config.seed, f"order/{epoch}").permutation(self.train.count)[:rows]
+            shuffled[i, :count] = stream(config.seed, f"order/{epoch}").permutation(self.train.count)[:count]
         batches = shuffled.reshape(self.members, -1, training.batch_size).swapaxes(0, 1)
-        weights = (np.arange(padded) < rows).astype(np.float32).reshape(-1, training.batch_size)
-        rows_of_steps = torch.from_numpy(np.ascontiguousarray(batches))
-        return rows_of_steps.to(self.device), torch.from_numpy(weights).to(self.device)
+        weights = (np.arange(padded) < count).astype(np.float32).reshape(-1, training.batch_size)
+        indices = torch.from_numpy(np.ascontiguousarray(batches))
+        return indices.to(self.device), torch.from_numpy(weights).to(self.device)
 
     def member(self, index: int) -> Encoder:
         """One member as an ordinary module, on the CPU."""
         return Encoder(self.spec, self.parameters[index].detach().cpu())
 
     def tensors(self, index: int) -> dict[str, Tensor]:
-        """What a checkpoint of this member holds."""
-        return {"parameters": self.parameters[index], **{name: rows[index] for name, rows in self.moments.items()}}
+        """The tensors of a checkpoint of this member."""
+        return {"parameters": self.parameters[index], **{name: moment[index] for name, moment in self.moments.items()}}
 
     def restore(self, index: int, tensors: dict[str, Tensor]) -> None:
-        """Put back what `tensors` gave."""
+        """The inverse of `tensors`."""
         self.parameters[index] = tensors["parameters"].to(self.device)
-        for name, rows in self.moments.items():
-            rows[index] = tensors[name].to(self.device)
+        for name, moment in self.moments.items():
+            moment[index] = tensors[name].to(self.device)
 
     def only(self, members: list[int]) -> Cohort:
-        """The same cohort without the members that are done."""
+        """The same cohort with these members only."""
         return replace(
             self,
             configs=[self.configs[i] for i in members],
             train=self.train.only(members),
             heldout=self.heldout.only(members),
             parameters=self.parameters[members],
-            moments={name: rows[members] for name, rows in self.moments.items()},
+            moments={name: moment[members] for name, moment in self.moments.items()},
             alive=self.alive[members],
             died_at=self.died_at[members],
             seeds=self.seeds[members],

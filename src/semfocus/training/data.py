@@ -1,8 +1,9 @@
-"""The rows of a cohort, one set for each member, on the device where they are learned from."""
+"""The examples of a cohort, one set for each member, on the device that trains."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,54 +12,83 @@ from semfocus.config import RunConfig
 from semfocus.model import build_inputs
 from semfocus.spec import Spec
 from semfocus.tasks import Batch, Task
+from semfocus.training.objective import CLASSIFICATION, Objective
+
+
+class Examples(NamedTuple):
+    """What one step or evaluation takes: tokens (E, B, L), lengths (E, B) or None, targets (E, B, ...), all int64."""
+
+    tokens: Tensor
+    lengths: Tensor | None
+    targets: Tensor
+
+    def shared_by(self, members: int) -> Examples:
+        """The examples of one member (E = 1) as those of `members` members, without a copy."""
+        lengths = None if self.lengths is None else self.lengths.expand(members, -1)
+        targets = self.targets.expand(members, *self.targets.shape[1:])
+        return Examples(self.tokens.expand(members, -1, -1), lengths, targets)
+
+    def cpu(self) -> Examples:
+        return Examples(self.tokens.cpu(), None if self.lengths is None else self.lengths.cpu(), self.targets.cpu())
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Labelled rows of E members: tokens (E, N, L), valid_mask (E, N, L) or None without padding, labels (E, N)."""
+    """N examples of each of E members, and the objective that the targets belong to."""
 
-    tokens: Tensor
-    valid_mask: Tensor | None
-    labels: Tensor
+    tokens: Tensor  # (E, N, L), as `build_inputs` gives them
+    lengths: Tensor | None  # (E, N); None: no example has padding
+    targets: Tensor  # (E, N), or (E, N, L) where every position has one
+    objective: Objective = CLASSIFICATION
 
     @property
     def count(self) -> int:
-        return self.labels.shape[1]
+        return self.targets.shape[1]
 
-    def take(self, members: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Tokens (E, B, L) int64, valid_mask and labels (E, B) of the rows (E, B) of each member."""
-        valid_mask = None if self.valid_mask is None else self.valid_mask[members, rows]
-        return self.tokens[members, rows].long(), valid_mask, self.labels[members, rows].long()
+    def take(self, members: Tensor, indices: Tensor) -> Examples:
+        """The examples `indices` (E, B) of each member."""
+        lengths = None if self.lengths is None else self.lengths[members, indices]
+        return Examples(self.tokens[members, indices].long(), lengths, self.targets[members, indices].long())
+
+    def every(self) -> Examples:
+        """All examples of each member."""
+        return Examples(self.tokens.long(), self.lengths, self.targets.long())
 
     def only(self, members: list[int]) -> Rows:
-        """The same for some of the members."""
-        valid_mask = None if self.valid_mask is None else self.valid_mask[members]
-        return Rows(self.tokens[members], valid_mask, self.labels[members])
+        """The examples of some of the members."""
+        lengths = None if self.lengths is None else self.lengths[members]
+        return Rows(self.tokens[members], lengths, self.targets[members], self.objective)
+
+    def between(self, first: int, last: int) -> Rows:
+        """The examples `first` .. `last` - 1 of every member."""
+        lengths = None if self.lengths is None else self.lengths[:, first:last]
+        return Rows(self.tokens[:, first:last], lengths, self.targets[:, first:last], self.objective)
 
 
 def accumulator(device: torch.device) -> torch.dtype:
-    """What to add up many numbers in: float64, but on Apple's GPUs, which have none."""
+    """The type in which many numbers are summed: float64, except on Apple's GPUs, which have none."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def load(config: RunConfig, task: Task) -> tuple[Batch, Batch]:
-    """One member's training and held-out rows."""
+    """The training and held-out examples of one run."""
     seed = task.data_seed(config.seed)
     train, heldout = config.rows(task)
     return task.sample(train, seed=seed, split="train"), task.sample(heldout, seed=seed, split="heldout")
 
 
-def stack(batches: list[Batch], spec: Spec, device: torch.device) -> Rows:
-    """The rows of all members, assembled as the model reads them, in the narrowest type that holds the ids."""
+def stack(batches: list[Batch], spec: Spec, device: torch.device, objective: Objective = CLASSIFICATION) -> Rows:
+    """The examples of all members as the model reads them, in the narrowest type that holds the ids."""
     narrow = torch.uint8 if spec.num_ids <= 256 else torch.int32
-    tokens, valid_mask = [], []
+    tokens, lengths = [], []
     for batch in batches:
-        rows, present = build_inputs(batch.tokens, batch.lengths, spec)
-        tokens.append(rows.to(narrow))
-        valid_mask.append(present)
-    every = torch.stack(valid_mask)
+        ids, seen = build_inputs(batch.tokens, batch.lengths, spec)
+        tokens.append(ids.to(narrow))
+        lengths.append(seen)
+    has_padding = bool((torch.stack(lengths) < spec.padded_len + spec.alignment_padding).any())
     return Rows(
         torch.stack(tokens).to(device),
-        None if bool(every.all()) else every.to(device),
-        torch.stack([batch.labels for batch in batches]).to(torch.int32).to(device),
+        torch.stack(lengths).to(device) if has_padding else None,
+        torch.stack([objective.targets(batch) for batch in batches]).to(torch.int32).to(device),
+        objective,
     )

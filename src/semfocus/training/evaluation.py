@@ -1,37 +1,28 @@
-"""Loss and accuracy of every member over its whole training and held-out sets, without dropout.
+"""The objective's metrics of every member over its whole training and held-out sets, without dropout.
 
-The two sets are read as one long list of rows, in chunks of one size: few rows are computed for nothing, and a GPU
-captures, and a compiler compiles, one shape alone.
+The two sets are read as one list of examples, in chunks of one size: few examples are computed for nothing, and a GPU
+captures, and a compiler compiles, one shape only.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from semfocus.model import EAGER, ForwardFns, forward
 from semfocus.training.cohort import Cohort
-from semfocus.training.data import accumulator
+from semfocus.training.data import Examples, accumulator
+from semfocus.training.objective import SPLITS
 
-# Of all members together: what stays in a cache, what fills a GPU.
+# Of all members together: what stays in a CPU's cache, what fills a GPU.
 TOKENS_AT_ONCE = {"cpu": 2**14, "cuda": 2**21}
-SCORES_AT_ONCE = 2**29  # of attention: more fills a GPU no better, takes gigabytes, and passes 32-bit indices
+SCORES_AT_ONCE = 2**29  # of attention: more makes a GPU no faster, takes gigabytes, and exceeds 32-bit indices
 
-
-class Scores(NamedTuple):
-    """One value a member, as Python floats."""
-
-    train_loss: list[float]
-    train_accuracy: list[float]
-    heldout_loss: list[float]
-    heldout_accuracy: list[float]
+Scores = dict[str, list[float]]  # by column of metrics.jsonl, one value a member
 
 
 class Evaluator:
-    """Scores a cohort; on a GPU the work on a chunk of rows is one captured graph."""
+    """Evaluates a cohort; on a GPU the work on a chunk of examples is one captured graph."""
 
     def __init__(self, cohort: Cohort, parts: ForwardFns = EAGER) -> None:
         self.cohort, self.parts = cohort, parts
@@ -41,62 +32,63 @@ class Evaluator:
         self.size = chunk_size(cohort)
         self.members = torch.arange(members, device=device).unsqueeze(-1)
         self.first = torch.zeros((), dtype=torch.int64, device=device)
-        self.loss = torch.zeros(2, members, dtype=accumulator(device), device=device)
-        self.correct = torch.zeros(2, members, dtype=torch.int64, device=device)
+        self.sums = {  # (split, E) each
+            metric.name: torch.zeros(len(SPLITS), members, dtype=accumulator(device), device=device)
+            for metric in cohort.objective.metrics
+        }
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
     def scores(self) -> Scores:
-        """Mean loss and accuracy of each member over each set."""
+        """The mean of each metric over each set, of each member."""
         if self.cohort.device.type == "cuda" and self.graph is None:
             self._capture()
-        for tensor in (self.first, self.loss, self.correct):
+        for tensor in (self.first, *self.sums.values()):
             tensor.zero_()
         for _ in range(-(-sum(self.counts) // self.size)):
             if self.graph is None:
                 self._chunk()
             else:
                 self.graph.replay()
-        means = [
-            [[value / count for value in values] for values, count in zip(sums.tolist(), self.counts, strict=True)]
-            for sums in (self.loss, self.correct)
-        ]
-        return Scores(means[0][0], means[1][0], means[0][1], means[1][1])
+        sums = {name: total.tolist() for name, total in self.sums.items()}
+        return {
+            metric.column(split): [value / count for value in sums[metric.name][i]]
+            for i, (split, count) in enumerate(zip(SPLITS, self.counts, strict=True))
+            for metric in self.cohort.objective.metrics
+        }
 
     def _chunk(self) -> None:
-        train, both = self.counts[0], sum(self.counts)
-        places = self.first + torch.arange(self.size, device=self.first.device)
-        tokens, valid_mask, labels = self._rows(places, train)
-        parameters = self.cohort.spec.layout.split(self.cohort.parameters)
-        logits = forward(parameters, tokens, valid_mask, self.cohort.spec, None, self.parts)
-        losses = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
-        right = logits.argmax(dim=-1) == labels
-        inside = torch.stack([places < train, (places >= train) & (places < both)]).unsqueeze(1)
-        self.loss += torch.where(inside, losses.to(self.loss.dtype), 0.0).sum(dim=-1)
-        self.correct += (right & inside).sum(dim=-1)
+        cohort, (train, heldout) = self.cohort, self.counts
+        index = self.first + torch.arange(self.size, device=self.first.device)
+        tokens, lengths, targets = self._examples(index, train)
+        logits = forward(cohort.spec.layout.split(cohort.parameters), tokens, lengths, cohort.spec, None, self.parts)
+        in_split = torch.stack([index < train, (index >= train) & (index < train + heldout)]).unsqueeze(1)
+        for name, values in cohort.objective.measure(logits, targets).items():  # (E, B) each
+            total = self.sums[name]
+            total += torch.where(in_split, values.to(total.dtype), 0.0).sum(dim=-1)
         self.first += self.size
 
-    def _rows(self, places: Tensor, train: int) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The rows at these places of the list, training rows first; past its end, the last row."""
-        is_train = places < train
-        first, second = (
+    def _examples(self, index: Tensor, train: int) -> Examples:
+        """The examples `index` (B,) of the list, training set first; past its end, the last one."""
+        is_train = index < train
+        ours, theirs = (
             rows.take(self.members, chosen.clamp(0, rows.count - 1).expand(self.cohort.members, -1))
-            for rows, chosen in ((self.cohort.train, places), (self.cohort.heldout, places - train))
+            for rows, chosen in ((self.cohort.train, index), (self.cohort.heldout, index - train))
         )
-        tokens = torch.where(is_train.unsqueeze(-1), first[0], second[0])
-        labels = torch.where(is_train, first[2], second[2])
-        if first[1] is None and second[1] is None:
-            return tokens, None, labels
-        whole = torch.ones((), dtype=torch.bool, device=places.device)
-        ours, theirs = (whole if part is None else part for part in (first[1], second[1]))
-        return tokens, torch.where(is_train.unsqueeze(-1), ours, theirs).expand_as(tokens), labels
+        tokens = torch.where(is_train.unsqueeze(-1), ours.tokens, theirs.tokens)
+        targets = torch.where(is_train.view(-1, *[1] * (ours.targets.dim() - 2)), ours.targets, theirs.targets)
+        if ours.lengths is None and theirs.lengths is None:
+            return Examples(tokens, None, targets)
+        full = torch.full((), self.cohort.spec.padded_len, device=index.device)
+        first, second = (full if part is None else part for part in (ours.lengths, theirs.lengths))
+        return Examples(tokens, torch.where(is_train, first, second).expand(tokens.shape[:2]), targets)
 
     def _capture(self) -> None:
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
             self._chunk()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._chunk()
@@ -104,10 +96,10 @@ class Evaluator:
 
 
 def chunk_size(cohort: Cohort) -> int:
-    """Rows to take at once: as many as the device does well, cut so that the last chunk is nearly full."""
-    rows = cohort.train.count + cohort.heldout.count - 2 * cohort.configs[0].training.drop_one_row
+    """Examples to take at once: as many as suit the device, so that the last chunk is nearly full."""
+    count = cohort.train.count + cohort.heldout.count - 2 * cohort.configs[0].training.drop_one_row
     spec = cohort.spec
     most = TOKENS_AT_ONCE.get(cohort.device.type, 2**14) // (cohort.members * spec.length)
     most = min(most, SCORES_AT_ONCE // (cohort.members * spec.model.heads * spec.length**2))
-    chunks = -(-rows // max(1, most))
-    return -(-rows // chunks)
+    chunks = -(-count // max(1, most))
+    return -(-count // chunks)

@@ -1,4 +1,4 @@
-"""What a run directory says about its run, and a trained model taken out of it."""
+"""The document config.json of a run, and the trained model of a run directory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from semfocus.model import Encoder
 from semfocus.spec import Spec
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks import Task
-from semfocus.training.cohort import MOMENTS
+from semfocus.training.cohort import MOMENTS, spec_of
+from semfocus.training.objective import get_objective, objective_of
 
-SIZES = ("vocab_size", "num_classes", "seq_len")  # of a task, as Spec takes them
-MOST = 2**31  # that a size found in a run directory is believed to be
+SIZES = ("vocab_size", "num_classes", "seq_len")  # of a task, in the order of Spec
+MAX_SIZE = 2**31  # that is accepted from a run directory
 
 
 def document(config: RunConfig, task: Task) -> dict[str, Any]:
-    """What config.json holds: the config, what identifies the data, and the sizes that a model needs without them."""
+    """What config.json holds: the config, what identifies the data, the objective, and the sizes of the model.
+
+    UsageError if there is no such model.
+    """
+    spec_of(config, task)
     sizes = {name: getattr(task, name) for name in SIZES}
-    return config.model_dump(mode="json") | {"data": task.fingerprint(), "sizes": sizes}
+    more = {"objective": objective_of(task).name, "data": task.fingerprint(), "sizes": sizes}
+    return config.model_dump(mode="json") | more
 
 
 def config_of(run: RunDirectory) -> RunConfig:
@@ -44,7 +50,7 @@ def checkpoint_epochs(run: RunDirectory) -> dict[float, int]:
     if not steps:
         return {}
     try:
-        total = check_int("steps", (run.status() or {}).get("steps"), 1, MOST)
+        total = check_int("steps", (run.status() or {}).get("steps"), 1, MAX_SIZE)
     except UsageError as error:
         raise CorruptData(f"{run.path / 'status.json'} does not say how long the run is: {error}") from None
     per_epoch = max(1, total // config_of(run).training.epochs)
@@ -68,12 +74,15 @@ def load(
     """
     found = run if isinstance(run, RunDirectory) else RunStore(out).find(str(run))
     fields = found.config()
+    objective = get_objective(fields.get("objective", "classification"))
     try:
         training = TrainingConfig.model_validate(fields["training"])
         spec = Spec(
             ModelConfig.model_validate(fields["model"]),
             AttentionConfig.model_validate(fields["attention"]),
-            *(check_int(f"sizes.{name}", fields["sizes"][name], 1, MOST) for name in SIZES),
+            *(check_int(f"sizes.{name}", fields["sizes"][name], 1, MAX_SIZE) for name in SIZES),
+            is_causal=objective.is_causal,
+            predicts_positions=objective.predicts_positions,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptData(f"{found.path / 'config.json'} does not describe a model: {error}") from None

@@ -104,7 +104,7 @@ class Runtime:
             return EAGER
         compiled = ForwardFns.compiled()
         if device.type == "cuda":
-            fused = fused_parts(spec, device, compiled.head)
+            fused = fused_parts(spec, device, compiled.apply_head)
             if fused is None:
                 log.info("blocks by torch's compiler, not by fused kernels: %s", refuses(spec, device))
             return fused or compiled

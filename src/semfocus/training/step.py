@@ -1,7 +1,7 @@
 """One training step of a whole cohort: forward, backward, each member's own clip, update.
 
-Losses of members are summed, so that one backward pass gives each member its own gradient. A member whose loss or
-gradient is not finite is set aside before its update; nothing here waits for the device to say so.
+The losses of the members are summed, so that one backward pass gives each member its own gradient. A member whose loss
+or gradient is not finite is not updated any more; nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from semfocus import counter_rng
 from semfocus.model import EAGER, ForwardFns, forward
@@ -21,7 +20,7 @@ BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 
 
 class TrainStep:
-    """Holds a cohort's parameters as leaves and makes steps; on a GPU a step is one captured graph."""
+    """Holds a cohort's parameters as leaves of autograd and makes steps; on a GPU a step is one captured graph."""
 
     def __init__(self, cohort: Cohort, parts: ForwardFns = EAGER) -> None:
         self.cohort = cohort
@@ -32,11 +31,12 @@ class TrainStep:
         self.fold_in = torch.compile(counter_rng.fold_in, dynamic=False) if on_gpu else counter_rng.fold_in
         self.training = cohort.configs[0].training
         self.members = torch.arange(cohort.members, device=cohort.device).unsqueeze(-1)
-        # Views of the one matrix, so that an update of the matrix is an update of them all.
+        # Views of the matrix: an update of the matrix updates them.
         views = cohort.spec.layout.split(cohort.parameters)
         self.leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         batch = self.training.batch_size
-        self.rows = torch.zeros(cohort.steps_per_epoch, cohort.members, batch, dtype=torch.int64, device=cohort.device)
+        shape = cohort.steps_per_epoch, cohort.members, batch
+        self.order = torch.zeros(shape, dtype=torch.int64, device=cohort.device)
         self.weights = torch.ones(cohort.steps_per_epoch, batch, device=cohort.device)
         self.lrs = torch.zeros(cohort.members, device=cohort.device)
         self.index = torch.zeros(1, dtype=torch.int64, device=cohort.device)  # of the step within its epoch
@@ -44,9 +44,9 @@ class TrainStep:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def begin_epoch(self, epoch: int, first: int) -> None:
-        """Load an epoch's order and learning lrs, and stand before its step `first`."""
-        rows, weights = self.cohort.order(epoch)
-        self.rows.copy_(rows)
+        """Load the order and the learning rates of an epoch; `first` is the step in it to begin with."""
+        order, weights = self.cohort.order(epoch)
+        self.order.copy_(order)
         self.weights.copy_(weights)
         self.lrs.copy_(self.cohort.lrs(epoch))
         self.index.fill_(first)
@@ -64,18 +64,17 @@ class TrainStep:
         self.cohort.step += steps
 
     def step(self) -> None:
-        """The step itself: only work on the device, nothing read back."""
+        """One step: work on the device only, nothing is read back."""
         cohort = self.cohort
-        rows = self.rows.index_select(0, self.index)[0]
+        indices = self.order.index_select(0, self.index)[0]  # (E, B)
         weights = self.weights.index_select(0, self.index)[0]
-        tokens, valid_mask, labels = cohort.train.take(self.members, rows)
+        tokens, lengths, targets = cohort.train.take(self.members, indices)
         seeds = (
             self.fold_in(cohort.seeds, self.count, cohort.spec.num_dropout_sites) if cohort.spec.is_stochastic else None
         )
         with torch.enable_grad():
-            logits = forward(self.leaves, tokens, valid_mask, cohort.spec, seeds, self.parts)
-            losses = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-            loss = (losses.view_as(labels) * weights).sum(dim=1) / weights.sum()
+            logits = forward(self.leaves, tokens, lengths, cohort.spec, seeds, self.parts)
+            loss = (cohort.objective.loss(logits, targets) * weights).sum(dim=1) / weights.sum()  # (E,)
             gradients = torch.autograd.grad(loss.sum(), list(self.leaves.values()))
         with torch.no_grad():
             self.update(loss.detach(), gradients)
@@ -83,7 +82,7 @@ class TrainStep:
             self.count += 1
 
     def _update(self, loss: Tensor, gradients: tuple[Tensor, ...]) -> None:
-        """Each member's own clip and update; members whose numbers are not finite stay as they are from now on."""
+        """Clip and update each member on its own; one whose loss or gradient is not finite is frozen."""
         cohort, clip = self.cohort, self.training.clip
         flat = cohort.spec.layout.join(gradients)
         norm = torch.linalg.vector_norm(flat, dim=1)
@@ -95,7 +94,7 @@ class TrainStep:
         cohort.parameters.add_(torch.where(healthy.unsqueeze(1), self._change(flat), 0.0))
 
     def _change(self, gradient: Tensor) -> Tensor:
-        """(E, P) what the optimiser adds."""
+        """(E, P): what the optimiser adds to the parameters."""
         training, lrs = self.training, self.lrs.unsqueeze(1)
         parameters = self.cohort.parameters
         if training.optimizer != "adamw" and training.weight_decay:
@@ -107,7 +106,7 @@ class TrainStep:
         first.copy_(torch.where(healthy, BETAS[0] * first + (1 - BETAS[0]) * gradient, first))
         second.copy_(torch.where(healthy, BETAS[1] * second + (1 - BETAS[1]) * gradient.square(), second))
         steps = (self.count + 1).to(accumulator(self.count.device))
-        # 1 - beta^steps, without the difference: at the first steps it would cost float32 half of its digits.
+        # 1 - beta^steps by expm1: at the first steps the difference would lose half of float32's digits.
         shares = [-torch.expm1(steps * math.log(beta)) for beta in BETAS]
         corrected = first / shares[0].float()
         spread = (second / shares[1].float()).sqrt()
@@ -115,20 +114,20 @@ class TrainStep:
         return change - lrs * training.weight_decay * parameters if training.optimizer == "adamw" else change
 
     def _capture(self) -> None:
-        """Record a step as a CUDA graph. Warming up must not train: everything that a step changes is put back."""
+        """Record a step as a CUDA graph. Warming up must not train: everything that a step changes is restored."""
         cohort = self.cohort
         changed = [cohort.parameters, *cohort.moments.values(), cohort.alive, cohort.died_at, self.index, self.count]
         saved = [tensor.clone() for tensor in changed]
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
             for _ in range(3):
                 self.index.zero_()
                 self.step()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.step()
         for tensor, value in zip(changed, saved, strict=True):
             tensor.copy_(value)
-        self.graph = graph  # `self` also holds the compiled parts: a graph does not keep its code alive
+        self.graph = graph  # `self` also keeps the compiled functions alive, which a graph does not

@@ -1,4 +1,4 @@
-"""A cohort's way from its first step, or its last checkpoint, to its end: train, evaluate, write down, save."""
+"""Trains one cohort from its first step, or its last checkpoint, to its end: train, evaluate, record, save."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from semfocus.store import Checkpoint, RunDirectory, RunWriter, Save, load_commo
 from semfocus.tasks import Task
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator, Scores
+from semfocus.training.objective import LOSS
 from semfocus.training.runtime import Runtime, facts, numerics
 from semfocus.training.signals import Interruption
 from semfocus.training.step import TrainStep
@@ -29,40 +30,40 @@ class Member:
     config: RunConfig
     task: Task
     writer: RunWriter
-    slot: int  # its row in the cohort's matrix
-    best_accuracy: float = 0.0
+    slot: int  # its index in the cohort
+    best_value: float | None = None  # of the metric by which it is learned
     best_step: int = 0
-    last: dict[str, Any] = field(default_factory=dict)  # the newest row of metrics
+    last: dict[str, Any] = field(default_factory=dict)  # the newest row of metrics.jsonl
 
 
 @dataclass(frozen=True)
 class MemberProgress:
-    """One run as a watcher sees it, from this process or another."""
+    """One run as a callback sees it, from this process or another."""
 
     run: RunDirectory
     config: RunConfig
-    last: dict[str, Any]  # the newest row of metrics, if there is one
+    last: dict[str, Any]  # the newest row of metrics.jsonl, if there is one
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a watcher is told after each evaluation, and at least every few seconds in between."""
+    """What a callback receives after each evaluation, and at least every few seconds in between."""
 
     members: list[MemberProgress]
-    going_on: int  # how many of them are not at their end
+    going_on: int  # how many of them have not ended
     step: int
     total_steps: int
     steps_per_epoch: int
-    seconds: float  # spent since this process took the runs up
+    seconds: float  # since this process began with the runs
     session_steps: int  # made in that time
 
 
 Callback = Callable[[Progress], None]
-Ending = tuple[Member, str, dict[str, Any]]  # who, its last state, and facts about it
+Ending = tuple[Member, str, dict[str, Any]]  # a member, its last state, and more fields of its status
 
 
 class Trainer:
-    """Trains the members of one cohort to their ends; `notes` go into the status of each."""
+    """Trains the members of one cohort until they end; `notes` go into the status of each."""
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class Trainer:
         training = members[0].config.training
         with numerics(members[0].config.precision, self.threads):
             self.cohort = Cohort.begin([m.config for m in members], [m.task for m in members], self.device)
+        self.learned = self.cohort.objective.learned
         self.per_epoch = self.cohort.steps_per_epoch
         self.total = training.epochs * self.per_epoch
         self.interval = min(max(1.0, runtime.evaluate_every * self.per_epoch), self.total)  # of evaluations, in steps
@@ -89,7 +91,7 @@ class Trainer:
         self.first_step = 0
 
     def run(self) -> None:
-        """Train until every member is done, diverged, or the session is interrupted (which it then says)."""
+        """Train until every member has ended, or a signal arrives; then statuses say `interrupted`."""
         with numerics(self.members[0].config.precision, self.threads):
             self._resume()
             self._announce()
@@ -109,7 +111,7 @@ class Trainer:
         self.loaded_epoch = -1
 
     def _resume(self) -> None:
-        """Put every member back to the newest step that all have saved; without one, to the start."""
+        """Restore every member at the newest step that all have saved; without one, begin at the start."""
         found = load_common([member.writer for member in self.members], expect=self.cohort.tensors(0))
         for i, member in enumerate(self.members):
             member.writer.rewind(found[i] if found else None)
@@ -122,7 +124,7 @@ class Trainer:
         self.cohort.step = checkpoint.step
         try:
             died_at, seconds = int(checkpoint.meta["died_at"]), float(checkpoint.meta["seconds"])
-            member.best_accuracy = float(checkpoint.meta["best_accuracy"])
+            member.best_value = _best_value(checkpoint.meta)
             member.best_step = int(checkpoint.meta["best_step"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptData(
@@ -136,7 +138,7 @@ class Trainer:
         member.last = (member.writer.metrics() or [{}])[-1]
 
     def _settle(self) -> None:
-        """Finish members that had ended when they were saved, but were killed before that was written down."""
+        """Finish members that had ended when they were saved, but whose process died before their status said so."""
         if self.cohort.step and self._is_due(self.cohort.step):
             self._finish(self._endings())
 
@@ -146,13 +148,13 @@ class Trainer:
         self.watcher(self._progress())
 
     def _about(self) -> dict[str, Any]:
-        """What every status says: everything that has to be the same for identical results, and the notes."""
+        """The fields of every status: all that has to be the same for identical results, and the notes."""
         machine = facts(self.device, self.threads, self.parts is not EAGER)
         kept = {"kept_epochs": list(self.runtime.keep_epochs)} if self.runtime.keep_epochs else {}
         return {"cohort": self.ids, "steps": self.total, **machine, **kept, **self.notes}
 
     def _advance(self) -> None:
-        """Train up to the next evaluation, the end of the epoch, or a request to stop; evaluate and save if due."""
+        """Train up to the next evaluation, the end of the epoch, or a signal; evaluate and save if due."""
         step = self.cohort.step
         epoch, inside = divmod(step, self.per_epoch)
         if epoch != self.loaded_epoch:
@@ -170,7 +172,7 @@ class Trainer:
         self._finish(ended)
 
     def _next_evaluation(self, step: int) -> int:
-        """The first step after this one at which to evaluate. Counted from the start: nothing drifts, ends are met."""
+        """The first step after this one at which to evaluate; counted from the start, so that nothing drifts."""
         count = int(step / self.interval)
         while round(count * self.interval) <= step:
             count += 1
@@ -183,13 +185,13 @@ class Trainer:
         return time.monotonic() - self.saved_at > self.runtime.checkpoint_seconds
 
     def _train_until(self, target: int) -> None:
-        """On a CPU a step is slow enough to look up after each; on a GPU the whole stretch is queued at once."""
+        """On a CPU, look for signals after each step; on a GPU, queue all steps at once."""
         chunk = target - self.cohort.step if self.device.type == "cuda" else 1
         told = time.monotonic()
         while self.cohort.step < target and not self.interruption.signal:
             self.stepper.run(min(chunk, target - self.cohort.step))
             if self.cohort.step == target:
-                break  # what is evaluated and saved there is told with it, and no watcher hears of that step before
+                break  # the evaluation there comes first: callbacks hear of that step once
             if self._long_unsaved():
                 self._save()
             if time.monotonic() - told > 1:
@@ -197,7 +199,7 @@ class Trainer:
                 told = time.monotonic()
 
     def _evaluate(self) -> list[Ending]:
-        """Measure and record every member that is alive, and tell which ones are at their end."""
+        """Evaluate and record every member that is alive; the members that end here."""
         started = time.monotonic()
         scores = self.evaluator.scores()
         step, epoch = self.cohort.step, self.cohort.step / self.per_epoch
@@ -211,7 +213,7 @@ class Trainer:
         return self._endings()
 
     def _endings(self) -> list[Ending]:
-        """The members whose last row is of this very step and ends them, and those that died on the way to it."""
+        """The members that end by their evaluation at this step, and those that diverged before it."""
         step, ended = self.cohort.step, []
         died = self.cohort.died_at.tolist()
         for member in self.members:
@@ -224,38 +226,40 @@ class Trainer:
         return ended
 
     def _record(
-        self, member: Member, scores: Scores, step: int, epoch: float, rate: float, seconds: tuple[float, float]
+        self, member: Member, scores: Scores, step: int, epoch: float, lr: float, seconds: tuple[float, float]
     ) -> None:
-        values = {name: getattr(scores, name)[member.slot] for name in Scores._fields}
-        member.last = {"epoch": int(epoch) if epoch == int(epoch) else epoch, "step": step, "lr": rate, **values}
+        values = {column: of_members[member.slot] for column, of_members in scores.items()}
+        member.last = {"epoch": int(epoch) if epoch == int(epoch) else epoch, "step": step, "lr": lr, **values}
         member.writer.append_metrics(member.last)
         member.writer.append_timing({"step": step, "seconds": seconds[0], "evaluation_seconds": seconds[1]})
-        if values["train_accuracy"] > member.best_accuracy:
-            member.best_accuracy, member.best_step = values["train_accuracy"], step
+        value, metric = values[self.learned.column], self.learned.metric
+        if metric.is_better(value, metric.worst if member.best_value is None else member.best_value):
+            member.best_value, member.best_step = value, step
 
     def _ending(self, member: Member, step: int) -> tuple[str, str | None]:
-        """How a member that was just evaluated ends, and why; no reason: it goes on."""
+        """How a member that was just evaluated ends, and why; no reason: it continues."""
         training = member.config.training
-        if training.stop_accuracy is not None and member.last["train_accuracy"] >= training.stop_accuracy:
-            return "done", f"training accuracy reached {training.stop_accuracy}"
+        goal = self.learned.at(training.stop_accuracy)
+        if training.stop_accuracy is not None and goal.reached(member.last[goal.column]):
+            return "done", f"{goal.label} reached {goal.threshold}"
         if training.patience is not None and step - member.best_step >= training.patience * self.per_epoch:
-            return "done", f"no gain in training accuracy for {training.patience} epochs"
+            return "done", f"no gain in {goal.label} for {training.patience} epochs"
         if step < self.total:
             return "running", None
-        finite = math.isfinite(member.last["train_loss"])  # the last update is followed by no step that would tell
+        finite = math.isfinite(member.last[LOSS.column("train")])  # no step follows the last update to show it
         return ("done", "all epochs made") if finite else ("diverged", "the loss is not finite after the last step")
 
     def _finish(self, ended: list[Ending]) -> None:
-        """Write how members ended and go on with the rest.
+        """Write how members ended and continue with the rest.
 
-        On a CPU the rest becomes a smaller cohort. A GPU would compile anew for that: there the rows of those that
-        are done go on idly.
+        On a CPU the rest becomes a smaller cohort. On a GPU that would mean to compile again: there members that have
+        ended are computed further, and ignored.
         """
         if not ended:
             return
         write_statuses([(member.writer, state, self._about() | more) for member, state, more in ended])
-        gone = [member for member, _, _ in ended]
-        self.members = [member for member in self.members if member not in gone]
+        done = [member for member, _, _ in ended]
+        self.members = [member for member in self.members if member not in done]
         if self.members and self.device.type == "cpu":
             self.cohort = self.cohort.only([member.slot for member in self.members])
             for slot, member in enumerate(self.members):
@@ -274,7 +278,7 @@ class Trainer:
         died = self.cohort.died_at.tolist()
         seconds = self.spent_before + time.monotonic() - self.began
         for member in self.members:
-            meta = {"best_accuracy": member.best_accuracy, "best_step": member.best_step}
+            meta = {"best_value": member.best_value, "best_step": member.best_step}
             meta |= {"died_at": died[member.slot], "seconds": seconds}
             tensors = {name: tensor.detach().cpu() for name, tensor in self.cohort.tensors(member.slot).items()}
             saves.append(Save(member.writer, self.cohort.step, tensors, meta, keep))
@@ -282,12 +286,12 @@ class Trainer:
         self.saved_at = time.monotonic()
 
     def _progress(self, ended: int = 0) -> Progress:
-        standings = [
+        members = [
             MemberProgress(RunDirectory(member.writer.path), member.config, member.last) for member in self.members
         ]
         return Progress(
-            standings,
-            going_on=len(standings) - ended,
+            members,
+            going_on=len(members) - ended,
             step=self.cohort.step,
             total_steps=self.total,
             steps_per_epoch=self.per_epoch,
@@ -296,6 +300,12 @@ class Trainer:
         )
 
 
+def _best_value(meta: Mapping[str, Any]) -> float | None:
+    """The best value that a checkpoint records; None before the first evaluation."""
+    value = meta["best_value"] if "best_value" in meta else meta["best_accuracy"]  # the name in semfocus 0.1
+    return None if value is None else float(value)
+
+
 def out_of_memory(error: BaseException) -> bool:
-    """Whether a device, or the host, had no room for what was asked."""
+    """Whether an error says that the device, or the host, is out of memory."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from semfocus.errors import UsageError, unknown
 from semfocus.integrations.trackers.backends import BACKENDS, Log, Run
 
-NAMES = ("train_loss", "train_accuracy", "heldout_loss", "heldout_accuracy", "lr", "epoch")
 MOST_OPEN = 64  # logs of runs that have ended; each may hold a file and a thread
 
 
@@ -64,7 +63,8 @@ class Sink:
         run = member.run.id
         log = self._logs.pop(run, None) or self._start(_described(member, sent))
         self._logs[run] = log
-        log.write(member.last["step"], {name: member.last[name] for name in NAMES if name in member.last})
+        values = {name: value for name, value in member.last.items() if isinstance(value, (int, float))}
+        log.write(int(values.pop("step")), values)
 
     def _guarded(self, act: Callable[[], None]) -> None:
         try:

@@ -13,13 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semfocus.analysis.records import Record
+from semfocus.training.objective import CLASSIFICATION
 
-METRICS = {
-    "train_loss": "training loss",
-    "train_accuracy": "training accuracy",
-    "heldout_loss": "held-out loss",
-    "heldout_accuracy": "held-out accuracy",
-}
+METRICS = CLASSIFICATION.column_texts
 Floats = NDArray[np.float64]
 
 
