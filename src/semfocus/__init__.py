@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         attend,
         parse_mechanism,
         register_mechanism,
+        register_normaliser,
     )
     from semfocus.config import RunConfig
     from semfocus.diagnostics import diagnose
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from semfocus.plugins import load_plugins
     from semfocus.tasks import Batch, Task, get_task, register_task, task_names
     from semfocus.training import Runtime, load
+    from semfocus.training.objective import register_objective
 
 __version__ = "0.1.0"
 
@@ -56,6 +58,8 @@ __all__ = [
     "parse_mechanism",
     "register_executor",
     "register_mechanism",
+    "register_normaliser",
+    "register_objective",
     "register_task",
     "task_names",
     "train",
@@ -64,6 +68,7 @@ __all__ = [
 _HOMES = {
     "semfocus.tasks": ("Batch", "Task", "get_task", "register_task", "task_names"),
     "semfocus.training": ("Runtime", "load"),
+    "semfocus.training.objective": ("register_objective",),
     "semfocus.execution": ("Executor", "executor_names", "register_executor", "train"),
     "semfocus.plugins": ("load_plugins",),
     "semfocus.config": ("RunConfig",),

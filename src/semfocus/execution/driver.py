@@ -47,10 +47,9 @@ def train_jobs(
     executor: str = AUTO,
 ) -> list[RunOutcome]:
     """The same for jobs that are planned already."""
-    runtime.torch_device()  # a device that is missing is named before anything is written
-    open_runs(jobs, store)
     cohorts = form_cohorts(jobs, runtime)
-    chosen = make_executor(executor, runtime, len(cohorts))
+    chosen = make_executor(executor, runtime, len(cohorts))  # what cannot start is named before anything is written
+    open_runs(jobs, store)
     ran = chosen.run(cohorts, store, on_progress or (lambda progress: None)) if cohorts else []
     states = {outcome.run.id: outcome.state for outcome in ran}
     return [RunOutcome(job.config, job.run, states.get(job.id) or job.state) for job in jobs]

@@ -1,0 +1,151 @@
+"""A task, mechanism, normaliser, objective and executor from a module outside of the package, and bad plugins.
+
+The module is the code of docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from semfocus.errors import UsageError
+from semfocus.execution.executor import Executor, make_executor, registry
+from semfocus.plugins import load_plugin
+from semfocus.training import Runtime
+
+ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "docs" / "architecture.md"
+TINY = [
+    "--seeds", "1", "--epochs", "2", "--threads", "1", "--compile", "off",
+    *(f"--set={change}" for change in (
+        "model.blocks=1", "model.d_model=8", "model.d_mlp=8", "task.train_rows=100", "task.heldout_rows=40",
+        "attention.normaliser=squares",
+    )),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the guide's module in it."""
+    folder = tmp_path_factory.mktemp("plugins")
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
+    (folder / "my_focus.py").write_text("\n\n".join(blocks))
+    return folder
+
+
+def command(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "semfocus.cli", *arguments],
+        capture_output=True, text=True, timeout=300, cwd=folder, env={**os.environ, **variables},
+    )  # fmt: skip
+
+
+def test_what_a_plugin_registers_is_compared_in_worker_processes_and_shown_on_the_page(folder: Path) -> None:
+    arguments = ["compare", "majority", "--attention", "full,cosine:3", "--jobs", "2", *TINY]
+    done = command(folder, *arguments, "--plugin", "my_focus", "--executor", "processes", "--json")
+    assert done.returncode == 0, done.stderr
+    comparison = json.loads(done.stdout)
+    assert [arm["mechanism"] for arm in comparison["mechanisms"]] == ["full", "cosine:3"]
+    assert comparison["threshold"] == 0.9, "what learned means is the objective's to say"
+    configs = [json.loads(path.read_text())["config"] for path in (folder / "runs").glob("*/config.json")]
+    assert {config["objective"] for config in configs} == {"margin"}
+    assert {config["attention"]["normaliser"] for config in configs} == {"squares"}
+    assert "cosine:3" in (folder / "runs" / "report.html").read_text()
+    again = command(folder, "--plugin=my_focus", *arguments, "--executor", "shortest_first")
+    assert again.returncode == 0, again.stderr
+    assert "90 % training accuracy" in again.stdout or "90 %" in again.stdout
+
+
+def test_a_plugin_given_by_the_environment_serves_a_study_file_and_its_executor_trains(folder: Path) -> None:
+    (folder / "own.toml").write_text('tasks = ["majority"]\nmechanisms = ["full", "cosine:2"]\nseeds = 1\n')
+    arguments = ["run", "own.toml", "--scale", "smoke", "--executor", "shortest_first", "--out", "studied"]
+    done = command(folder, *arguments, "--threads", "1", SEMFOCUS_PLUGINS="my_focus")
+    assert done.returncode == 0, done.stderr
+    assert "majority: 1 seeds" in done.stdout
+    assert "cosine:2" in done.stdout
+
+
+def test_the_conformance_suite_can_be_pointed_at_a_plugin(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/conformance", "--plugin", "my_focus",
+         "-k", "cosine and (equal or gradient or oracle) and not slow", "-m", "not slow"],
+        capture_output=True, text=True, timeout=600, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(folder)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert re.search(r"\d+ passed", done.stdout), done.stdout[-500:]
+
+
+BAD = {
+    "missing_module": (None, "plugin 'missing_module' cannot be found"),
+    "raises": ("1 / 0", "plugin 'raises' raises ZeroDivisionError on import: division by zero"),
+    "lacks": ("import no_such_library", "plugin 'lacks' raises ModuleNotFoundError on import: No module named"),
+    "twice": (
+        "from dataclasses import dataclass\nfrom semfocus import TopK, register_mechanism\n"
+        "@register_mechanism\n@dataclass(frozen=True)\nclass Mine(TopK):\n    name = 'topk'\n",
+        "a mechanism called 'topk' is registered already; choose another name",
+    ),
+    "metricless": (
+        "from semfocus import register_objective\n"
+        "from semfocus.training.objective import LOSS, Classification\n"
+        "@register_objective\nclass Mine(Classification):\n    name = 'mine'\n    metrics = (LOSS,)\n",
+        "it is learned by the metric 'accuracy', which is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_plugin_is_named_with_what_to_do(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code, message = BAD[name]
+    if code is not None:
+        (tmp_path / f"{name}.py").write_text(code)
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        load_plugin(name)
+    assert name in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_the_command_line_refuses_a_bad_plugin_before_anything_is_made(tmp_path: Path) -> None:
+    for arguments, message in (
+        (["compare", "parity", "--plugin", "nowhere"], "plugin 'nowhere' cannot be found"),
+        (["compare", "parity", "--plugin", "nowhere.py"], "plugin 'nowhere.py' is not a file"),
+        (["compare", "parity", "--plugin"], "--plugin needs the name of a module"),
+        (["compare", "parity", "--executor", "cloud"], "unknown executor 'cloud'"),
+    ):
+        done = command(tmp_path, *arguments)
+        assert done.returncode == 2, (arguments, done.stderr)
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_executor_that_cannot_start_is_named_with_what_to_do() -> None:
+    class Broken(Executor):
+        name = "broken"
+
+        def __init__(self, runtime: Runtime) -> None:
+            raise RuntimeError("no such cluster")
+
+        def run(self, cohorts, store, on_progress):  # pragma: no cover
+            return []
+
+    with registry.temporarily(Broken), pytest.raises(UsageError, match="executor 'broken' cannot start") as caught:
+        make_executor("broken", Runtime(), 1)
+    assert "RuntimeError: no such cluster" in str(caught.value)
+    assert "serial" in str(caught.value)
+
+
+def test_the_path_in_the_guide_is_one_way_and_every_stop_exists() -> None:
+    stops = re.findall(r"^\| \d+ \| `([^`]+)`", GUIDE.read_text(), flags=re.MULTILINE)
+    assert 10 <= len(stops) <= 20
+    assert len(set(stops)) == len(stops), "a stop is visited twice"
+    assert [stop for stop in stops if not (ROOT / "src" / "semfocus" / stop).is_file()] == []
+    drawn = (ROOT / "docs" / "images" / "architecture.svg").read_text()
+    assert [stop for stop in stops if stop not in drawn] == [], "draw it again: python docs/images/architecture.py"
