@@ -29,7 +29,7 @@ def test_torchs_kernels_get_any_batch_in_pieces_that_they_take(lead, mechanism, 
     q, k, v = qkv(6, 6, lead=lead)
     wanted = attend(q, k, v, mechanism, backend="reference")
     torch.testing.assert_close(attend(q, k, v, mechanism, backend=backend), wanted)
-    monkeypatch.setattr(sdpa, "MOST_ROWS", 5)
+    monkeypatch.setattr(sdpa, "MAX_BATCH", 5)
     torch.testing.assert_close(attend(q, k, v, mechanism, backend=backend), wanted)
 
 

@@ -191,7 +191,7 @@ MUTATIONS = {
     "the list backend loses its scale in the backward pass": (
         chunked, "_pair_scores", lambda inputs, positions, q, k, kept: (k * q.unsqueeze(-2)).sum(dim=-1)
     ),
-    "dropped values leak": (dense, "_mix", lambda weights, keep, v: weights @ v),
+    "dropped values leak": (dense, "_weighted_sum", lambda weights, keep, v: weights @ v),
 }  # fmt: skip
 
 

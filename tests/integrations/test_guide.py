@@ -8,7 +8,7 @@ from pathlib import Path
 
 import transformers
 
-from semfocus.integrations.transformers.arguments import HARMLESS, HONOURED, REFUSED
+from semfocus.integrations.transformers.attention import HARMLESS, HONOURED, REFUSED
 
 GUIDE = Path(__file__).parents[2] / "docs" / "huggingface.md"
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -1,10 +1,10 @@
-"""Attention over short lists of keys: memory O(L k), and a backward pass that touches kept pairs only.
+"""Attention over short lists of keys: memory O(L k), and a backward pass over the kept pairs only.
 
-A chunk of queries at a time: scores against all keys, the k best as indices, the rest forgotten. Saved for the
-backward pass are the indices (int32) alone. Mechanisms whose keys follow from the position skip
-the scores: they cost O(L w). Registered with torch.library, so that compile sees one opaque operation.
+Queries are processed in chunks: scores against all keys, the indices of the k best, then the scores are freed. Only
+the indices (int32) are saved for the backward pass. Mechanisms whose keys follow from the position need no scores of
+other keys and cost O(L w). The operation is registered with torch.library, so that compile sees it as one opaque call.
 
-Shapes: lead, C queries of a chunk, n keys kept by a query, D head width.
+Shapes: *lead batch dimensions and heads, C queries of a chunk, n keys kept by a query, D and Dv head widths.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import Tensor
 
 from semfocus.attention.base import SelectionInputs
 from semfocus.attention.info import AttentionInfo
-from semfocus.attention.inputs import AttentionInputs, rows_of
+from semfocus.attention.inputs import AttentionInputs, slice_queries
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.attention.normalisers import Softmax, log_sum_exp
 from semfocus.attention.positions import Positions
 from semfocus.attention.selection import best_indices, can_sync
 
-# Scores, or gathered numbers, held at once: in float32 16 MiB near a CPU's caches, 512 MiB that keep a GPU busy.
+# Scores, or gathered numbers, held at once: 16 MiB of float32 stay near a CPU's caches, 512 MiB keep a GPU busy.
 CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**22, 2**27
 
 
 def chunked(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
-    """Softmax attention for mechanisms that give, or choose, a short list of keys."""
+    """Softmax attention for mechanisms that keep a short list of keys, by position or by rank."""
     lead = inputs.lead
     out, indices, lse = gathered(
         inputs.q.expand(*lead, *inputs.q.shape[-2:]),
@@ -67,19 +67,17 @@ def gathered(
         choice_seed,
     )  # fmt: skip
     out, indices, lse = _empty_results(inputs)
-    keys = _Rows.of(k, inputs)
-    values = _Rows.of(v, inputs)
+    keys, values = _Vectors.of(k, inputs), _Vectors.of(v, inputs)
     listed = indices.shape[-1] * max(k.shape[-1], v.shape[-1])
     for positions in _chunks(inputs, listed if inputs.mechanism.is_local else max(inputs.num_keys, listed)):
-        rows = slice(positions.first, positions.first + positions.queries)
-        q_rows = q[..., rows, :].to(inputs.compute_dtype)
-        kept, scores = _select(inputs, positions, q_rows, keys)
+        chunk = slice(positions.first, positions.first + positions.queries)
+        q_chunk = q[..., chunk, :].to(inputs.compute_dtype)
+        kept, scores = _select(inputs, positions, q_chunk, keys)  # (*lead, C, n)
         present = kept >= 0
         weights = inputs.dropout(inputs.normaliser.weights(scores, present), positions, kept)
-        picked = values.pick(kept)
-        out[..., rows, :] = _mixed(weights, picked).to(out.dtype)
-        indices[..., rows, :] = kept.to(torch.int32)
-        lse[..., rows] = log_sum_exp(scores, present)
+        out[..., chunk, :] = _weighted_sum(weights, values.gather(kept)).to(out.dtype)
+        indices[..., chunk, :] = kept.to(torch.int32)
+        lse[..., chunk] = log_sum_exp(scores, present)
     return out, indices, lse
 
 
@@ -105,33 +103,33 @@ def gathered_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v for the kept set: p = softmax(score), ds = p (dp - sum p dp + dlse).
 
-    Not exp(score - lse): a log-sum-exp in the tens has lost the digits that small weights need.
+    p is computed anew, not as exp(score - lse): a log-sum-exp in the tens lacks the digits that small weights need.
     """
     inputs = AttentionInputs(
         q, k, v, parse_mechanism(mechanism), Softmax(), bias=bias, scale=scale, dropout_p=dropout_p,
         dropout_seed=dropout_seed,
     )  # fmt: skip
-    keys, values = _Rows.of(k, inputs), _Rows.of(v, inputs)
+    keys, values = _Vectors.of(k, inputs), _Vectors.of(v, inputs)
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     dk, dv = keys.zeros(), values.zeros()
     for positions in _chunks(inputs, indices.shape[-1] * (k.shape[-1] + v.shape[-1])):
-        rows = slice(positions.first, positions.first + positions.queries)
-        kept = indices[..., rows, :].long()
-        q_rows = q[..., rows, :].to(inputs.compute_dtype)
-        grad_rows = grad[..., rows, :].to(inputs.compute_dtype)
+        chunk = slice(positions.first, positions.first + positions.queries)
+        kept = indices[..., chunk, :].long()  # (*lead, C, n)
+        q_chunk = q[..., chunk, :].to(inputs.compute_dtype)
+        grad_chunk = grad[..., chunk, :].to(inputs.compute_dtype)
         present = kept >= 0
-        k_picked, v_picked = keys.pick(kept), values.pick(kept)
-        scores = _pair_scores(inputs, positions, q_rows, k_picked, kept)
+        k_kept, v_kept = keys.gather(kept), values.gather(kept)  # (*lead, C, n, D or Dv)
+        scores = _pair_scores(inputs, positions, q_chunk, k_kept, kept)
         p = inputs.normaliser.weights(scores, present)
         dropped = inputs.dropout(torch.ones_like(p), positions, kept)
-        dp = (v_picked * grad_rows.unsqueeze(-2)).sum(dim=-1) * dropped
-        total = (grad_rows * out[..., rows, :]).sum(dim=-1, keepdim=True)
+        dp = (v_kept * grad_chunk.unsqueeze(-2)).sum(dim=-1) * dropped
+        total = (grad_chunk * out[..., chunk, :]).sum(dim=-1, keepdim=True)
         if grad_lse is not None:
-            total = total - grad_lse[..., rows].unsqueeze(-1)
+            total = total - grad_lse[..., chunk].unsqueeze(-1)
         ds = torch.where(present, p * (dp - total), 0.0) * scale
-        dq[..., rows, :] = (ds.unsqueeze(-1) * k_picked).sum(dim=-2).to(dq.dtype)
-        keys.add(dk, kept, ds.unsqueeze(-1) * q_rows.unsqueeze(-2))
-        values.add(dv, kept, (p * dropped).unsqueeze(-1) * grad_rows.unsqueeze(-2))
+        dq[..., chunk, :] = (ds.unsqueeze(-1) * k_kept).sum(dim=-2).to(dq.dtype)
+        keys.scatter_add(dk, kept, ds.unsqueeze(-1) * q_chunk.unsqueeze(-2))
+        values.scatter_add(dv, kept, (p * dropped).unsqueeze(-1) * grad_chunk.unsqueeze(-2))
     return dq, dk.view(k.shape).to(k.dtype), dv.view(v.shape).to(v.dtype)
 
 
@@ -140,14 +138,14 @@ def _(grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, mechanism, scal
     return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v))
 
 
-def _remember(ctx, inputs, output) -> None:
+def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
     q, k, v, _, bias, _, _, dropout_seed, ctx.mechanism, _, ctx.scale, ctx.dropout_p = inputs
     out, indices, _ = output
     ctx.save_for_backward(q, k, v, bias, dropout_seed, out, indices)
 
 
-def _differentiate(ctx, grad, _grad_indices, grad_lse):
+def _backward(ctx, grad, _grad_indices, grad_lse):
     q, k, v, bias, dropout_seed, out, indices = ctx.saved_tensors
     grad = torch.zeros_like(out) if grad is None else grad
     grads = gathered_backward(
@@ -156,72 +154,72 @@ def _differentiate(ctx, grad, _grad_indices, grad_lse):
     return *grads, *([None] * 9)
 
 
-gathered.register_autograd(_differentiate, setup_context=_remember)
+gathered.register_autograd(_backward, setup_context=_setup_context)
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """The rows of k or v as one long list, and where the list of each batch row and head begins."""
+class _Vectors:
+    """The vectors of k or v, of all M batch entries and heads, as one matrix."""
 
     flat: Tensor  # (M * Lk, D) in the dtype of computation
-    base: Tensor  # (*lead, 1, 1) int64
+    base: Tensor  # (*lead, 1, 1) int64: where in `flat` the keys of each batch entry and head begin
 
     @staticmethod
-    def of(tensor: Tensor, inputs: AttentionInputs) -> _Rows:
+    def of(tensor: Tensor, inputs: AttentionInputs) -> _Vectors:
         lead = tensor.shape[:-2]
         flat = tensor.reshape(-1, tensor.shape[-1]).to(inputs.compute_dtype)
-        lists = torch.arange(lead.numel(), device=tensor.device).view(*lead, 1, 1)
-        return _Rows(flat, (lists * tensor.shape[-2]).expand(*inputs.lead, 1, 1))
+        entries = torch.arange(lead.numel(), device=tensor.device).view(*lead, 1, 1)
+        return _Vectors(flat, (entries * tensor.shape[-2]).expand(*inputs.lead, 1, 1))
 
-    def pick(self, kept: Tensor) -> Tensor:
-        """(*lead, C, n, D): the rows that `kept` names, zeros where it is -1."""
+    def gather(self, kept: Tensor) -> Tensor:
+        """(*lead, C, n, D): the vectors at the indices `kept` (*lead, C, n), zeros where it is -1."""
         absent = kept < 0
-        positions = (kept.clamp(min=0) + self.base).reshape(-1)
-        picked = self.flat.index_select(0, positions).view(*kept.shape, self.flat.shape[-1])
+        index = (kept.clamp(min=0) + self.base).reshape(-1)
+        vectors = self.flat.index_select(0, index).view(*kept.shape, self.flat.shape[-1])
         if not can_sync(absent) or bool(absent.any()):
-            picked.masked_fill_(absent.unsqueeze(-1), 0.0)  # not by multiplication: the row may hold NaN
-        return picked
+            vectors.masked_fill_(absent.unsqueeze(-1), 0.0)  # not by multiplication: the vector may hold NaN
+        return vectors
 
     def zeros(self) -> Tensor:
         return torch.zeros_like(self.flat)
 
-    def add(self, total: Tensor, kept: Tensor, rows: Tensor) -> None:
-        """Add `rows` (*lead, C, n, D), zero where `kept` is -1, to the rows of `total` that `kept` names."""
-        positions = (kept.clamp(min=0) + self.base).reshape(-1)
-        rows = rows.reshape(-1, rows.shape[-1])
+    def scatter_add(self, total: Tensor, kept: Tensor, vectors: Tensor) -> None:
+        """Add `vectors` (*lead, C, n, D), zero where `kept` is -1, to `total` (M * Lk, D) at the indices `kept`."""
+        index = (kept.clamp(min=0) + self.base).reshape(-1)
+        vectors = vectors.reshape(-1, vectors.shape[-1])
         if total.is_cuda:
-            total.index_put_((positions,), rows, accumulate=True)  # sorts: the order of the sum does not vary
+            total.index_put_((index,), vectors, accumulate=True)  # sorts, so that the order of summation is fixed
         else:
-            total.scatter_add_(0, positions.unsqueeze(-1).expand_as(rows), rows)
+            total.scatter_add_(0, index.unsqueeze(-1).expand_as(vectors), vectors)
 
 
 def _chunks(inputs: AttentionInputs, elements_per_query: int):
-    """Positions of successive queries, as many at a time as keep the largest intermediate within bounds."""
-    held = GPU_CHUNK_ELEMENTS if inputs.q.is_cuda else CHUNK_ELEMENTS
-    step = max(1, held // max(1, inputs.lead.numel() * elements_per_query))
+    """Positions of successive queries: chunks whose largest intermediate tensor stays within bounds."""
+    elements = GPU_CHUNK_ELEMENTS if inputs.q.is_cuda else CHUNK_ELEMENTS
+    step = max(1, elements // max(1, inputs.lead.numel() * elements_per_query))
     for first in range(0, inputs.num_queries if inputs.lead.numel() else 0, step):
         yield inputs.positions(first, min(step, inputs.num_queries - first))
 
 
-def _select(inputs: AttentionInputs, positions: Positions, q_rows: Tensor, keys: _Rows) -> tuple[Tensor, Tensor]:
+def _select(inputs: AttentionInputs, positions: Positions, q_chunk: Tensor, keys: _Vectors) -> tuple[Tensor, Tensor]:
     """The kept keys (*lead, C, n), in increasing order with -1 last, and their scores."""
     mechanism = inputs.mechanism
     if mechanism.is_local:
         kept = mechanism.indices(positions, inputs.causal)
         allowed = _allowed(inputs, positions, kept)
         kept = torch.where(allowed, kept, -1).expand(*inputs.lead, *kept.shape[-2:])
-        bias = rows_of(inputs.bias, positions.first, positions.queries)
+        bias = slice_queries(inputs.bias, positions.first, positions.queries)
         if bias is not None:  # a bias of -inf is a mask
             kept = torch.where(_look_up(bias, kept) == float("-inf"), -1, kept)
         kept = ordered(kept, inputs.num_keys)[..., : inputs.num_keys]
-        scores = _pair_scores(inputs, positions, q_rows, keys.pick(kept), kept)
+        scores = _pair_scores(inputs, positions, q_chunk, keys.gather(kept), kept)
         return torch.where(scores == float("-inf"), -1, kept), scores
     all_keys = keys.flat.view(*inputs.k.shape)
-    scores = (q_rows @ all_keys.transpose(-1, -2)).mul_(inputs.scale)
-    bias = rows_of(inputs.bias, positions.first, positions.queries)
+    scores = (q_chunk @ all_keys.transpose(-1, -2)).mul_(inputs.scale)  # (*lead, C, Lk)
+    bias = slice_queries(inputs.bias, positions.first, positions.queries)
     if bias is not None:
         scores = scores + bias
-    kept = _chosen(inputs, inputs.selection(scores, q_rows, all_keys, positions))
+    kept = _chosen(inputs, inputs.selection(scores, q_chunk, all_keys, positions))
     return kept, scores.gather(-1, kept.clamp(min=0))
 
 
@@ -242,17 +240,17 @@ def _chosen(inputs: AttentionInputs, selection: SelectionInputs) -> Tensor:
 
 
 def ordered(kept: Tensor, num_keys: int) -> Tensor:
-    """In increasing order, with the -1s last."""
-    ordered = torch.where(kept < 0, num_keys, kept).sort(dim=-1).values
-    return torch.where(ordered == num_keys, -1, ordered)
+    """Indices in increasing order, -1 last."""
+    in_order = torch.where(kept < 0, num_keys, kept).sort(dim=-1).values
+    return torch.where(in_order == num_keys, -1, in_order)
 
 
 def _allowed(inputs: AttentionInputs, positions: Positions, kept: Tensor) -> Tensor:
-    """Which entries of a list (C, n) of positions survive causality, mask and lengths."""
+    """Which indices of a list (C, n) causality, mask and lengths leave."""
     allowed = kept >= 0
     if inputs.causal:
         allowed = allowed & (kept <= positions.position)
-    mask = rows_of(inputs.mask, positions.first, positions.queries)
+    mask = slice_queries(inputs.mask, positions.first, positions.queries)
     if mask is not None:
         allowed = allowed & _look_up(mask, kept)
     if inputs.lengths is not None:
@@ -269,38 +267,39 @@ def _look_up(table: Tensor, kept: Tensor) -> Tensor:
 
 
 def _pair_scores(
-    inputs: AttentionInputs, positions: Positions, q_rows: Tensor, k_picked: Tensor, kept: Tensor
+    inputs: AttentionInputs, positions: Positions, q_chunk: Tensor, k_kept: Tensor, kept: Tensor
 ) -> Tensor:
-    # Products and sums, not a batched product of tiny matrices: CPU runs those one by one.
-    scores = (k_picked * q_rows.unsqueeze(-2)).sum(dim=-1) * inputs.scale
-    bias = rows_of(inputs.bias, positions.first, positions.queries)
+    """(*lead, C, n): the scores of the kept pairs."""
+    # Products and sums, not a batched product of tiny matrices, which a CPU runs one by one.
+    scores = (k_kept * q_chunk.unsqueeze(-2)).sum(dim=-1) * inputs.scale
+    bias = slice_queries(inputs.bias, positions.first, positions.queries)
     return scores if bias is None else scores + _look_up(bias, kept)
 
 
-def _mixed(weights: Tensor, picked: Tensor) -> Tensor:
-    """Sum of weight times value; a kept value that is not finite makes its channel NaN, whatever its weight."""
-    if can_sync(picked) and bool(picked.sum().isfinite()):
-        return (weights.unsqueeze(-1) * picked).sum(dim=-2)
-    finite = picked.isfinite()
-    mixed = (weights.unsqueeze(-1) * torch.where(finite, picked, 0.0)).sum(dim=-2)
-    return torch.where(finite.all(dim=-2), mixed, float("nan"))
+def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """(*lead, C, Dv) of weights (*lead, C, n); a kept value that is not finite makes its channel NaN."""
+    if can_sync(values) and bool(values.sum().isfinite()):
+        return (weights.unsqueeze(-1) * values).sum(dim=-2)
+    finite = values.isfinite()
+    total = (weights.unsqueeze(-1) * torch.where(finite, values, 0.0)).sum(dim=-2)
+    return torch.where(finite.all(dim=-2), total, float("nan"))
 
 
 def _empty_results(inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
-    rows = (*inputs.lead, inputs.num_queries)
+    shape = (*inputs.lead, inputs.num_queries)
     most = inputs.mechanism.max_listed(inputs.num_keys)  # global queries, which keep all, are not computed here
     return (
-        inputs.q.new_empty(*rows, inputs.v.shape[-1]),
-        inputs.q.new_empty(*rows, most, dtype=torch.int32),
-        inputs.q.new_empty(rows, dtype=inputs.compute_dtype),
+        inputs.q.new_empty(*shape, inputs.v.shape[-1]),
+        inputs.q.new_empty(*shape, most, dtype=torch.int32),
+        inputs.q.new_empty(shape, dtype=inputs.compute_dtype),
     )
 
 
 def listed_info(inputs: AttentionInputs, indices: Tensor, lse: Tensor) -> AttentionInfo:
-    """Weights from the kept scores, and in-degrees by counting."""
+    """`AttentionInfo` of the kept keys `indices` (*lead, Lq, n)."""
     positions = inputs.positions()
-    q_rows = inputs.q.expand(*inputs.lead, *inputs.q.shape[-2:]).to(inputs.compute_dtype)
-    scores = _pair_scores(inputs, positions, q_rows, _Rows.of(inputs.k, inputs).pick(indices), indices)
+    q = inputs.q.expand(*inputs.lead, *inputs.q.shape[-2:]).to(inputs.compute_dtype)
+    scores = _pair_scores(inputs, positions, q, _Vectors.of(inputs.k, inputs).gather(indices), indices)
     weights = inputs.normaliser.weights(scores, indices >= 0)
     counts = lse.new_zeros(*inputs.lead, inputs.num_keys, dtype=torch.int64)
     flat = indices.flatten(-2)

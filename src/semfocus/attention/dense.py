@@ -1,4 +1,4 @@
-"""All scores at once, as matrix products: the best there is for short sequences, and able to do everything."""
+"""All scores at once, as matrix products: the fastest way for short sequences, and able to serve every call."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from semfocus.attention.selection import can_sync, topk_mask
 
 
 def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
-    """Only tensor operations: works under compile, vmap and func.grad, with any mechanism and normaliser."""
+    """Plain tensor operations: works under compile, vmap and func.grad, with any mechanism and normaliser."""
     q, k, v = (tensor.to(inputs.compute_dtype) for tensor in (inputs.q, inputs.k, inputs.v))
-    scores = (q @ k.transpose(-1, -2)) * inputs.scale
+    scores = (q @ k.transpose(-1, -2)) * inputs.scale  # (.., Lq, Lk)
     if inputs.bias is not None:
         scores = scores + inputs.bias
     positions = inputs.positions()
@@ -35,13 +35,13 @@ def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
         soft = normaliser.weights(scores, selection.allowed)
         weights = soft + (weights - soft).detach()
     weights = inputs.dropout(weights, positions, positions.key)
-    harmless = inputs.assume_finite or (mechanism.keeps_all and not inputs.restricted)
-    out = weights @ v if harmless else _mix(weights, keep, v)
+    unguarded = inputs.assume_finite or (mechanism.keeps_all and not inputs.restricted)
+    out = weights @ v if unguarded else _weighted_sum(weights, keep, v)
     return out.to(inputs.q.dtype), info
 
 
 def _is_simple(inputs: AttentionInputs) -> bool:
-    """Whether every query keeps something, and all that it keeps is finite: then there is nothing to guard against."""
+    """Whether every query keeps a key and all values are finite, so that no guards are needed."""
     mechanism = inputs.mechanism
     chosen = mechanism.keeps_all or mechanism.keeps_largest is not None
     trusted = inputs.assume_finite and inputs.bias is None and not inputs.restricted and not inputs.straight_through
@@ -68,10 +68,10 @@ def _keep(inputs: AttentionInputs, selection: SelectionInputs) -> Tensor:
     return chosen if ranking.always_kept is None else chosen | ranking.always_kept
 
 
-def _mix(weights: Tensor, keep: Tensor, v: Tensor) -> Tensor:
-    """weights @ v, except that a value that is not finite spoils only the rows that keep it (0 * NaN is NaN)."""
+def _weighted_sum(weights: Tensor, keep: Tensor, v: Tensor) -> Tensor:
+    """weights @ v, except that a value that is not finite affects only the queries that keep it (0 * NaN is NaN)."""
     if can_sync(v) and bool(v.detach().sum().isfinite()):
         return weights @ v
     finite = v.isfinite()
-    spoiled = keep.to(v.dtype) @ (~finite).to(v.dtype) > 0
-    return torch.where(spoiled, float("nan"), weights @ torch.where(finite, v, 0.0))
+    not_finite = keep.to(v.dtype) @ (~finite).to(v.dtype) > 0
+    return torch.where(not_finite, float("nan"), weights @ torch.where(finite, v, 0.0))

@@ -1,9 +1,9 @@
-"""Looking on while `attend` works: observers are told of each problem, and cannot change its answer.
+"""Hooks of `attend`: observers receive the inputs of each call and cannot change its output.
 
-    with observing(lambda problem, grouped: print(problem.mechanism, problem.lead)):
+    with observing(lambda inputs, grouped: print(inputs.mechanism, inputs.lead)):
         model(tokens)
 
-Nobody observes: `attend` pays for one look at an empty list, which torch.compile folds away.
+Without observers `attend` pays for one test of an empty list, which torch.compile folds away.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 
 from semfocus.attention.inputs import AttentionInputs
 
-Observer = Callable[[AttentionInputs, bool], None]  # the problem, and whether its heads are two dimensions (grouped)
+Observer = Callable[[AttentionInputs, bool], None]  # the inputs, and whether heads are grouped (two dimensions)
 observers: list[Observer] = []
 
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Tell `observer` of every problem that `attend` is given inside this block, before it is solved."""
+    """Call `observer` with the inputs of every call of `attend` inside this block, before it is computed."""
     observers.append(observer)
     try:
         yield
@@ -29,9 +29,9 @@ def observing(observer: Observer) -> Iterator[None]:
         observers.remove(observer)
 
 
-@torch.compiler.disable  # an observer is ordinary Python: a compiled model is cut here while someone looks
+@torch.compiler.disable  # an observer is ordinary Python: while there is one, the graph breaks here
 def report(inputs: AttentionInputs, grouped: bool) -> None:
-    """Tell everyone who observes."""
+    """Call all observers."""
     with torch.no_grad():
         for observer in list(observers):
             observer(inputs, grouped)

@@ -1,4 +1,4 @@
-"""What `attend(..., return_info=True)` tells about a call."""
+"""What `attend(..., return_info=True)` returns besides the output."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from semfocus.attention.normalisers import log_sum_exp
 
 @dataclass(frozen=True, eq=False)
 class AttentionInfo:
-    """Which keys were kept and how much they counted, before dropout. n is the most keys a query can keep.
+    """Which keys are kept and their weights, before dropout. n is the most keys a query can keep.
 
     indices (..., H, Lq, n) int64   kept keys in increasing order, -1 for none
     weights (..., H, Lq, n)         the weight of each, 0 for none
-    lse (..., H, Lq)                log of the sum of exp over the kept scores; -inf for a row without keys
+    lse (..., H, Lq)                log of the sum of exp over the kept scores; -inf for a query without keys
     in_degree (..., H, Lk) int64    how many queries keep each key
     """
 
@@ -26,7 +26,7 @@ class AttentionInfo:
     in_degree: Tensor
 
     def ungrouped(self) -> AttentionInfo:
-        """Grouped heads (Hkv, G) as one dimension again."""
+        """With grouped heads (Hkv, G) as one dimension H."""
         return AttentionInfo(
             self.indices.flatten(-4, -3),
             self.weights.flatten(-4, -3),
@@ -36,14 +36,14 @@ class AttentionInfo:
 
 
 def info_from_mask(scores: Tensor, keep: Tensor, weights: Tensor, most: int) -> AttentionInfo:
-    """The same from (..., Lq, Lk) tensors."""
+    """`AttentionInfo` from (..., Lq, Lk) tensors; `most` is n."""
     keys = keep.shape[-1]
     order = torch.where(keep, torch.arange(keys, device=keep.device), keys).sort(dim=-1).values[..., :most]
     present = order < keys
-    picked = weights.gather(-1, order.clamp(max=max(keys - 1, 0)))
+    kept_weights = weights.gather(-1, order.clamp(max=max(keys - 1, 0)))
     return AttentionInfo(
         indices=torch.where(present, order, -1),
-        weights=torch.where(present, picked, 0.0),
+        weights=torch.where(present, kept_weights, 0.0),
         lse=log_sum_exp(scores, keep),
         in_degree=keep.sum(dim=-2),
     )

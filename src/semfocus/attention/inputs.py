@@ -1,6 +1,6 @@
-"""One call of `attend`, checked and brought into one form, which every backend takes.
+"""The arguments of one call of `attend`, checked and in the form that every backend takes.
 
-Shapes: `lead` = batch dimensions and heads, broadcast together; with grouped heads (..., Hkv, G).
+Shapes: `lead` = batch dimensions and heads, broadcast together; with grouped heads it ends in (Hkv, G).
     q (*lead, Lq, D)    k (.., Lk, D)    v (.., Lk, Dv)    mask, bias (.., Lq or 1, Lk or 1)    lengths (.., 1, 1)
 """
 
@@ -22,7 +22,7 @@ from semfocus.errors import UsageError
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Queries, keys, values, what may be looked at, and how."""
+    """Queries, keys and values, which keys are allowed, and how they are chosen and weighted."""
 
     q: Tensor
     k: Tensor
@@ -30,7 +30,7 @@ class AttentionInputs:
     mechanism: Mechanism
     normaliser: Normaliser
     causal: bool = False
-    mask: Tensor | None = None  # bool, True = may be kept
+    mask: Tensor | None = None  # bool, True = allowed
     bias: Tensor | None = None  # added to the scaled scores
     lengths: Tensor | None = None  # keys from this one on are padding
     scale: float = 1.0
@@ -38,13 +38,13 @@ class AttentionInputs:
     dropout_seed: Tensor | None = None
     choice_seed: Tensor | None = None
     straight_through: bool = False
-    first_query: int = 0  # when q holds only some of the queries: which one comes first, and of how many
+    first_query: int = 0  # where q holds only some of the queries: the index of the first, and how many there are
     total_queries: int | None = None
-    assume_finite: bool = False  # the caller vouches for v: no care for values that are not finite
+    assume_finite: bool = False  # the caller guarantees finite values: nothing guards against others
 
     @property
     def lead(self) -> torch.Size:
-        """The batch dimensions and heads of the answer."""
+        """The batch dimensions and heads of the output."""
         return common_lead(self.q, self.k, self.v)
 
     @property
@@ -57,15 +57,16 @@ class AttentionInputs:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Scores and weights are never narrower than float32: a half-precision score can overflow or tie falsely."""
+        """At least float32 for scores and weights: a half-precision score can overflow, and distinct scores can tie."""
         return torch.float64 if self.q.dtype == torch.float64 else torch.float32
 
     @property
     def restricted(self) -> bool:
-        """Whether anything besides the mechanism takes keys away."""
+        """Whether causality, a mask or lengths exclude keys."""
         return self.causal or not (self.mask is None and self.bias is None and self.lengths is None)
 
     def positions(self, first: int = 0, queries: int | None = None) -> Positions:
+        """Positions of `queries` queries (default: all) from number `first` of q on."""
         count = self.num_queries if queries is None else queries
         total = self.num_queries if self.total_queries is None else self.total_queries
         return Positions(count, self.num_keys, self.q.device, self.first_query + first, total)
@@ -77,20 +78,20 @@ class AttentionInputs:
         return queries.to(self.compute_dtype), self.k.to(self.compute_dtype)
 
     def last(self, queries: int) -> AttentionInputs:
-        """The same problem for the last few queries alone."""
+        """The same inputs for the last `queries` queries alone."""
         first = self.num_queries - queries
         return replace(
             self,
             q=self.q[..., first:, :],
-            mask=rows_of(self.mask, first, queries),
-            bias=rows_of(self.bias, first, queries),
+            mask=slice_queries(self.mask, first, queries),
+            bias=slice_queries(self.bias, first, queries),
             first_query=first,
             total_queries=self.num_queries,
         )
 
     def valid(self, first: int = 0, queries: int | None = None) -> Tensor | None:
-        """What mask and lengths leave, for these queries; causality is the mechanism's to apply."""
-        valid = rows_of(self.mask, first, queries)
+        """Bool: the keys that mask and lengths allow these queries; None for all. Causality is applied elsewhere."""
+        valid = slice_queries(self.mask, first, queries)
         if self.lengths is not None:
             inside = torch.arange(self.num_keys, device=self.q.device) < self.lengths
             valid = inside if valid is None else valid & inside
@@ -102,23 +103,23 @@ class AttentionInputs:
         return SelectionInputs(scores.detach(), positions, valid, self.causal, self.choice_seed, (queries, keys))
 
     def dropout(self, weights: Tensor, positions: Positions, columns: Tensor) -> Tensor:
-        """Drop weights and scale up the rest; `columns` are the keys they belong to, so that no backend differs."""
+        """Drop weights and scale up the rest. `columns` are their keys: every backend drops the same pairs."""
         if self.dropout_seed is None:
             return weights
-        rows = positions.row_ids(self.lead, self.dropout_seed)
-        return dropped(weights, self.dropout_seed, rows, columns.to(torch.int32), self.dropout_p)
+        query_ids = positions.row_ids(self.lead, self.dropout_seed)
+        return dropped(weights, self.dropout_seed, query_ids, columns.to(torch.int32), self.dropout_p)
 
 
 def common_lead(q: Tensor, k: Tensor, v: Tensor) -> torch.Size:
-    """The batch dimensions and heads of the three, broadcast together."""
+    """The batch dimensions and heads of q, k and v, broadcast together."""
     lead = q.shape[:-2]
     if lead == k.shape[:-2] == v.shape[:-2]:  # torch.broadcast_shapes costs as much as a small attention
         return lead
     return torch.broadcast_shapes(lead, k.shape[:-2], v.shape[:-2])
 
 
-def rows_of(tensor: Tensor | None, first: int, queries: int | None) -> Tensor | None:
-    """The rows of a mask or bias that belong to these queries; a single row belongs to all."""
+def slice_queries(tensor: Tensor | None, first: int, queries: int | None) -> Tensor | None:
+    """The part of a mask or bias (.., Lq or 1, Lk or 1) that belongs to these queries."""
     if tensor is None or queries is None or tensor.shape[-2] == 1:
         return tensor
     return tensor[..., first : first + queries, :]
@@ -142,7 +143,7 @@ def prepare_inputs(
     straight_through: bool = False,
     assume_finite: bool = False,
 ) -> AttentionInputs:
-    """Check the arguments of `attend` and put them into one form."""
+    """Check the arguments of `attend` and bring them into one form."""
     _check_types(q, k, v)
     q, k, v = _autocast(q), _autocast(k), _autocast(v)
     _check_fit(q, k, v)
@@ -208,7 +209,7 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
         few = min(q.dim(), k.dim(), v.dim()) < 3
         if few or k.shape[-3] != v.shape[-3] or not k.shape[-3] or q.shape[-3] % k.shape[-3]:
             raise UsageError(f"enable_gqa: the heads of q must be a multiple of those of k and v; got {shapes}")
-        q, k, v = (tensor[..., :1, :, :] for tensor in (q, k, v))  # the rest must fit as without groups
+        q, k, v = (tensor[..., :1, :, :] for tensor in (q, k, v))  # the other dimensions must fit as without groups
     try:
         common_lead(q, k, v)
     except RuntimeError:
@@ -217,7 +218,7 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
 
 
 def _autocast(tensor: Tensor) -> Tensor:
-    """Under autocast, cast as torch's own attention does: to the narrow type, float64 left alone."""
+    """Under autocast, cast as torch's own attention does: to the narrow dtype; float64 stays."""
     kind = tensor.device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind) or tensor.dtype == torch.float64:
         return tensor
@@ -225,7 +226,7 @@ def _autocast(tensor: Tensor) -> Tensor:
 
 
 def _lead_of_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> torch.Size:
-    """Batch dimensions and query heads, as masks, lengths and seeds are given for them."""
+    """Batch dimensions and query heads: what masks, lengths and seeds are given for."""
     if not enable_gqa:
         return common_lead(q, k, v)
     batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
@@ -238,10 +239,10 @@ def _with_seed(
     if generator is not None:
         raise UsageError("give seed or generator, not both: they are two ways to say where randomness comes from")
     if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or not _broadcasts(seed.shape, lead):
-        found = f"{seed.dtype} {tuple(seed.shape)}" if isinstance(seed, Tensor) else repr(seed)
-        raise UsageError(f"seed = {found} must be an int64 tensor that broadcasts to {tuple(lead)}")
+        given = f"{seed.dtype} {tuple(seed.shape)}" if isinstance(seed, Tensor) else repr(seed)
+        raise UsageError(f"seed = {given} must be an int64 tensor that broadcasts to {tuple(lead)}")
     seed = seed[..., None, None]
-    # Two uses, two streams: a key must not be chosen by the bits that also decide whether it is dropped.
+    # Two streams: the bits that choose a key must not also decide whether it is dropped.
     return replace(inputs, dropout_seed=seed if inputs.dropout_p else None, choice_seed=seed ^ 0x5DEECE66D)
 
 
@@ -277,7 +278,7 @@ def _broadcasts(shape: torch.Size, target: tuple[int, ...]) -> bool:
 
 
 def _grouped(inputs: AttentionInputs, heads: tuple[int, int]) -> AttentionInputs:
-    """Grouped heads as two dimensions, (Hkv, G) for queries and (Hkv, 1) for keys: broadcasting does the rest."""
+    """Heads as two dimensions, (Hkv, G) for queries and (Hkv, 1) for keys, which broadcast together."""
 
     def split(tensor: Tensor | None) -> Tensor | None:
         if tensor is None or tensor.dim() < 3:
@@ -285,7 +286,7 @@ def _grouped(inputs: AttentionInputs, heads: tuple[int, int]) -> AttentionInputs
         return tensor.unflatten(-3, heads if tensor.shape[-3] != 1 else (1, 1))
 
     lengths = inputs.lengths if inputs.lengths is None else inputs.lengths.unsqueeze(-3)
-    # A scalar seed numbers the rows by itself; one for each head is split as the heads are.
+    # A scalar seed serves all heads; a seed for each head is split as the heads are.
     dropout_seed, choice_seed = split(inputs.dropout_seed), split(inputs.choice_seed)
     return replace(
         inputs,

@@ -1,4 +1,4 @@
-"""A drop-in for `nn.MultiheadAttention` (batch first) with any mechanism."""
+"""`Attention`: a drop-in for `nn.MultiheadAttention` (batch first) with any mechanism."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Attention(nn.Module):
 
     forward(q, k=None, v=None) takes (..., L, d_model) and returns (output, weights or None), as
     `nn.MultiheadAttention` does; k defaults to q and v to k. `head_dim` defaults to d_model // heads.
-    RandomK and dropout draw from `generator` in training; in evaluation nothing is random.
+    RandomK and dropout draw from `generator` in training; evaluation is deterministic.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Attention(nn.Module):
         ]
         mask = None
         if key_padding_mask is not None:
-            # (..., Lk) -> (..., 1 head, 1 query, Lk); attend keeps where a mask is True, and adds floats.
+            # (..., Lk) -> (..., 1, 1, Lk). A bool mask of attend is True where a key may be kept; a float is added.
             mask = key_padding_mask[..., None, None, :]
             mask = mask if mask.is_floating_point() else ~mask.bool()
         call = partial(
@@ -90,13 +90,13 @@ class Attention(nn.Module):
         )
         weights = None
         if need_weights:
-            mixed, info = cast("tuple[Tensor, AttentionInfo]", call(return_info=True))
+            out, info = cast("tuple[Tensor, AttentionInfo]", call(return_info=True))
             dense = info.weights.new_zeros(*info.weights.shape[:-1], k.shape[-2])
             dense = dense.scatter_add(-1, info.indices.clamp(min=0), info.weights)
             weights = dense.mean(dim=-3).to(q.dtype)
         else:
-            mixed = call()
-        return self.out_proj(mixed.transpose(-2, -3).flatten(-2)), weights
+            out = call()
+        return self.out_proj(out.transpose(-2, -3).flatten(-2)), weights
 
     def extra_repr(self) -> str:
         return f"mechanism={self.mechanism}, heads={self.heads}, head_dim={self.head_dim}, causal={self.causal}"

@@ -13,7 +13,7 @@ from semfocus.attention.sdpa import fused
 
 
 def local(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
-    """Aligned blocks as one batch of small full attentions; anything else as a list of keys for each query."""
+    """Aligned blocks as one batch of small full attentions; other patterns as a list of keys for each query."""
     mechanism = inputs.mechanism
     plain = not inputs.restricted and inputs.dropout_seed is None and inputs.num_queries == inputs.num_keys
     if mechanism.keeps_blocks and mechanism.size is not None and plain and not want_info:
@@ -21,14 +21,14 @@ def local(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
     out, info = chunked(inputs, want_info)
     num_globals = min(mechanism.num_globals, inputs.num_queries)
     if num_globals:
-        # The last queries keep every key: few enough to compute densely.
-        seeing_all, _ = dense(inputs.last(num_globals))
-        out = torch.cat([out[..., :-num_globals, :], seeing_all], dim=-2)
+        # The last queries keep every key; there are few of them, so they are computed densely.
+        global_out, _ = dense(inputs.last(num_globals))
+        out = torch.cat([out[..., :-num_globals, :], global_out], dim=-2)
     return out, info
 
 
 def _blocks(inputs: AttentionInputs, width: int) -> Tensor:
-    """Whole blocks side by side, then the short last one, then the global queries; each sees the global keys too."""
+    """(*lead, L, Dv): whole blocks as a batch, then the short last one, then global queries; all see global keys."""
     q, k, v = inputs.q, inputs.k, inputs.v
     own = max(inputs.num_keys - inputs.mechanism.num_globals, 0)
     whole = own - own % width

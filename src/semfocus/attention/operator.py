@@ -1,4 +1,4 @@
-"""The one operator: attention with any mechanism. Picks how to compute it, never what.
+"""`attend`: attention with any mechanism, by the fastest backend that can serve the call.
 
 out = attend(q, k, v, TopK(8))                          # as torch's scaled_dot_product_attention
 out, info = attend(q, k, v, TopK(8), return_info=True)
@@ -33,13 +33,13 @@ from semfocus.errors import UsageError, unknown
 
 log = logging.getLogger(__name__)
 
-SPARSE = 8  # lists of keys pay where a query keeps at most one key in so many
-SHORT = 256  # keys up to which all scores at once beat lists of keys (benchmarks/attention.py)
+SPARSE = 8  # lists of keys are faster where a query keeps at most one key in so many
+SHORT = 256  # up to so many keys, all scores at once are faster than lists of keys (benchmarks/attention.py)
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to compute attention, and why it cannot serve a problem (None if it can)."""
+    """A way to compute attention, and the reason why it cannot serve given inputs (None if it can)."""
 
     run: Callable[[AttentionInputs, bool], tuple[Tensor, AttentionInfo | None]]
     refuses: Callable[[AttentionInputs, bool], str | None]
@@ -149,17 +149,18 @@ def attend(
     causal       query i sees keys up to i + Lk - Lq: the last query and the last key share a position
     mask         bool (True = may be kept) or float (added to the scaled scores), broadcastable to (..., H, Lq, Lk)
     lengths      (...) whole numbers: keys from that one on are padding
-    generator    where dropout and RandomK take their randomness from; each backend draws the same from it
-    seed         instead of a generator: int64, broadcastable to (..., H); rows that share a seed are numbered, so that
-                 what a batch row draws does not depend on what else is in the batch
+    normaliser   Softmax(), Sigmoid(bias=-2.5), ... or the text form "sigmoid:-2.5"
+    generator    the source of randomness of dropout and RandomK; every backend draws the same from it
+    seed         instead of a generator: int64, broadcastable to (..., H). With a seed of its own, what a batch entry
+                 draws does not depend on the rest of the batch
     enable_gqa   k and v may have fewer heads, each shared by consecutive heads of q
     straight_through   dropped keys get the gradient of attention over all keys (research; off)
-    assume_finite      skip the care for NaN and infinity in q, k and v, for callers who check otherwise
-    backend      reference, dense, sdpa, chunked, local or triton; None chooses. The answer is the same to rounding
+    assume_finite      omit the guards against NaN and infinity in q, k and v, for callers who check by themselves
+    backend      reference, dense, sdpa, chunked, local or triton; None chooses. All agree up to rounding
 
-    The selection is a constant for the gradient; the softmax over what is kept is differentiated. A query without
-    keys gives zeros. NaN in a dropped value has no effect; a kept value that is not finite shows in its rows. Keys
-    must be finite, also masked ones: a gradient of zero times NaN is NaN.
+    The selection is a constant for the gradient; the weights of the kept keys are differentiated. A query without keys
+    gives zeros. NaN in the value of a key that a query does not keep has no effect on it; a kept value that is not
+    finite shows in the output. Keys must be finite, also masked ones: a gradient of zero times NaN is NaN.
     """
     inputs = prepare_inputs(
         q,
@@ -205,14 +206,14 @@ def as_normaliser(normaliser: Normaliser | str) -> Normaliser:
 
 
 def _without_autocast(device: str) -> AbstractContextManager:
-    """Inputs have been cast as autocast wants them; what follows is computed as written."""
+    """`prepare_inputs` casts as autocast does; backends then compute in the dtypes that they name."""
     if device == "meta" or not torch.is_autocast_enabled(device):
         return nullcontext()
     return torch.autocast(device, enabled=False)
 
 
 def choose_backend(inputs: AttentionInputs, want_info: bool = False) -> str:
-    """The fastest backend that can serve: kernels on a GPU, lists of keys where rows are long, else all scores."""
+    """The fastest backend that can serve: kernels on a GPU, lists of keys for long sequences, else all scores."""
     if in_functorch():
         return "dense"
     skipped: dict[str, str] = {}
@@ -251,12 +252,12 @@ def log_once(mechanism: str, chosen: str, skipped: str, reason: str) -> None:
 def _suits_kernels(inputs: AttentionInputs) -> bool:
     """Whether the Triton kernels are the faster way on a GPU: see benchmarks/kernels.py and benchmarks/engine.py."""
     if torch.compiler.is_compiling() and max(inputs.num_keys, inputs.num_queries) <= WHOLE:
-        return False  # the compiler melts so short rows into their neighbours
+        return False  # the compiler fuses such short sequences with the operations around them
     return inputs.num_keys <= LONGEST or _keeps_few(inputs)
 
 
 def _keeps_few(inputs: AttentionInputs) -> bool:
-    """Whether queries keep so few of many keys that lists beat matrices; global queries are few, whatever they keep."""
+    """Whether queries that are not global keep so few of many keys that lists are faster than matrices."""
     keys = inputs.num_keys
     return keys > SHORT and SPARSE * inputs.mechanism.max_listed(keys) <= keys
 

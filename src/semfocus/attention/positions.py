@@ -1,6 +1,7 @@
-"""Where queries and keys stand, and the masks that follow from positions alone.
+"""Positions of queries and keys, and the masks that follow from them.
 
-Shapes: Q queries looked at, K keys.  p = i + K - total: the last query stands at the last key.
+Shapes: Q queries at hand, K keys. Query i of `total` has position p = i + K - total, so that the last query stands at
+the last key.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class Positions:
         return torch.arange(self.keys, device=self.device).unsqueeze(0)
 
     def row_ids(self, lead: torch.Size, seed: Tensor) -> Tensor:
-        """(*lead, Q, 1): one number for each query of each batch row and head that share a seed.
+        """(*lead, Q, 1): a number for each query, unique among the batch entries and heads that share a seed.
 
-        A seed of its own along a dimension means that rows are numbered anew there.
+        Along a dimension where seeds differ, the numbers start anew.
         """
         offset = seed.dim() - 2 - len(lead)  # a seed has the dimensions of the scores, aligned at the right
         owns = [i + offset >= 0 and seed.shape[i + offset] > 1 for i in range(len(lead))]
@@ -61,7 +62,7 @@ class Positions:
         return (self.position - (width - 1) // 2).clamp(0, last)
 
     def window(self, width: int, num_globals: int, causal: bool) -> Tensor:
-        """(Q, K): the `width` keys around the query, moved inward at the borders of the keys that are not global."""
+        """(Q, K): the `width` keys around the query; at the borders of the non-global keys the window moves inward."""
         start = self.window_start(width, num_globals, causal)
         return (self.key >= start) & (self.key < start + width) & (self.key < self.keys - num_globals)
 
@@ -70,8 +71,8 @@ class Positions:
         return self.key // width == self.position // width
 
     def run(self, start: Tensor, width: int, num_globals: int) -> Tensor:
-        """(Q, width + num_globals): `width` keys from `start` on that are not global, then those that are; -1: none."""
-        border = self.keys - num_globals
+        """(Q, width + num_globals): `width` keys from `start` on, -1 for global or missing ones, then global keys."""
+        border = self.keys - num_globals  # the first global key
         own = start + torch.arange(width, device=self.device)
         own = torch.where((own >= 0) & (own < border), own, -1)
         shared = torch.arange(max(border, 0), self.keys, device=self.device).expand(self.queries, -1)
@@ -83,7 +84,7 @@ class Positions:
         return (self.key >= border) | (self.position >= border)
 
     def allowed(self, pattern: Tensor, valid: Tensor | None, causal: bool) -> Tensor:
-        """What `valid` and, if asked, causality leave of a pattern."""
+        """The part of a pattern (.., Q, K) that `valid` and, if causal, the order of positions allow."""
         if valid is not None:
             pattern = pattern & valid
         return pattern & self.past() if causal else pattern

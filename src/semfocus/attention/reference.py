@@ -1,4 +1,4 @@
-"""The oracle: each pair of query and key on its own, in the order in which the definition reads. Slow on purpose."""
+"""The oracle: every pair of query and key on its own, step by step as the definition reads. Slow on purpose."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from semfocus.attention.inputs import AttentionInputs
 
 
 def reference(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
-    """score -> which keys -> how much each counts -> sum of the kept values.
+    """Scores, then the kept keys, then their weights, then the weighted sum of their values.
 
-    A kept value that is not finite makes its channel of that row NaN; a dropped one has no effect at all.
+    A kept value that is not finite makes its channel of that query's output NaN; one that is not kept has no effect.
     """
     q, k, v = (tensor.to(inputs.compute_dtype) for tensor in (inputs.q, inputs.k, inputs.v))
-    scores = (q.unsqueeze(-2) * k.unsqueeze(-3)).sum(dim=-1) * inputs.scale
+    scores = (q.unsqueeze(-2) * k.unsqueeze(-3)).sum(dim=-1) * inputs.scale  # (.., Lq, Lk)
     if inputs.bias is not None:
         scores = scores + inputs.bias
     scores = scores.expand(*inputs.lead, *scores.shape[-2:])
@@ -38,8 +38,8 @@ def reference(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor,
     weights = inputs.dropout(weights, positions, positions.key)
     finite = v.isfinite().unsqueeze(-3)
     values = torch.where(keep.unsqueeze(-1) & finite, v.unsqueeze(-3), 0.0)
-    if inputs.straight_through:  # the soft weights of dropped keys have a gradient, which needs their values
+    if inputs.straight_through:  # the gradient of the soft weights needs the values of all keys
         values = torch.where(finite, v.unsqueeze(-3), 0.0)
     out = (weights.unsqueeze(-1) * values).sum(dim=-2)
-    spoiled = (keep.unsqueeze(-1) & ~finite).any(dim=-2)
-    return torch.where(spoiled, float("nan"), out).to(inputs.q.dtype), info
+    not_finite = (keep.unsqueeze(-1) & ~finite).any(dim=-2)
+    return torch.where(not_finite, float("nan"), out).to(inputs.q.dtype), info

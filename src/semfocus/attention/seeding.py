@@ -1,7 +1,7 @@
-"""Seeds drawn from a torch.Generator, under torch.compile too.
+"""Seeds drawn from a torch.Generator, also under torch.compile.
 
-A generator cannot enter a traced graph. So the graph knows it by a number, and an operation of our own draws from it
-each time the graph runs: the same seeds in the same order as without a compiler.
+A generator cannot enter a traced graph. The graph refers to it by a number, and a custom operation draws from it each
+time the graph runs: the same seeds in the same order as without a compiler.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Those that graphs draw from, for as long as a graph may run: few, because each costs a compilation of its own.
+# Generators that graphs draw from, kept as long as a graph may run. Few: each costs a compilation of its own.
 _generators: list[torch.Generator] = []
-# Every draw changes this tensor: a compiler then neither merges nor reorders nor drops them. It lives on the CPU, so
-# that no draw is recorded into a CUDA graph, which would replay one seed for ever.
+# Every draw mutates this tensor, so that a compiler neither merges nor reorders nor removes draws. It lives on the CPU,
+# so that no draw is recorded into a CUDA graph, which would replay the same seed.
 _draws = torch.zeros((), dtype=torch.int64, device="cpu")
 
 
@@ -31,7 +31,7 @@ def _draw(generator: torch.Generator | None, device: torch.device) -> Tensor:
 
 @torch.compiler.assume_constant_result  # torch.compile guards on the generator's identity
 def number_of(generator: torch.Generator) -> int:
-    """The number by which graphs know this generator."""
+    """The number by which graphs refer to this generator."""
     for number, known in enumerate(_generators):
         if known is generator:
             return number
@@ -41,7 +41,7 @@ def number_of(generator: torch.Generator) -> int:
 
 @torch.library.custom_op("semfocus::draw_by_number", mutates_args={"draws"})
 def draw_by_number(draws: Tensor, number: int) -> Tensor:
-    """A seed from the generator with this number, on the generator's device; one more draw."""
+    """A seed from the generator with this number, on the generator's device; counts the draw in `draws`."""
     generator = _generators[number]
     draws.add_(1)
     return _draw(generator, generator.device)

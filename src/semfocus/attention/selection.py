@@ -1,4 +1,7 @@
-"""The k best of each row, with one tie rule everywhere: the lowest index wins, and NaN comes before all numbers."""
+"""The k keys of highest priority for each query. Ties go to the lowest index; NaN ranks before all numbers.
+
+Shapes: priorities and candidates (..., Lk), one line for each query.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from torch import Tensor
 from semfocus.counter_rng import in_functorch
 
 MINUS_INF = float("-inf")
-SHORT = 128  # rows that numpy divides faster than torch finds their best
-FEW = 16  # rounds that a compiled kernel makes faster than the library finds the k-th value
+SHORT = 128  # up to so many keys, numpy's partition is faster than torch's topk
+FEW = 16  # up to so many rounds of argmax, compiled, are faster than the library's topk
 
 
 def can_sync(tensor: Tensor) -> bool:
-    """Whether a branch on the data is free: not while tracing or vectorising, and not where it would wait for a GPU."""
+    """Whether Python may branch on data: not under compile or functorch, and not where it would wait for a GPU."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not in_functorch()
 
 
 def topk_mask_by_sorting(priority: Tensor, candidates: Tensor, k: int) -> Tensor:
-    """(..., Lk) bool: the definition. The first k candidates in the order of priority, then of index."""
+    """(..., Lk) bool: the definition. The first k candidates, ordered by priority and then by index."""
     priority = priority.expand(candidates.shape)
     order = priority.sort(dim=-1, descending=True, stable=True).indices
     order = order.gather(
@@ -32,7 +35,7 @@ def topk_mask_by_sorting(priority: Tensor, candidates: Tensor, k: int) -> Tensor
 def topk_mask(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
     """(..., Lk) bool: the same, faster. `candidates` None means every key whose priority is not -inf.
 
-    Without a look at the data where that is not free, so that it works under compile, vmap and on every device.
+    Branches on data only where `can_sync`, so that it works under compile, vmap and on every device.
     """
     ranked = priority if candidates is None else torch.where(candidates, priority, MINUS_INF)
     if k < priority.shape[-1] and can_sync(ranked):
@@ -54,26 +57,26 @@ def topk_mask(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
 
 
 def _border(ranked: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k-th and the next value of each row; for the k-th NaN where one of the k best is.
+    """The k-th and the next largest value; the k-th is NaN where one of the k largest is.
 
-    Short rows are divided by numpy, which need not sort the best and takes a quarter of the time.
+    numpy's partition does not sort the k largest: for few keys it takes a quarter of the time of torch's topk.
     """
     if type(ranked) is Tensor and ranked.shape[-1] <= SHORT and ranked.dtype in (torch.float32, torch.float64):
         last = ranked.shape[-1] - k
-        divided = np.partition(ranked.detach().numpy(), last - 1, axis=-1)
-        return torch.as_tensor(divided[..., last:].min(axis=-1)), torch.as_tensor(divided[..., last - 1])
+        parts = np.partition(ranked.detach().numpy(), last - 1, axis=-1)
+        return torch.as_tensor(parts[..., last:].min(axis=-1)), torch.as_tensor(parts[..., last - 1])
     best = ranked.topk(k + 1, dim=-1).values
     return torch.where(best[..., 0].isnan(), best[..., 0], best[..., k - 1]), best[..., k]
 
 
 def _keep_by_rounds(ranked: Tensor, k: int) -> Tensor:
-    """The best, then the best of the rest, and so on: a compiler keeps the row in registers through all the rounds."""
-    place = torch.arange(ranked.shape[-1], device=ranked.device)
+    """k rounds of argmax: a compiler keeps the priorities of a query in registers through all of them."""
+    index = torch.arange(ranked.shape[-1], device=ranked.device)
     keep = torch.zeros_like(ranked, dtype=torch.bool)
     for _ in range(k):
         best = ranked.amax(dim=-1, keepdim=True)
-        first = torch.where((ranked == best) & ~keep, place, ranked.shape[-1]).amin(dim=-1, keepdim=True)
-        chosen = place == first
+        first = torch.where((ranked == best) & ~keep, index, ranked.shape[-1]).amin(dim=-1, keepdim=True)
+        chosen = index == first
         keep = keep | chosen
         ranked = torch.where(chosen, MINUS_INF, ranked)
     return keep
@@ -82,7 +85,7 @@ def _keep_by_rounds(ranked: Tensor, k: int) -> Tensor:
 def best_indices(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
     """(..., min(k, Lk)) int64: the same choice as indices in no particular order, -1 where candidates are fewer.
 
-    Looks at the data: only rows with a tie at the border pay for a stable sort.
+    Branches on data: only queries with a tie at the k-th place pay for a stable sort.
     """
     size = priority.shape[-1]
     ranked = priority if candidates is None else torch.where(candidates, priority, MINUS_INF)

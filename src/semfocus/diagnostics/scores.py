@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from semfocus.attention.inputs import AttentionInputs, rows_of
+from semfocus.attention.inputs import AttentionInputs, slice_queries
 from semfocus.attention.positions import Positions
 from semfocus.diagnostics.launches import scores_at_once
 
@@ -34,7 +34,7 @@ def scores_of(inputs: AttentionInputs, positions: Positions) -> tuple[Tensor, Te
     first = positions.first - inputs.first_query
     q = inputs.q[..., first : first + positions.queries, :].to(inputs.compute_dtype)
     scores = (q @ inputs.k.to(inputs.compute_dtype).transpose(-1, -2)) * inputs.scale
-    valid, bias = inputs.valid(first, positions.queries), rows_of(inputs.bias, first, positions.queries)
+    valid, bias = inputs.valid(first, positions.queries), slice_queries(inputs.bias, first, positions.queries)
     if bias is not None:
         scores, unhidden = scores + bias, bias > HIDDEN
         valid = unhidden if valid is None else valid & unhidden

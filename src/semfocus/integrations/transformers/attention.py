@@ -1,34 +1,61 @@
 """The mask function and the attention function that transformers calls, one of each for all mechanisms.
 
+Of the options that a model passes, some are honoured, some have no effect here, and all others are refused by name.
+
 Shapes: B batch, H heads of the queries, G heads of keys and values (H a multiple of G), Q queries, K keys.
     query (B, H, Q, D)    key (B, G, K, D)    value (B, G, K, Dv)    mask (B or 1, H or 1, Q, K)    out (B, Q, H, Dv)
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from transformers.masking_utils import sdpa_mask
+from transformers.utils import output_capturing
 
 from semfocus.errors import UsageError
-from semfocus.integrations.transformers.arguments import (
-    check_unmasked,
-    forgets_keys,
-    is_causal,
-    refuse_unsupported,
-    usable_mask,
-    weights_wanted,
-)
 from semfocus.integrations.transformers.choices import chosen_mechanism
-from semfocus.integrations.transformers.placing import Call, run_in_place
+from semfocus.integrations.transformers.placing import Call, run_at_positions
+
+_PACKED = "sequences packed for flash attention; pad them, or pack them by position_ids alone"
+# Options that change the output, and that no mechanism here computes.
+REFUSED = {
+    "softcap": "capped scores, as in Gemma 2",
+    "s_aux": "a learned sink in the softmax, as in gpt-oss",
+    "position_bias": "a learned position bias, as in T5",
+    "indices": "the model's own choice of keys, as in DeepSeek V3.2",
+    "block_indices": "the model's own choice of blocks, as in MiniMax M3",
+    "cu_seq_lens_q": _PACKED,
+    "cu_seq_lens_k": _PACKED,
+    "max_length_q": _PACKED,
+    "max_length_k": _PACKED,
+    "seq_idx": _PACKED,
+    "cache": "the paged cache of continuous batching; use generate",
+}
+# Options that do not say which keys count, or whose effect is in the mask or the queries already.
+HARMLESS = frozenset(
+    {
+        "cache_position",
+        "deterministic",
+        "num_items_in_batch",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "use_cache",
+    }
+)
+HONOURED = frozenset({"is_causal", "output_attentions", "sliding_window"})
+# A float mask hides a key by a large negative number: -10000, -1e9, the smallest of its dtype or -inf, depending on the
+# library. All give the weight zero; but left as finite numbers, bottom-k and random-k would choose such keys.
+HIDDEN = -1e4
 
 
 def focused_mask(*args: Any, **kwargs: Any) -> Tensor:
-    """The (B, 1, Q, K) bool mask of a model, always spelt out.
+    """The (B, 1, Q, K) bool mask of a model, never omitted.
 
-    transformers leaves a plain causal mask out where it expects the kernel to know about causality; here nothing but
-    the mask does.
+    transformers omits a plain causal mask where it expects the kernel to apply causality; here the mask alone does.
     """
     kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     mask = sdpa_mask(*args, **kwargs)
@@ -47,15 +74,15 @@ def focused_attention(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention over the keys that the layer's mechanism keeps; with it the weights (B, H, Q, K) if they are wanted."""
+    """(B, Q, H, Dv) attention over the keys that the layer's mechanism keeps, and weights (B, H, Q, K) or None."""
     mechanism = chosen_mechanism(module)
     refuse_unsupported(module, options)
     mask = usable_mask(module, attention_mask)
     causal = is_causal(module, options)
     if mask is None:
         check_unmasked(module, query.shape[-2], key.shape[-2], causal, options.get("sliding_window"))
-    placed = mechanism.uses_positions
-    if placed and causal is None:
+    by_position = mechanism.uses_positions
+    if by_position and causal is None:
         raise UsageError(
             f"{mechanism} counts positions, and {type(module).__name__} does not say whether it is causal; "
             "use a mechanism such as topk:8"
@@ -66,11 +93,66 @@ def focused_attention(
         value,
         mechanism,
         mask,
-        # Elsewhere the mask alone decides: models of images and text let some queries see later keys.
-        causal=bool(causal) and (placed or (mask is None and query.shape[-2] > 1)),
+        # Otherwise the mask alone decides: models of images and text let some queries see later keys.
+        causal=bool(causal) and (by_position or (mask is None and query.shape[-2] > 1)),
         scale=scaling,
         dropout_p=dropout if module.training else 0.0,
         want_weights=weights_wanted(options),
     )
-    out, weights = run_in_place(call, forgets_keys(module, options)) if placed else call.run()
+    out, weights = run_at_positions(call, hides_earlier_keys(module, options)) if by_position else call.run()
     return out.transpose(1, 2).contiguous(), weights
+
+
+def refuse_unsupported(module: nn.Module, options: Mapping[str, Any]) -> None:
+    """Raise an error for the first option that would change the output, or that is unknown."""
+    for name, value in options.items():
+        if value is None or name in HARMLESS or name in HONOURED:
+            continue
+        where = f"{type(module).__name__} passes {name}"
+        if name in REFUSED:
+            raise UsageError(f"{where} ({REFUSED[name]}), which no mechanism here computes; call unfocus(model)")
+        raise UsageError(
+            f"{where}, which semfocus does not know and will not ignore; known without effect: "
+            f"{', '.join(sorted(HARMLESS))}"
+        )
+
+
+def usable_mask(module: nn.Module, mask: Any) -> Tensor | None:
+    """A model's mask in the form that `attend` takes: bool, or float with -inf for every hidden key."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.dim() != 4:
+        got = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise UsageError(f"{type(module).__name__} passes a mask of {got}; it must be a tensor (B, 1, Q, K)")
+    return mask.masked_fill(mask <= HIDDEN, float("-inf")) if mask.is_floating_point() else mask
+
+
+def is_causal(module: nn.Module, options: Mapping[str, Any]) -> bool | None:
+    """Whether queries see earlier keys only; None if neither the call nor the module says so."""
+    option = options.get("is_causal")  # from the caller, or from config.is_causal
+    return getattr(module, "is_causal", None) if option is None else bool(option)
+
+
+def hides_earlier_keys(module: nn.Module, options: Mapping[str, Any]) -> bool:
+    """Whether the layer's mask hides keys from later queries again: a sliding window, or chunks."""
+    windows = (options.get("sliding_window"), getattr(module, "sliding_window", None))
+    return any(window is not None for window in (*windows, getattr(module.config, "attention_chunk_size", None)))
+
+
+def check_unmasked(module: nn.Module, queries: int, keys: int, causal: bool | None, window: int | None) -> None:
+    """Raise an error where a call without a mask would let a query see keys that it must not."""
+    name = type(module).__name__
+    if window is not None and keys > window:
+        raise UsageError(f"{name} passes sliding_window = {window} without a mask that holds it; pass a 4-D mask")
+    if queries == 1 or causal is False:
+        return
+    if causal is None:
+        raise UsageError(f"{name} passes no mask and does not say whether it is causal; pass a 4-D mask, or is_causal")
+    if queries != keys:
+        raise UsageError(f"{name} is causal and passes no mask for {queries} queries and {keys} keys; pass a 4-D mask")
+
+
+def weights_wanted(options: Mapping[str, Any]) -> bool:
+    """Whether the caller asked for attention weights; some layers (GPT-2) keep `output_attentions` to themselves."""
+    collected = output_capturing._active_collector.get() or {}
+    return bool(options.get("output_attentions")) or "attentions" in collected or "cross_attentions" in collected

@@ -1,4 +1,4 @@
-"""Which mechanism each layer uses, as it is kept in `config.semfocus`.
+"""Which mechanism each layer uses, as stored in `config.semfocus`.
 
     "topk:8"                        every layer
     ["full", "topk:8", null]        layer by layer; null for a layer without attention
@@ -18,8 +18,8 @@ from semfocus.errors import UsageError
 
 FIELD = "semfocus"
 PREFIX = "semfocus"
-# Texts that have been read. A plain dict, because torch.compile sees through it and not through a cached function.
-_read: dict[str, Mechanism] = {}
+# Mechanisms by text form. A plain dict, which torch.compile can trace, unlike a cached function.
+_parsed: dict[str, Mechanism] = {}
 
 Choice = str | list[str | None]
 ByLayer = Sequence[Mechanism | str | None] | Mapping[int, Mechanism | str]
@@ -46,7 +46,7 @@ def choice_by_layer(wanted: ByLayer, numbers: Sequence[int], total: int) -> Choi
 
 
 def mechanisms_in(choice: Any) -> list[Mechanism]:
-    """The different mechanisms of a choice, in the order of the layers; an error if it cannot be read."""
+    """The distinct mechanisms of a choice, in the order of the layers; an error if it cannot be parsed."""
     named = [text for text in (choice if isinstance(choice, list) else [choice]) if text is not None]
     if not named or not all(isinstance(text, str) for text in named):
         raise UsageError(
@@ -83,9 +83,9 @@ def chosen_mechanism(module: nn.Module) -> Mechanism:
 
 
 def _mechanism(text: str) -> Mechanism:
-    if text not in _read:
-        _read[text] = parse_mechanism(text)
-    return _read[text]
+    if text not in _parsed:
+        _parsed[text] = parse_mechanism(text)
+    return _parsed[text]
 
 
 def _of_layer(choice: list[str | None], module: nn.Module) -> str:
@@ -100,7 +100,7 @@ def _of_layer(choice: list[str | None], module: nn.Module) -> str:
 
 
 def text_form(mechanism: object) -> str:
-    """A mechanism as it is saved; an error for what is none, or would not come back the same."""
+    """The text form of a mechanism; an error for what is no mechanism, or would not load as the same value."""
     if isinstance(mechanism, str):
         return str(parse_mechanism(mechanism))
     if not isinstance(mechanism, Mechanism):

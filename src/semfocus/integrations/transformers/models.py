@@ -1,4 +1,4 @@
-"""Which models take their attention function from transformers' registry, told by looking at the model itself."""
+"""Which modules of a model take their attention function from transformers' registry, found by inspecting its code."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from transformers import PreTrainedModel
 from semfocus.errors import UsageError
 
 REGISTRY = "ALL_ATTENTION_FUNCTIONS"
-# What a layer that computes attention by itself mentions. Heads that pool a sequence into one vector do so too, and
-# are left alone: no token looks at another there.
+# Names in the code of a layer that computes attention by itself. Heads that pool a sequence into one vector use them,
+# too, and are ignored: no token attends to another there.
 OWN_ATTENTION = frozenset({"softmax", "Softmax", "scaled_dot_product_attention", "multi_head_attention_forward"})
 POOLING = "Pool"
 
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:
-    """The modules of `model` that call the registry; an error if there are none, or if others compute on their own."""
-    # Models themselves are left out: their common base class knows the registry, whatever their layers do.
+    """The modules of `model` that use the registry; an error if there are none, or if others compute by themselves."""
+    # Models themselves are left out: their common base class mentions the registry, whatever their layers do.
     kinds = {type(module) for module in model.modules() if not isinstance(module, PreTrainedModel)}
     layers = [module for module in model.modules() if type(module) in kinds and REGISTRY in _names_used(type(module))]
     name = type(model).__name__
@@ -47,16 +47,16 @@ def _computes_itself(cls: type) -> bool:
 
 @lru_cache(maxsize=4096)
 def _names_used(cls: type) -> frozenset[str]:
-    """The names that the methods of a module class mention, its bases up to nn.Module included."""
-    found: set[str] = set()
+    """The names in the code of the methods of a module class and its bases up to nn.Module."""
+    names: set[str] = set()
     for base in cls.__mro__:
         if base.__module__.startswith("torch."):
             continue
         for attribute in vars(base).values():
             function = inspect.unwrap(attribute) if callable(attribute) else attribute
             if inspect.isfunction(function):
-                found.update(_names_in(function.__code__))
-    return frozenset(found)
+                names.update(_names_in(function.__code__))
+    return frozenset(names)
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

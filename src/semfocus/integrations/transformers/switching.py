@@ -1,4 +1,4 @@
-"""Putting mechanisms into a loaded model and taking them out again."""
+"""`focus` and `unfocus`: switch a loaded model to a mechanism and back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from semfocus.integrations.transformers.choices import (
 from semfocus.integrations.transformers.models import attention_layers
 
 BEFORE = "_semfocus_before"
-# transformers reads meaning into names that hold one of these.
+# transformers gives a special meaning to names that contain one of these.
 RESERVED = ("flash", "sdpa", "flex_attention", "/", "|")
 
 
@@ -39,8 +39,8 @@ class _Before(NamedTuple):
 def register() -> None:
     """Make every mechanism known to transformers: `attn_implementation="semfocus_topk"` and so on.
 
-    Attention and mask function go together: without the latter transformers makes no mask and causality is gone.
-    Call it again after `register_mechanism`; names that are there already stay as they are.
+    Attention and mask function are registered together: without the latter transformers makes no mask, and queries
+    would see later keys. Call it again after `register_mechanism`; names that are registered already stay as they are.
     """
     for name in (PREFIX, *(f"{PREFIX}_{mechanism}" for mechanism in mechanism_names())):
         for reserved in RESERVED:
@@ -90,7 +90,7 @@ def unfocus(model: PreTrainedModel) -> None:
     _restore(before)
     delattr(model, BEFORE)
     for part in _submodels(model):
-        # A part that was focused on its own before the whole stays so; one that was focused after it does not.
+        # A part that was focused before the whole model stays focused; one that was focused after it does not.
         if hasattr(part, BEFORE) and not _is_ours(part.config._attn_implementation):
             delattr(part, BEFORE)
 
@@ -102,15 +102,15 @@ def _check_model(model: object) -> None:
 
 
 def _configs(model: PreTrainedModel, layers: list[nn.Module]) -> Iterator[PreTrainedConfig]:
-    """Every config in the model once, outer ones before inner ones: setting an outer one sets those inside it."""
-    met: set[int] = set()
+    """Every config in the model once, outer ones first: setting an outer one sets those inside it."""
+    seen: set[int] = set()
     owners = [model, *(module for module in model.modules() if isinstance(module, PreTrainedModel)), *layers]
     for owner in owners:
         queue: list[Any] = [getattr(owner, "config", None)]
         while queue:
             config = queue.pop(0)
-            if isinstance(config, PreTrainedConfig) and id(config) not in met:
-                met.add(id(config))
+            if isinstance(config, PreTrainedConfig) and id(config) not in seen:
+                seen.add(id(config))
                 queue += [getattr(config, key, None) for key in config.sub_configs]
                 yield config
 
@@ -124,7 +124,7 @@ def _as_choice(model: PreTrainedModel, layers: list[nn.Module], wanted: Wanted) 
 
 
 def _layer_numbers(model: PreTrainedModel, layers: list[nn.Module]) -> list[int]:
-    """The number of each attention layer; an error where numbers would not tell layers apart."""
+    """The number of each attention layer; an error where numbers do not identify layers."""
     numbers = {getattr(layer, "layer_idx", None) for layer in layers}
     stacks = {id(getattr(layer, "config", None)) for layer in layers}
     if len(stacks) > 1 or getattr(model.config, "is_encoder_decoder", False):
@@ -140,26 +140,26 @@ def _layer_numbers(model: PreTrainedModel, layers: list[nn.Module]) -> list[int]
 
 
 def _apply(model: PreTrainedModel) -> None:
-    """Set the implementation that each config's choice asks for, outer models first: they pass theirs inward."""
+    """Set the implementation that each config's choice requires, outer models first: they pass theirs to inner ones."""
     chosen = [module for module in _submodels(model) if getattr(module.config, FIELD, None) is not None]
     if not chosen:
         raise UsageError(f'model.config.{FIELD} holds no choice to apply; name one: focus(model, "topk:8")')
     for module in chosen:
         choice = getattr(module.config, FIELD)
-        _check_crossing(module, choice)
+        _check_cross_attention(module, choice)
         module.set_attn_implementation(implementation_name(choice))
 
 
 def _submodels(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     """The model and the models inside it, one for each config, outer ones first."""
-    met: set[int] = set()
+    seen: set[int] = set()
     for module in model.modules():
-        if isinstance(module, PreTrainedModel) and id(module.config) not in met:
-            met.add(id(module.config))
+        if isinstance(module, PreTrainedModel) and id(module.config) not in seen:
+            seen.add(id(module.config))
             yield module
 
 
-def _check_crossing(model: PreTrainedModel, choice: Choice) -> None:
+def _check_cross_attention(model: PreTrainedModel, choice: Choice) -> None:
     config = model.config
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
         for mechanism in mechanisms_in(choice):
@@ -171,7 +171,7 @@ def _check_crossing(model: PreTrainedModel, choice: Choice) -> None:
 
 
 def _verify(model: PreTrainedModel, layers: list[nn.Module]) -> None:
-    """transformers only logs where it does not switch: look at what every layer will read."""
+    """Check what every layer will read: where transformers does not switch, it only writes a log message."""
     for layer in layers:
         config = getattr(layer, "config", None)
         choice, taken = getattr(config, FIELD, None), getattr(config, "_attn_implementation", None)
