@@ -9,7 +9,7 @@ from semfocus.analysis.paired import PairedTest
 from semfocus.analysis.records import Record
 from semfocus.analysis.speedup import Ratio, SpeedUp
 from semfocus.analysis.verdicts.ablations import ADAM_RATES, BLOCKS, DECAYS, HEADS, RATES
-from semfocus.analysis.verdicts.masks import MASKS
+from semfocus.analysis.verdicts.learning import MASKS
 from semfocus.analysis.verdicts.pairs import _faster
 from semfocus.analysis.verdicts.settings import TASKS
 from tests.analysis.made import WIDTH, arm, both, run, verdict

@@ -16,9 +16,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from semfocus.analysis.intervals import LEVEL, Interval
+from semfocus.analysis.intervals import LEVEL, ROUNDING, Interval, sampled_p
 from semfocus.analysis.pairing import Floats
-from semfocus.analysis.resampling import ROUNDING, sampled_p
 from semfocus.errors import UsageError
 from semfocus.randomness import Stream
 

@@ -18,7 +18,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from semfocus.analysis.comparison import BASE
-from semfocus.analysis.consistent_settings import Alike, LeftOut, Seen, alike, seen
+from semfocus.analysis.consistent_settings import (
+    ConsistentRuns,
+    LeftOut,
+    MeasuredWith,
+    consistent_settings,
+    measured_with,
+)
 from semfocus.analysis.correlation import Correlation, spearman
 from semfocus.analysis.records import Measurements, Record
 from semfocus.analysis.results import Results
@@ -32,7 +38,7 @@ When = Literal["start", "end"]
 WHENS: tuple[When, ...] = ("start", "end")
 NAME = "dispersion"  # the measurement
 START, LAST = "0", "last"  # its checkpoints
-EVERYWHERE, HERE = ("split", "k"), ("rows",)  # in what measurements of all tasks, and of one, have to agree
+EVERYWHERE, WITHIN_TASK = ("split", "k"), ("rows",)  # in what measurements of all tasks, and of one, have to agree
 
 
 @dataclass(frozen=True)
@@ -66,8 +72,8 @@ def dispersion_points(
         return any(_value(measurements, record, at, "delta_full", percent) is not None for at in (START, LAST))
 
     chosen = chosen_settings(records, mechanism, has)
-    found = alike(
-        {task: _pairs(setting, mechanism, measurements) for task, setting in chosen.items()}, EVERYWHERE, HERE
+    found = consistent_settings(
+        {task: _pairs(setting, mechanism, measurements) for task, setting in chosen.items()}, EVERYWHERE, WITHIN_TASK
     )
     return [_point(setting, mechanism, measurements, percent, found) for setting in chosen.values()]
 
@@ -128,20 +134,20 @@ def drawn_points(points: Sequence[Point], when: When = "start") -> list[tuple[st
     return [(task, ratio, speed) for task, ratio, speed in found if ratio is not None and speed is not None]
 
 
-def _pairs(setting: Setting, mechanism: str, measurements: Measurements) -> list[tuple[Seen, Seen]]:
+def _pairs(setting: Setting, mechanism: str, measurements: Measurements) -> list[tuple[MeasuredWith, MeasuredWith]]:
     """The runs of both arms, seed by seed. All keys of full attention count, whatever its k was."""
     full, heavy = setting.arms[BASE], setting.arms[mechanism]
     seeds = setting.seeds(BASE, mechanism)
     return [
         (
-            seen(full[seed], measurements, NAME, ("split", "rows")),
-            seen(heavy[seed], measurements, NAME, ("split", "k", "rows")),
+            measured_with(full[seed], measurements, NAME, ("split", "rows")),
+            measured_with(heavy[seed], measurements, NAME, ("split", "k", "rows")),
         )
         for seed in seeds
     ]
 
 
-def _point(setting: Setting, mechanism: str, measurements: Measurements, percent: str, found: Alike) -> Point:
+def _point(setting: Setting, mechanism: str, measurements: Measurements, percent: str, found: ConsistentRuns) -> Point:
     full, heavy = setting.arms[BASE], setting.arms[mechanism]
     seeds = setting.seeds(BASE, mechanism, usable=lambda record: record.id in found.runs)
 

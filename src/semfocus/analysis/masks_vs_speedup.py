@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from semfocus.analysis.comparison import BASE
-from semfocus.analysis.consistent_settings import Alike, LeftOut, alike, seen
+from semfocus.analysis.consistent_settings import ConsistentRuns, LeftOut, consistent_settings, measured_with
 from semfocus.analysis.correlation import Correlation, spearman
 from semfocus.analysis.dispersion_vs_speedup import chosen_settings, require_mechanism, why_none
 from semfocus.analysis.records import THRESHOLD, Measurements, Record
@@ -32,7 +32,7 @@ from semfocus.errors import UsageError, unknown
 Outcome = Literal["epochs", "speed-up"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 NAME = "mask_stability"  # the measurement
-EVERYWHERE, HERE = ("split", "k", "checkpoint", "noise"), ("rows",)
+EVERYWHERE, WITHIN_TASK = ("split", "k", "checkpoint", "noise"), ("rows",)
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,12 @@ def mask_points(records: Sequence[Record], measurements: Measurements, mechanism
         records, mechanism, lambda run: run.mechanism == BASE or _kept(run, measurements) is not None
     )
     runs = {
-        task: [(seen(run, measurements, NAME, [*EVERYWHERE, *HERE]),) for run in _runs(setting, mechanism)]
+        task: [
+            (measured_with(run, measurements, NAME, [*EVERYWHERE, *WITHIN_TASK]),) for run in _runs(setting, mechanism)
+        ]
         for task, setting in chosen.items()
     }
-    found = alike(runs, EVERYWHERE, HERE)
+    found = consistent_settings(runs, EVERYWHERE, WITHIN_TASK)
     points = [_point(setting, mechanism, measurements, found) for setting in chosen.values()]
     return MaskPoints(points, dict(found.shared))
 
@@ -101,7 +103,7 @@ def drawn_masks(points: Sequence[MaskPoint], outcome: Outcome) -> list[tuple[str
     return [(task, kept, value) for task, kept, value in found if kept is not None and value is not None]
 
 
-def _point(setting: Setting, mechanism: str, measurements: Measurements, found: Alike) -> MaskPoint:
+def _point(setting: Setting, mechanism: str, measurements: Measurements, found: ConsistentRuns) -> MaskPoint:
     runs = [run for run in _runs(setting, mechanism) if run.id in found.runs]
     known = [kept for kept in (_kept(run, measurements) for run in runs) if kept is not None]
     times = setting.times(mechanism, THRESHOLD).only(setting.seeds(BASE, mechanism))

@@ -17,8 +17,8 @@ from typing import Literal
 
 import numpy as np
 
+from semfocus.analysis.intervals import DRAWS, ROUNDING, sampled_p
 from semfocus.analysis.pairing import Floats, Unpaired, paired_seeds
-from semfocus.analysis.resampling import DRAWS, ROUNDING, sampled_p
 from semfocus.analysis.survival import ConvergenceTimes, logrank_scores
 from semfocus.errors import UsageError
 from semfocus.randomness import Stream

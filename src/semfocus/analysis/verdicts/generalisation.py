@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from semfocus.analysis.intervals import ACCURACY_MARGIN, Margin, equivalence
-from semfocus.analysis.margins import one_sided_p, tost_p
+from semfocus.analysis.intervals import ACCURACY_MARGIN, Margin, equivalence, one_sided_p, tost_p
 from semfocus.analysis.multiple import ALPHA, not_enough
 from semfocus.analysis.noninferiority import PAIRS_FOR_GROUPS, sign_p, two_groups
 from semfocus.analysis.records import Measurements

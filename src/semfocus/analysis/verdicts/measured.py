@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from semfocus.analysis.consistent_settings import alike, seen
+from semfocus.analysis.consistent_settings import consistent_settings, measured_with
 from semfocus.analysis.correlation import spearman
 from semfocus.analysis.intervals import Interval, mean_interval
 from semfocus.analysis.multiple import ALPHA, not_enough
@@ -30,7 +30,10 @@ PERCENTILES = ("75", "90", "95", "100")
 THEOREM = "100"  # the percentile at which the definitions are met
 SMALLEST = 1e-9  # positive numbers below count as this
 STRONG = 0.5  # a rank correlation that predicts
-EVERYWHERE, HERE = ("split", "checkpoint"), ("rows",)  # in what measurements of all tasks, and of one, have to agree
+EVERYWHERE, WITHIN_TASK = (
+    ("split", "checkpoint"),
+    ("rows",),
+)  # in what measurements of all tasks, and of one, have to agree
 Has = Callable[[Record], bool]  # whether a run counts
 
 
@@ -198,12 +201,12 @@ def _in_one_way(
     """`has`, less the runs of these arms that were measured in another way than most, or than the other of the pair."""
     groups = {
         task: [
-            [seen(setting.arms[arm][seed], measurements, name, [*EVERYWHERE, *HERE]) for arm in arms]
+            [measured_with(setting.arms[arm][seed], measurements, name, [*EVERYWHERE, *WITHIN_TASK]) for arm in arms]
             for seed in setting.seeds(FULL, TOPK, usable=has)
         ]
         for task, setting in chosen.items()
     }
-    counted = alike(groups, EVERYWHERE, HERE).runs
+    counted = consistent_settings(groups, EVERYWHERE, WITHIN_TASK).runs
     return lambda record: has(record) and (record.mechanism not in arms or record.id in counted)
 
 

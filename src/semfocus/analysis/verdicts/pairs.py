@@ -7,10 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from semfocus.analysis.accuracy import Accuracies
-from semfocus.analysis.intervals import ACCURACY_MARGIN, SPEEDUP_MARGIN, Interval, Margin
-from semfocus.analysis.margins import logs, one_sided_p, tost_p
+from semfocus.analysis.intervals import (
+    ACCURACY_MARGIN,
+    SPEEDUP_MARGIN,
+    Interval,
+    Margin,
+    log_interval,
+    one_sided_p,
+    tost_p,
+)
 from semfocus.analysis.multiple import ALPHA, not_enough
-from semfocus.analysis.noninferiority import noninferiority
+from semfocus.analysis.noninferiority import noninferiority_test
 from semfocus.analysis.paired import PairedTest, paired_logrank
 from semfocus.analysis.records import THRESHOLD, Record
 from semfocus.analysis.speedup import SpeedUp, speed_up
@@ -83,7 +90,7 @@ def no_gain_p(gain: SpeedUp) -> float | None:
     if gain.interval is None or gain.ratio.value is None or 2 * gain.reached_full <= gain.pairs:
         return None
     estimate = math.log(gain.ratio.value)
-    return one_sided_p(estimate, logs(gain.interval), gain.pairs, math.log(SPEEDUP_MARGIN.high), below=True)
+    return one_sided_p(estimate, log_interval(gain.interval), gain.pairs, math.log(SPEEDUP_MARGIN.high), below=True)
 
 
 def about(gain: SpeedUp, target: float) -> tuple[Decision, float | None]:
@@ -91,8 +98,8 @@ def about(gain: SpeedUp, target: float) -> tuple[Decision, float | None]:
     if gain.interval is None or gain.ratio.value is None or gain.ratio.sign != "=" or not_enough(gain.pairs, 1):
         return "undecided", None
     low, high = (math.log(target * bound) for bound in SPEEDUP_MARGIN)
-    p = tost_p(math.log(gain.ratio.value), logs(gain.interval), gain.pairs, Margin(low, high))
-    ends = logs(gain.interval)
+    p = tost_p(math.log(gain.ratio.value), log_interval(gain.interval), gain.pairs, Margin(low, high))
+    ends = log_interval(gain.interval)
     if low <= ends.low and ends.high <= high:
         return "yes", p
     return ("no", None) if ends.high < low or high < ends.low else ("undecided", None)
@@ -100,7 +107,7 @@ def about(gain: SpeedUp, target: float) -> tuple[Decision, float | None]:
 
 def generalises_as_well(name: str, setting: Setting, changes: Mapping[str, Any] = {}) -> Part:
     """Is top-k's held-out accuracy in the last epoch at most two points below full attention's?"""
-    found = noninferiority(last_accuracies(setting, FULL), last_accuracies(setting, TOPK))
+    found = noninferiority_test(last_accuracies(setting, FULL), last_accuracies(setting, TOPK))
     effect = "" if found.mean is None else points(found.mean)
     runs = setting.ids(setting.seeds(FULL, TOPK), FULL, TOPK)
     p = None if found.decision == "no" else found.p
