@@ -13,9 +13,9 @@ from semfocus.analysis.verdicts.pairs import earlier, faster_on, generalises_as_
 from semfocus.analysis.verdicts.settings import FULL, NEXT_TOKEN, TASKS, TOPK, Setting, choose, departures
 
 LISTOPS = "listops"
-FIRST_FOUR = ("listops", "parity", "even_pairs", "missing_duplicate")  # figure 7's, the only ones shown with Mish
+FIRST_FOUR = ("listops", "parity", "even_pairs", "missing_duplicate")  # of figure 7, the only ones shown with Mish
 ACTIVATIONS = {"relu": TASKS, "gelu": TASKS, "mish": FIRST_FOUR}
-BLOCKS, HEADS = (6, 10, 15, 22), (2, 4, 8)  # one head is the ten-block model again
+BLOCKS, HEADS = (6, 10, 15, 22), (2, 4, 8)  # one head is the ten-block model
 RATES, DECAYS, ADAM_RATES = (0.66, 1.0, 1.5, 2.25), (0.9, 0.999, 0.9999), (1e-5, 1e-4, 1e-3, 1e-2)
 ADAM_DECAY = 0.99999
 
@@ -40,17 +40,17 @@ def c8(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
 
 
 def _both(settings: Sequence[Setting], cases: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Part]:
-    """Those of C1 and C5 together, in each case; a run that departs from the paper in anything else is another case."""
+    """C1 and C5 together in each case; runs that differ from the paper in any other field do not count."""
     parts = []
     for task, changes in cases:
         fitting = [setting for setting in settings if not setting.differs(changes)[0]]
-        found = [faster_on(fitting, task, changes, "faster"), *as_well_and_earlier(fitting, task, changes)]
-        case = merged(f"{task}, {_shown(changes)}", found)
+        case_parts = [faster_on(fitting, task, changes, "faster"), *as_well_and_earlier(fitting, task, changes)]
+        case = merged(f"{task}, {_text(changes)}", case_parts)
         parts.append(replace(case, known=not departures(task, changes)))
     return parts
 
 
-def _shown(changes: Mapping[str, Any]) -> str:
+def _text(changes: Mapping[str, Any]) -> str:
     """`blocks 15`, `gelu`, `adam lr 0.001`."""
     texts = []
     for name, value in changes.items():
@@ -62,7 +62,7 @@ def _shown(changes: Mapping[str, Any]) -> str:
 
 
 def c14(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
-    """Text is seldom learned to 95 %: what counts is how soon both come to the loss that both attain."""
+    """Text is seldom learned to 95 %, so compare the epochs to the loss that both arms attain."""
     names = "training loss: earlier", "held-out accuracy: as well"
     setting = choose(settings, NEXT_TOKEN, to_the_end=True)
     if setting is None:

@@ -11,7 +11,15 @@ from semfocus.analysis.paired import paired_logrank
 from semfocus.analysis.records import Measurements
 from semfocus.analysis.speedup import SpeedUp
 from semfocus.analysis.verdicts.evidence import Claim, Decision, Part, missing
-from semfocus.analysis.verdicts.pairs import FITTED, about, faster, faster_on, gained, interval_text, no_gain_p
+from semfocus.analysis.verdicts.pairs import (
+    FITTED,
+    arm_speed_up,
+    faster,
+    faster_on,
+    interval_text,
+    near_target,
+    no_gain_p,
+)
 from semfocus.analysis.verdicts.settings import FULL, TASKS, TOPK, Setting, choose
 
 LISTOPS, LISTOPS_RATIO, LARGEST_RATIO = "listops", 1.3, 8.83
@@ -36,29 +44,29 @@ def _listops_ratio(settings: Sequence[Setting]) -> Part:
     setting = choose(settings, LISTOPS)
     if setting is None:
         return missing(name, f"no pair of {FULL} and {TOPK} on {LISTOPS}")
-    gain = gained(setting)
-    decision, p = about(gain, LISTOPS_RATIO)
+    gain = arm_speed_up(setting)
+    decision, p = near_target(gain, LISTOPS_RATIO)
     why = "" if decision == "yes" else gain.why or f"{gain.ratio.text}, {interval_text(gain.interval)}"
     runs = setting.ids(setting.seeds(FULL, TOPK), FULL, TOPK)
     return Part(name, decision, p, gain.ratio.text, gain.interval, runs, why, setting.note())
 
 
 def _largest_ratio(settings: Sequence[Setting]) -> Part:
-    """On some other task the speed-up is at least 0.8 times the largest one published."""
+    """On some task other than ListOps the speed-up is at least 0.8 times the largest published one."""
     name, bound = f"up to {LARGEST_RATIO}x elsewhere", SPEEDUP_MARGIN.low * LARGEST_RATIO
     chosen = {task: choose(settings, task) for task in TASKS if task != LISTOPS}
-    found = {task: gained(setting) for task, setting in chosen.items() if setting is not None}
+    gains = {task: arm_speed_up(setting) for task, setting in chosen.items() if setting is not None}
     runs = frozenset[str]().union(*(s.ids(s.seeds(FULL, TOPK), FULL, TOPK) for s in chosen.values() if s is not None))
-    p_values = {task: _at_least_p(found[task], bound) if task in found else None for task in chosen}
+    p_values = {task: _at_least_p(gains[task], bound) if task in gains else None for task in chosen}
     sure = {task: p for task, p in holm(p_values).items() if p is not None and p <= ALPHA}
-    open_tasks = [task for task in chosen if task not in found or _may_reach(found[task], bound)]
-    ratios = {task: gain.ratio.value for task, gain in found.items() if gain.ratio.value is not None}
+    open_tasks = [task for task in chosen if task not in gains or _may_reach(gains[task], bound)]
+    ratios = {task: gain.ratio.value for task, gain in gains.items() if gain.ratio.value is not None}
     if not ratios:
         return missing(name, f"no speed-up on any task but {LISTOPS}")
     largest = (
         min(sure, key=lambda task: (sure[task], task)) if sure else max(ratios, key=lambda task: (ratios[task], task))
     )
-    gain, setting = found[largest], chosen[largest]
+    gain, setting = gains[largest], chosen[largest]
     decision: Decision = "yes" if sure else "undecided" if open_tasks else "no"
     effect = f"{gain.ratio.text} on {largest}"
     why = "" if sure else f"at most {effect}, {interval_text(gain.interval)}"
@@ -82,21 +90,21 @@ def c3(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
 
 
 def _no_consistent_gain(settings: Sequence[Setting], mask: str) -> Part:
-    """Shown where some task has no gain (Holm over tasks); refuted where every task has one."""
+    """Shown if some task has no gain (Holm over tasks); refuted if every task has one."""
     name = f"{mask}: no consistent gain"
-    there = _settings_with(settings, mask)
-    if not there:
+    by_task = _settings_with(settings, mask)
+    if not by_task:
         return missing(name, f"no pair of {FULL} and this mask")
-    gains = {task: gained(setting, other=mask) for task, setting in there.items()}
+    gains = {task: arm_speed_up(setting, other=mask) for task, setting in by_task.items()}
     p_values = holm({task: no_gain_p(gains[task]) if task in gains else None for task in TASKS})
     sure = {task: p for task, p in p_values.items() if p is not None and p <= ALPHA}
-    runs = frozenset[str]().union(*(s.ids(s.seeds(FULL, mask), FULL, mask) for s in there.values()))
-    notes = "; ".join(sorted({setting.note() for setting in there.values()} - {""}))
+    runs = frozenset[str]().union(*(s.ids(s.seeds(FULL, mask), FULL, mask) for s in by_task.values()))
+    notes = "; ".join(sorted({setting.note() for setting in by_task.values()} - {""}))
     if sure:
         best = min(sure, key=lambda task: (sure[task], task))
         gain = gains[best]
         return Part(name, "yes", sure[best], f"{gain.ratio.text} on {best}", gain.interval, runs, "", notes)
-    won = [task for task, setting in there.items() if faster(task, setting, other=mask).decision == "yes"]
+    won = [task for task, setting in by_task.items() if faster(task, setting, other=mask).decision == "yes"]
     decision: Decision = "no" if len(won) == len(TASKS) else "undecided"
     short = min((not_enough(gain.pairs, 1) for gain in gains.values()), key=len)
     why = short or f"faster on {len(won)} of {len(TASKS)} tasks, a gain on the others not excluded"
@@ -104,7 +112,7 @@ def _no_consistent_gain(settings: Sequence[Setting], mask: str) -> Part:
 
 
 def _never_fitted(settings: Sequence[Setting]) -> Part:
-    """Some mask never gets to 100 % training accuracy on Even Pairs, where full attention does."""
+    """Some mask never reaches 100 % training accuracy on Even Pairs, and full attention does."""
     name = f"some mask never reaches 100 % on {MASK_EXAMPLE}"
     chosen = {mask: choose(settings, MASK_EXAMPLE, mechanisms=(FULL, mask)) for mask in MASKS}
     p_values: dict[str, float | None] = dict.fromkeys(MASKS)
@@ -115,10 +123,10 @@ def _never_fitted(settings: Sequence[Setting]) -> Part:
         seeds = setting.seeds(FULL, mask)
         runs |= setting.ids(seeds, FULL, mask)
         full, other = (setting.times(arm, FITTED).only(seeds) for arm in (FULL, mask))
-        there, base = int(other.reached.sum()), int(full.reached.sum())
+        reached, base = int(other.reached.sum()), int(full.reached.sum())
         texts[mask] = f"{mask} in 0 of {len(seeds)} runs, {FULL} in {base}"
-        p_values[mask] = paired_logrank(full, other).p if base and not there else None
-        mostly.append(2 * there > len(seeds) and not not_enough(len(seeds), 1))
+        p_values[mask] = paired_logrank(full, other).p if base and not reached else None
+        mostly.append(2 * reached > len(seeds) and not not_enough(len(seeds), 1))
     sure = {mask: p for mask, p in holm(p_values).items() if p is not None and p <= ALPHA}
     if sure:
         best = min(sure, key=lambda mask: (sure[mask], mask))
@@ -130,12 +138,12 @@ def _never_fitted(settings: Sequence[Setting]) -> Part:
 
 
 def _settings_with(settings: Sequence[Setting], mask: str) -> dict[str, Setting]:
-    found = {task: choose(settings, task, mechanisms=(FULL, mask)) for task in TASKS}
-    return {task: setting for task, setting in found.items() if setting is not None}
+    chosen = {task: choose(settings, task, mechanisms=(FULL, mask)) for task in TASKS}
+    return {task: setting for task, setting in chosen.items() if setting is not None}
 
 
 def c11(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
-    """Two parts a task: at k = L the speed-up is 1 within the margin, and k = 5 is faster than k = L."""
+    """Two parts per task: at k = L the speed-up is 1 within the margin, and k = 5 is faster than k = L."""
     parts = []
     for task in TASKS:
         setting = choose(settings, task, mechanisms=lambda setting: (FULL, TOPK, _widest(setting)))
@@ -149,17 +157,17 @@ def c11(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
 
 def _equal_at_last(name: str, setting: Setting) -> Part:
     widest = _widest(setting)
-    gain = gained(setting, other=widest)
-    decision, p = about(gain, 1.0)
+    gain = arm_speed_up(setting, other=widest)
+    decision, p = near_target(gain, 1.0)
     if decision == "yes" and gain.equivalence() != "equivalent":
-        decision, p = "undecided", None  # hardly any run got there: alike by construction
+        decision, p = "undecided", None  # few runs reach the threshold: the ratio is near 1 because of censoring
     why = "" if decision == "yes" else gain.why or f"{gain.ratio.text}, {interval_text(gain.interval)}"
     runs = setting.ids(setting.seeds(FULL, widest), FULL, widest)
     return Part(name, decision, p, gain.ratio.text, gain.interval, runs, why, setting.note())
 
 
 def _widest(setting: Setting) -> str:
-    """Top-k that keeps every key of the setting's rows."""
+    """The top-k mechanism that keeps every key of the setting's sequences."""
     return f"topk:{setting.seq_len}"
 
 
