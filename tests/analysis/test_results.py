@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semfocus.analysis import records
 from semfocus.analysis.comparability import comparability_key, settings_of
 from semfocus.analysis.groups import group_records
 from semfocus.analysis.records import Fault, Record
@@ -28,25 +27,18 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Any]:
-    calls: list[Any] = []
-    function: Callable[..., Any] = getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *args: calls.append(args) or function(*args))
-    return calls
-
-
-def test_each_run_is_read_once_however_often_results_are_asked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_read_once_and_may_be_gone_afterwards(root: Path) -> None:
     write_measurement(RunStore(root).open(run("parity", "full", 1).id), "dispersion", {"k": 5})
-    reads = counted(monkeypatch, records, "read_metrics")
-    measured = counted(monkeypatch, records, "read_measurement")
     results = Results.load(root)
-    for _ in range(2):
-        assert results.groups
-        assert results.verdicts
-        assert results.faults == []
-        assert results.overview()
+    measurements = results.measurements
+    shutil.rmtree(root)
+    assert [len(group.records) for group in results.groups] == [2, 2]
     assert [group.comparison for group in results.groups] == results.comparisons
-    assert (len(reads), len(measured)) == (4, 1)
+    assert results.measurements is measurements
+    assert len(results.verdicts) == 14
+    assert results.verdicts is results.verdicts
+    assert results.faults == []
+    assert len(results.overview()) == 4
 
 
 def test_some_runs_can_be_asked_for_and_keep_the_order_of_their_ids(root: Path) -> None:

@@ -171,12 +171,7 @@ def c13(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
     """Over tasks: correlation of the ratio of dispersions before training with the speed-up."""
 
     def delta(record: Record) -> float | None:
-        payload = measurements.get(record.id, {}).get("dispersion")
-        return (
-            finite_number(payload, "checkpoints", "0", "delta", WORST_CASE)
-            if finite_number(payload, "k") == K
-            else None
-        )
+        return finite_number(_with_k(measurements, record, "dispersion"), "checkpoints", "0", "delta", WORST_CASE)
 
     def known(record: Record) -> bool:
         return (delta(record) or 0.0) > 0

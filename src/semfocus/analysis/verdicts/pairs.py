@@ -35,7 +35,7 @@ def faster(name: str, setting: Setting, changes: Mapping[str, Any] = {}, base: s
     reached 95 %. Otherwise undecided.
     """
     test, gain = epochs_test(setting, base, other), arm_speed_up(setting, base, other)
-    decision, why = _faster(test, gain)
+    decision, why = faster_decision(test, gain)
     return Part(
         name,
         decision,
@@ -68,7 +68,7 @@ def arm_speed_up(setting: Setting, base: str = FULL, other: str = TOPK) -> Speed
     return speed_up(setting.times(base, THRESHOLD), setting.times(other, THRESHOLD))
 
 
-def _faster(test: PairedTest, gain: SpeedUp) -> tuple[Decision, str]:
+def faster_decision(test: PairedTest, gain: SpeedUp) -> tuple[Decision, str]:
     short = not_enough(test.pairs, 1)
     if short:
         return "undecided", short
@@ -134,7 +134,7 @@ def earlier(name: str, setting: Setting, changes: Mapping[str, Any] = {}, metric
     if metric not in setting.tests:
         setting.tests[metric] = paired_logrank(*arms)
     test, gain = setting.tests[metric], speed_up(*arms)
-    decision, why = _faster(test, gain)
+    decision, why = faster_decision(test, gain)
     runs = setting.ids(arms[0].seeds, FULL, TOPK)
     return Part(name, decision, test.p, gain.ratio.text, gain.interval, runs, why, setting.note(changes))
 
