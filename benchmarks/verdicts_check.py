@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from semfocus.analysis import Accuracies, accuracy_difference
-from semfocus.analysis.noninferiority import noninferiority
+from semfocus.analysis.noninferiority import noninferiority_test
 from statistics_check import correlated_normals, print_table, simulate_accuracies
 
 CORRELATIONS = (0.0, 0.5, 0.9)
@@ -28,7 +28,7 @@ def called_as_good(full: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     ours = interval = 0
     for f, o in zip(full, other, strict=True):
         arms = Accuracies(f, seeds), Accuracies(o, seeds)
-        ours += noninferiority(*arms).decision == "yes"
+        ours += noninferiority_test(*arms).decision == "yes"
         interval += accuracy_difference(*arms).non_inferiority() == "yes"
     return ours / len(full), interval / len(full)
 

@@ -12,9 +12,8 @@ import pytest
 from scipy import stats
 
 from semfocus.analysis import Accuracies, Interval, Margin, accuracy_difference
-from semfocus.analysis.intervals import mean_interval
-from semfocus.analysis.margins import logs, one_sided_p, tost_p
-from semfocus.analysis.noninferiority import noninferiority, sign_p, two_groups
+from semfocus.analysis.intervals import log_interval, mean_interval, one_sided_p, tost_p
+from semfocus.analysis.noninferiority import noninferiority_test, sign_p, two_groups
 
 FULL = [0.90, 0.91, 0.89, 0.92, 0.90, 0.91, 0.88, 0.90, 0.93, 0.89]
 
@@ -61,8 +60,8 @@ def test_seeds_without_any_spread_prove_no_more_than_an_exact_test_could() -> No
 
 
 def test_an_open_end_is_left_to_the_other_one() -> None:
-    assert logs(Interval(0.0, 1.0)) == Interval(-math.inf, 0.0)
-    assert logs(Interval(1.0, math.inf)) == Interval(0.0, math.inf)
+    assert log_interval(Interval(0.0, 1.0)) == Interval(-math.inf, 0.0)
+    assert log_interval(Interval(1.0, math.inf)) == Interval(0.0, math.inf)
     assert one_sided_p(-1.0, Interval(-math.inf, 0.0), 10, 0.0, below=True) == pytest.approx(0.05)
 
 
@@ -73,35 +72,36 @@ def test_the_sign_test_is_scipys_binomial_test(successes: int, n: int) -> None:
 
 
 def test_equal_arms_are_as_good_and_an_arm_five_points_worse_is_not() -> None:
-    found = noninferiority(*arms(FULL, [value + 0.001 * (i % 3) for i, value in enumerate(FULL)]))
+    found = noninferiority_test(*arms(FULL, [value + 0.001 * (i % 3) for i, value in enumerate(FULL)]))
     assert (found.decision, found.not_worse, found.pairs) == ("yes", 10, 10)
     assert found.p == pytest.approx(2**-9)
     assert (
-        noninferiority(*arms(FULL, [value - 0.05 + 0.001 * (i % 3) for i, value in enumerate(FULL)])).decision == "no"
+        noninferiority_test(*arms(FULL, [value - 0.05 + 0.001 * (i % 3) for i, value in enumerate(FULL)])).decision
+        == "no"
     )
 
 
 def test_eight_of_ten_pairs_are_too_few_to_speak_of_most() -> None:
     other = [value + 0.05 for value in FULL]
     other[0], other[1] = FULL[0] - 0.03, FULL[1] - 0.03
-    found = noninferiority(*arms(FULL, other))
+    found = noninferiority_test(*arms(FULL, other))
     assert accuracy_difference(*arms(FULL, other)).non_inferiority() == "yes"
     assert found.decision == "undecided"
     assert "8 of 10 pairs" in found.why
     other[1] = FULL[1]
-    assert noninferiority(*arms(FULL, other)).decision == "yes"
+    assert noninferiority_test(*arms(FULL, other)).decision == "yes"
 
 
 def test_exactly_two_points_worse_is_not_worse_by_more() -> None:
     other = [value - 0.02 for value in FULL[:9]] + [FULL[9]]
-    assert noninferiority(*arms(FULL, other)).not_worse == 10
+    assert noninferiority_test(*arms(FULL, other)).not_worse == 10
 
 
 def test_two_groups_take_thirty_pairs() -> None:
     def stuck(n: int) -> list[float]:
         return [0.5 if i % 5 == 0 else 0.97 + 0.001 * (i % 4) for i in range(n)]
 
-    few, many = noninferiority(*arms(stuck(29), stuck(29))), noninferiority(*arms(stuck(30), stuck(30)))
+    few, many = noninferiority_test(*arms(stuck(29), stuck(29))), noninferiority_test(*arms(stuck(30), stuck(30)))
     assert few.two_groups
     assert (few.decision, many.decision) == ("undecided", "yes")
     assert "takes 30 seeds; there are 29" in few.why
@@ -115,23 +115,21 @@ def test_a_gap_of_more_than_ten_points_makes_two_groups() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_fewer_than_six_pairs_decide_nothing_either_way(n: int) -> None:
-    assert noninferiority(*arms(FULL[:n], FULL[:n])).decision == "undecided"
-    assert noninferiority(*arms(FULL[:n], [value - 0.3 for value in FULL[:n]])).decision == "undecided"
+    assert noninferiority_test(*arms(FULL[:n], FULL[:n])).decision == "undecided"
+    assert noninferiority_test(*arms(FULL[:n], [value - 0.3 for value in FULL[:n]])).decision == "undecided"
 
 
 def test_nine_pairs_can_show_that_an_arm_is_worse_but_not_that_it_is_as_good() -> None:
-    found = noninferiority(*arms(FULL[:9], FULL[:9]))
+    found = noninferiority_test(*arms(FULL[:9], FULL[:9]))
     assert found.decision == "undecided"
     assert "10 are needed" in found.why
-    assert (
-        noninferiority(*arms(FULL[:9], [value - 0.3 + 0.01 * (i % 2) for i, value in enumerate(FULL[:9])])).decision
-        == "no"
-    )
+    worse = [value - 0.3 + 0.01 * (i % 2) for i, value in enumerate(FULL[:9])]
+    assert noninferiority_test(*arms(FULL[:9], worse)).decision == "no"
 
 
 def test_seeds_of_one_arm_alone_are_left_out() -> None:
     full, other = Accuracies.of(dict(enumerate(FULL))), Accuracies.of({i + 5: 0.9 for i in range(10)})
-    assert noninferiority(full, other).pairs == 5
+    assert noninferiority_test(full, other).pairs == 5
 
 
 def four_errors(rate: float, repetitions: int) -> float:

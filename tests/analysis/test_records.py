@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,10 +127,16 @@ def test_the_fast_way_gives_what_the_stores_own_way_gives(tmp_path: Path, text: 
         assert repr(found[-1]) == repr(list(found)[-1])
 
 
-def test_an_ordinary_run_is_read_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class OnlyInOnePiece(RunDirectory):
+    """A run whose metrics must not be read line by line."""
+
+    def metrics(self) -> list[dict[str, Any]]:
+        pytest.fail("line by line")
+
+
+def test_an_ordinary_run_is_read_in_one_piece(tmp_path: Path) -> None:
     run = put(made(tmp_path, "aa" * 4), line(1) + line(2))
-    monkeypatch.setattr(RunDirectory, "metrics", lambda self: pytest.fail("line by line"))
-    assert read_metrics(run).column("step").tolist() == [1, 2]
+    assert read_metrics(OnlyInOnePiece(run.path)).column("step").tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(

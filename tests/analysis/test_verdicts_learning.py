@@ -9,8 +9,8 @@ from semfocus.analysis.paired import PairedTest
 from semfocus.analysis.records import Record
 from semfocus.analysis.speedup import Ratio, SpeedUp
 from semfocus.analysis.verdicts.ablations import ADAM_RATES, BLOCKS, DECAYS, HEADS, RATES
-from semfocus.analysis.verdicts.masks import MASKS
-from semfocus.analysis.verdicts.pairs import _faster
+from semfocus.analysis.verdicts.learning import MASKS
+from semfocus.analysis.verdicts.pairs import faster_decision
 from semfocus.analysis.verdicts.settings import TASKS
 from tests.analysis.made import WIDTH, arm, both, run, verdict
 
@@ -42,9 +42,9 @@ def test_an_arm_is_not_called_faster_where_the_test_and_the_ratio_disagree() -> 
     against = PairedTest(0.01, -1.0, 10, 10, 2**-9, "exact", ())
     favour = PairedTest(0.01, 1.0, 10, 10, 2**-9, "exact", ())
     larger, smaller = (SpeedUp(Ratio(r, "="), Interval(0.5, 2), Ratio(r, "="), 10, 9, 9, ()) for r in (1.2, 0.9))
-    assert _faster(against, larger)[0] == "no"
-    assert _faster(favour, smaller)[0] == "undecided"
-    assert _faster(favour, larger)[0] == "yes"
+    assert faster_decision(against, larger)[0] == "no"
+    assert faster_decision(favour, smaller)[0] == "undecided"
+    assert faster_decision(favour, larger)[0] == "yes"
 
 
 def _scattered(task: str, mechanism: str) -> list[Record]:

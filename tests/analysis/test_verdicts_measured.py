@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semfocus.analysis.records import Record
-from semfocus.analysis.verdicts.measured import TABLED
+from semfocus.analysis.verdicts.measured import TABLE_TASKS
 from semfocus.analysis.verdicts.settings import TASKS
 from tests.analysis.made import arm, both, measure, run, verdict
 
@@ -32,19 +32,19 @@ def _judged(claim: str, records: list[Record], name: str, payload: Callable[[Rec
 
 
 def test_c9_holds_when_dispersion_is_lower_and_both_conditions_are_met() -> None:
-    found = _judged("C9", both(60, 20, TABLED), "dispersion", _dispersion(20, 5))
+    found = _judged("C9", both(60, 20, TABLE_TASKS), "dispersion", _dispersion(20, 5))
     assert found.outcome == "holds"  # W = (5 + ln 4) / 20
     assert found.runs == 80
 
 
 def test_c9_holds_in_part_when_only_the_conditions_fail() -> None:
-    found = _judged("C9", both(60, 20, TABLED), "dispersion", _dispersion(6, 5))
+    found = _judged("C9", both(60, 20, TABLE_TASKS), "dispersion", _dispersion(6, 5))
     assert found.outcome == "holds in part"  # W = (5 + ln 4) / 6 > 1
     assert "4 refuted: listops: conditions (W = 1.0" in found.because
 
 
 def test_c9_does_not_hold_when_dispersion_is_higher() -> None:
-    assert _judged("C9", both(60, 20, TABLED), "dispersion", _dispersion(5, 20)).outcome == "does not hold"
+    assert _judged("C9", both(60, 20, TABLE_TASKS), "dispersion", _dispersion(5, 20)).outcome == "does not hold"
 
 
 def test_c9_wants_a_lower_dispersion_at_every_percentile() -> None:
@@ -54,13 +54,13 @@ def test_c9_wants_a_lower_dispersion_at_every_percentile() -> None:
             made["checkpoints"]["last"]["delta"]["90"] = 30.0
         return made
 
-    found = _judged("C9", both(60, 20, TABLED), "dispersion", payload)
+    found = _judged("C9", both(60, 20, TABLE_TASKS), "dispersion", payload)
     assert "listops: lower dispersion" in found.because.split("undecided")[1]
 
 
 @pytest.mark.parametrize("broken", [None, {}, {"k": 9}, {"k": 5, "checkpoints": {"last": {"delta": {"75": "high"}}}}])
 def test_c9_takes_a_measurement_that_is_not_one_for_none(broken: dict[str, Any] | None) -> None:
-    found = _judged("C9", both(60, 20, TABLED), "dispersion", lambda record: broken)
+    found = _judged("C9", both(60, 20, TABLE_TASKS), "dispersion", lambda record: broken)
     assert found.outcome == "not enough data"
     assert "with a measured dispersion" in found.because
 
@@ -77,17 +77,17 @@ def _surface(full: float, topk: float, grid: int = 51) -> Callable[[Record], dic
 
 
 def test_c10_compares_slopes_per_true_distance() -> None:
-    records = both(60, 20, TABLED)
+    records = both(60, 20, TABLE_TASKS)
     assert _judged("C10", records, "surface", _surface(4, 1)).outcome == "holds"
     assert _judged("C10", records, "surface", _surface(1, 4)).outcome == "does not hold"
-    assert _judged("C10", both(60, 20, TABLED[:2]), "surface", _surface(4, 1)).outcome == "holds in part"
-    assert _judged("C10", both(60, 20, TABLED, seeds=5), "surface", _surface(4, 1)).outcome == "not enough data"
+    assert _judged("C10", both(60, 20, TABLE_TASKS[:2]), "surface", _surface(4, 1)).outcome == "holds in part"
+    assert _judged("C10", both(60, 20, TABLE_TASKS, seeds=5), "surface", _surface(4, 1)).outcome == "not enough data"
 
 
 @pytest.mark.parametrize("without", ["full", "topk:5"])
 def test_c10_does_not_compare_a_model_that_has_learned_with_one_that_has_not(without: str) -> None:
     at = {"full": 60, "topk:5": 20, without: None}
-    found = _judged("C10", both(at["full"], at["topk:5"], TABLED), "surface", _surface(1, 4))
+    found = _judged("C10", both(at["full"], at["topk:5"], TABLE_TASKS), "surface", _surface(1, 4))
     assert found.outcome == "not enough data"
     assert "no pair of which both have learned: 95% training accuracy in the last epoch" in found.because
     assert found.runs == 0
@@ -97,16 +97,16 @@ def test_c10_leaves_out_the_pairs_that_have_not_both_learned_and_says_how_many()
     def payload(record: Record) -> dict[str, Any]:  # those that fail are steep the other way
         return _surface(4, 1)(record) if record.seed < 10 else _surface(1, 400)(record)
 
-    fails = [run(task, "topk:5", seed, at=None) for task in TABLED for seed in range(10, 14)]
-    learns = [run(task, "full", seed, at=60) for task in TABLED for seed in range(10, 14)]
-    found = _judged("C10", both(60, 20, TABLED) + fails + learns, "surface", payload)
+    fails = [run(task, "topk:5", seed, at=None) for task in TABLE_TASKS for seed in range(10, 14)]
+    learns = [run(task, "full", seed, at=60) for task in TABLE_TASKS for seed in range(10, 14)]
+    found = _judged("C10", both(60, 20, TABLE_TASKS) + fails + learns, "surface", payload)
     assert found.outcome == "holds"
     assert found.runs == 80
     assert "4 pairs of which not both have learned left out" in found.because
 
 
 def test_c10_counts_a_model_that_has_forgotten_or_diverged_as_not_learned() -> None:
-    records = both(60, 20, TABLED)
+    records = both(60, 20, TABLE_TASKS)
     diverged = [Record(r.id, r.config, r.metrics, "diverged", 1.0) if r.mechanism == "full" else r for r in records]
     forgot = [r if r.mechanism == "full" else _forgetting(r) for r in records]
     for world in (diverged, forgot):
@@ -127,13 +127,13 @@ def test_c10_does_without_squares_that_are_too_small_for_the_grid_but_not_withou
             row[lost] = None
         return made | tables
 
-    records = both(60, 20, TABLED)
+    records = both(60, 20, TABLE_TASKS)
     assert _judged("C10", records, "surface", lambda record: payload(record, 0)).outcome == "holds"
     assert _judged("C10", records, "surface", lambda record: payload(record, 2)).outcome == "not enough data"
 
 
 def test_c10_does_not_compare_surfaces_of_different_grids() -> None:
-    records = both(60, 20, TABLED)
+    records = both(60, 20, TABLE_TASKS)
     found = _judged("C10", records, "surface", lambda r: _surface(4, 1, 51 if r.mechanism == "full" else 101)(r))
     assert found.outcome == "not enough data"
     assert "different grids" in found.because
@@ -237,7 +237,7 @@ def test_three_tasks_are_no_correlation() -> None:
 
 
 def test_a_run_that_was_not_measured_leaves_its_pair_out() -> None:
-    records = both(60, 20, TABLED)
+    records = both(60, 20, TABLE_TASKS)
     found = _judged("C9", records, "dispersion", lambda r: _dispersion(20, 5)(r) if r.seed < 5 else None)
     assert found.outcome == "not enough data"
     assert found.runs == 40

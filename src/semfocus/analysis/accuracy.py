@@ -1,10 +1,10 @@
-"""Held-out accuracy over seeds: how high, how spread, and how two mechanisms differ.
+"""Accuracy over seeds: level, spread, and the difference between two mechanisms.
 
     topk = Accuracies.of({7: 0.93, 8: 0.95, 9: 0.91, 10: 0.94})
     topk.median, topk.quartiles, topk.interquartile_mean
     accuracy_difference(full, topk).interval      of the mean of other - full, seed by seed
 
-Accuracies are fractions of 1. Which epoch they come from is the caller's choice; verdicts take the last.
+Accuracies are fractions of 1. The caller chooses the epoch they come from; verdicts use the last one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from semfocus.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class Accuracies:
-    """Accuracies of one task and mechanism, one run a seed, in the order of the seeds."""
+    """Accuracies of one task and mechanism, one run per seed, in the order of the seeds."""
 
     values: Floats
     seeds: tuple[int, ...]
@@ -57,12 +57,12 @@ class Accuracies:
         return len(self.seeds)
 
     def only(self, seeds: Sequence[int]) -> Accuracies:
-        """The runs of these seeds alone."""
+        """The runs of these seeds only."""
         return Accuracies(self.values[positions(self.seeds, seeds)], tuple(seeds))
 
     @property
     def mean(self) -> float | None:
-        """The mean; None without runs, as for all of these."""
+        """The mean; None without runs, as for the other statistics."""
         return float(np.mean(self.values)) if len(self) else None
 
     @property
@@ -92,13 +92,13 @@ class Accuracies:
         return mean_interval(self.values)
 
     def near(self, level: float) -> Equivalence:
-        """Is the mean within two points of `level`, say chance?"""
+        """Whether the mean is within two points of `level`, for example chance."""
         return equivalence(mean_interval(self.values - level), ACCURACY_MARGIN)
 
 
 @dataclass(frozen=True)
 class AccuracyDifference:
-    """How much higher the other arm's accuracy is than full attention's, over the seeds both have."""
+    """The difference in accuracy between the other arm and full attention, over the seeds they share."""
 
     mean: float | None  # of other - full; None without a shared seed
     median: float | None
@@ -108,11 +108,11 @@ class AccuracyDifference:
     why: str = ""
 
     def equivalence(self) -> Equivalence:
-        """Do the two differ by at most two points?"""
+        """Whether the two differ by at most two points."""
         return equivalence(self.interval, ACCURACY_MARGIN)
 
     def non_inferiority(self) -> NonInferiority:
-        """Is the other arm at most two points worse?"""
+        """Whether the other arm is at most two points worse."""
         return non_inferiority(self.interval, ACCURACY_MARGIN)
 
 

@@ -1,4 +1,4 @@
-"""Mechanisms side by side on one task: who learns faster, by how much, and what the data support."""
+"""Compare mechanisms on one task: which learns faster, by how much, and what the data support."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Comparison:
         return next(arm for arm in self.arms if arm.mechanism == mechanism)
 
     def sentences(self) -> list[str]:
-        """What the data support, and what they do not."""
+        """The findings in words: what the data support, and what they do not."""
         return _sentences(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Comparison:
 
 
 def compare_records(task: str, records: Sequence[Record], baselines: Mapping[str, float]) -> Comparison:
-    """Compare the runs that have ended; the others are listed, not counted."""
+    """Compare the runs that have ended; list the others as unfinished."""
     ended = [record for record in records if record.ended]
     horizon = float(max((record.horizon for record in records), default=1))
     by_mechanism: dict[str, list[Record]] = {}
@@ -114,12 +114,12 @@ def _arm(
     )
 
 
-def _sentences(found: Comparison) -> list[str]:
-    if not any(arm.mechanism == BASE for arm in found.arms):
+def _sentences(comparison: Comparison) -> list[str]:
+    if not any(arm.mechanism == BASE for arm in comparison.arms):
         return ["Without full attention among the mechanisms there is nothing to compare with."]
-    base = found.arm(BASE)
-    others = [arm for arm in found.arms if arm.mechanism != BASE]
-    lines = [_about(arm, base, found.horizon) for arm in others]
+    base = comparison.arm(BASE)
+    others = [arm for arm in comparison.arms if arm.mechanism != BASE]
+    lines = [_sentence(arm, base, comparison.horizon) for arm in others]
     decided = [arm for arm in others if arm.p is not None and arm.p <= ALPHA]
     if not others:
         return ["Full attention alone: nothing to compare with."]
@@ -134,18 +134,20 @@ def _sentences(found: Comparison) -> list[str]:
     return lines
 
 
-def _about(arm: Arm, base: Arm, horizon: float) -> str:
-    total, there = len(arm.times.seeds), arm.reached
-    share = f"{there} of {total} seeds"
+def _sentence(arm: Arm, base: Arm, horizon: float) -> str:
+    total, reached = len(arm.times.seeds), arm.reached
+    share = f"{reached} of {total} seeds"
     if not total:
         return f"{arm.mechanism}: no finished run."
-    if not there:
+    if not reached:
         return f"{arm.mechanism} never reached {THRESHOLD:.0%} training accuracy within {horizon:g} epochs ({share})."
     ratio = arm.speed_up.ratio if arm.speed_up else None
     if ratio is None or ratio.value is None:
         return f"{arm.mechanism} got there ({share}); the speed-up is undefined."
-    got = f"{base.reached} of {len(base.times.seeds)}"
-    return f"{arm.mechanism} got to {THRESHOLD:.0%} ({share}) {ratio.text} as fast as full attention ({got} seeds)."
+    base_share = f"{base.reached} of {len(base.times.seeds)}"
+    return (
+        f"{arm.mechanism} got to {THRESHOLD:.0%} ({share}) {ratio.text} as fast as full attention ({base_share} seeds)."
+    )
 
 
 def _arm_dict(arm: Arm) -> dict[str, Any]:

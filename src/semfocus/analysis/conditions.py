@@ -1,11 +1,11 @@
-"""The paper's conditions W and X on measured numbers, what the sharper bounds say there, and where all are empty.
+"""The paper's conditions W and X on measured values, the certified bounds there, and where bounds are vacuous.
 
     cell = condition(delta_full=8.61, delta_heavy=3.51, separation=0.016, in_degree=1, k=5, length=599)
     cell.w, cell.x                    0.9703, 0.8982: below 1, the paper's bound for heavy hitters is the smaller one
-    cell.sharper.x                    heavy / full by the certified bounds: below 1, they win there too
+    cell.sharper.x                    heavy / full by the certified bounds: below 1, heavy hitters win by these too
     cell.vacuous                      ("full", "heavy"): e^delta / k bounds a probability by more than 1
 
-Only the column 100, where every number is the worst one, is the theorem; the others are the paper's custom.
+Only column 100, where every number is the worst case, is the theorem; the other percentiles follow the paper.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from semfocus.theory import condition_w, condition_x, lipschitz_w, lipschitz_x, 
 class Sharper:
     """Certified constant of heavy hitters over that of full attention: of the softmax (2-norm), in W and in X.
 
-    None where there is none: infinite scores, full attention that cannot move, or (X) uneven rows.
+    None if it does not exist: infinite scores, a full-attention constant of 0, or (X) uneven sequences.
     """
 
     softmax: float | None
@@ -31,7 +31,7 @@ class Sharper:
 
 @dataclass(frozen=True)
 class Conditions:
-    """One column: the numbers that go in, W and X, and how much they are worth."""
+    """One column: the inputs, W and X, and whether the bounds are informative."""
 
     delta_full: float
     delta_heavy: float
@@ -40,12 +40,12 @@ class Conditions:
     w: float
     x: float
     sharper: Sharper
-    vacuous: tuple[str, ...]  # of "full" and "heavy": whose weight bound exceeds 1
-    sinks_outside: bool  # in-degree below k: outside the theory, where its mean is k
-    uneven: bool = False  # queries of a row see different keys: no constant in X is certified
+    vacuous: tuple[str, ...]  # those of "full" and "heavy" whose weight bound exceeds 1
+    sinks_outside: bool  # in-degree below k: outside the theory, which assumes a mean of k
+    uneven: bool = False  # queries of a sequence see different keys: no constant in X is certified
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON; an infinite number is None and named under `infinite`."""
+        """Plain JSON; an infinite number becomes None and is listed under `infinite`."""
         numbers = {name: getattr(self, name) for name in ("delta_full", "delta_heavy", "separation", "in_degree")}
         numbers |= {"w": self.w, "x": self.x}
         return {
@@ -74,12 +74,12 @@ def condition(
 ) -> Conditions:
     """W and X from the numbers of one column; `length` keys for full attention, k for heavy hitters.
 
-    Where rows differ in length, `length` is the most keys that a query sees and `fewest` the fewest (of queries that
-    see more than one). What bounds a weight, or how a softmax moves, shrinks with the keys of a query, and is worked
-    out for the fewest. The constant in the tokens grows with the keys of a row, and is worked out for the most; but it
-    holds only where all queries of a row see the same keys and are no more than these: then the weights that one key
-    receives sum to at most the keys times the weight bound. In `uneven` rows they can sum to more (under a causal mask
-    and equal scores the first key receives 1 + 1/2 + 1/3 + ...), and `sharper.x` is None.
+    If sequences differ in length, `length` is the largest number of keys that a query sees and `fewest` the smallest
+    (of queries that see more than one). The bounds on a weight and on the softmax shrink with the number of keys, and
+    are computed for `fewest`. The constant in the tokens grows with the number of keys, and is computed for `length`.
+    It holds only if all queries of a sequence see the same keys and are no more than these: the weights that one key
+    receives then sum to at most the number of keys times the weight bound. In `uneven` sequences they can sum to more
+    (under a causal mask with equal scores the first key receives 1 + 1/2 + 1/3 + ...), and `sharper.x` is None.
     """
     beta, length = in_degree / k, max(length, 1)
     fewest = length if fewest is None else max(fewest, 1)
@@ -107,7 +107,7 @@ def condition(
 
 
 def finite(value: float | None) -> float | None:
-    """A number as JSON has it: None for what is not finite."""
+    """A number for JSON: None if it is not finite."""
     return value if value is not None and math.isfinite(value) else None
 
 

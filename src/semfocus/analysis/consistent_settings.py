@@ -1,12 +1,13 @@
-"""Measurements that were made in one way, so that they can be held against each other, and who is left out.
+"""Measurements that were made with the same settings, and the runs that are left out because theirs were not.
 
-    found = alike({"parity": [(full, topk), ...], ...}, everywhere=("split", "k"), here=("rows",))
-    found.runs             ids of the runs that count
-    found.left_out         by task the others, each with what was different
-    seen(record, measurements, "dispersion", ("split", "rows"))      a run with these settings of its measurement
+    units = {"parity": [(full, topk), ...], ...}       the runs of a unit are compared with each other
+    kept = consistent_settings(units, everywhere=("split", "k"), within_task=("rows",))
+    kept.runs             ids of the runs that count
+    kept.left_out         by task the other runs, each with what differs
+    measured_with(record, measurements, "dispersion", ("split", "rows"))      a run, and how it was measured
 
-Runs that are compared with each other (a pair of one seed, or a run alone) come together. The way that most of them
-share wins: first in what has to be the same `everywhere`, then, task by task, in what has to be so only `here`.
+A unit is a pair of one seed, or a single run. The most common settings win: first over all tasks for the settings that
+have to agree `everywhere`, then in each task for those that have to agree only `within_task`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from typing import Any, NamedTuple
 from semfocus.analysis.records import Record
 
 LAST = "last"
-USUAL = {"checkpoint": LAST}  # where a measurement does not say
+DEFAULTS = {"checkpoint": LAST}  # of settings that a measurement does not state
 
 
-class Seen(NamedTuple):
-    """A run, and the settings it was measured with; None: it was not."""
+class MeasuredWith(NamedTuple):
+    """A run and the settings of its measurement; None if it was not measured."""
 
     record: Record
     settings: Mapping[str, Any] | None
@@ -39,58 +40,63 @@ class LeftOut(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Alike:
-    """What is left when all are measured in one way."""
+class ConsistentRuns:
+    """The runs that were measured with the same settings."""
 
     runs: frozenset[str]
-    shared: Mapping[str, Any]  # the settings that are the same everywhere
+    shared: Mapping[str, Any]  # the settings that agree everywhere
     left_out: Mapping[str, tuple[LeftOut, ...]]  # by task
 
 
-def seen(
+def measured_with(
     record: Record, measurements: Mapping[str, Mapping[str, Mapping[str, Any]]], name: str, fields: Sequence[str]
-) -> Seen:
-    """A run with these settings of its measurement."""
+) -> MeasuredWith:
+    """A run and these settings of its measurement."""
     payload = measurements.get(record.id, {}).get(name)
-    found = None if payload is None else {field: payload.get(field, USUAL.get(field)) for field in fields}
-    return Seen(record, found)
+    settings = None if payload is None else {field: payload.get(field, DEFAULTS.get(field)) for field in fields}
+    return MeasuredWith(record, settings)
 
 
-def alike(tasks: Mapping[str, Sequence[Sequence[Seen]]], everywhere: Sequence[str], here: Sequence[str]) -> Alike:
-    """Of the runs that belong together, those of the commonest way; a setting that a run does not have is any."""
-    shared = commonest(_way(together, everywhere) for groups in tasks.values() for together in groups)
+def consistent_settings(
+    tasks: Mapping[str, Sequence[Sequence[MeasuredWith]]], everywhere: Sequence[str], within_task: Sequence[str]
+) -> ConsistentRuns:
+    """Keep the units that have the most common settings; a setting that a run does not have agrees with any value."""
+    shared = commonest(_settings_of_unit(unit, everywhere) for units in tasks.values() for unit in units)
     runs: set[str] = set()
     left_out = {}
-    for task, groups in tasks.items():
-        fitting = [together for together in groups if _way(together, everywhere) == shared]
-        own = commonest(_way(together, here) for together in fitting)
-        way = None if shared is None or own is None else shared | own
-        runs |= {seen.record.id for together in groups if way and _way(together, list(way)) == way for seen in together}
-        left_out[task] = tuple(_differing(groups, way or shared or {}, [*everywhere, *here]))
-    return Alike(frozenset(runs), shared or {}, left_out)
+    for task, units in tasks.items():
+        fitting = [unit for unit in units if _settings_of_unit(unit, everywhere) == shared]
+        own = commonest(_settings_of_unit(unit, within_task) for unit in fitting)
+        wanted = None if shared is None or own is None else shared | own
+        for unit in units:
+            if wanted and _settings_of_unit(unit, list(wanted)) == wanted:
+                runs |= {member.record.id for member in unit}
+        left_out[task] = tuple(_left_out(units, wanted or shared or {}, [*everywhere, *within_task]))
+    return ConsistentRuns(frozenset(runs), shared or {}, left_out)
 
 
-def _way(together: Sequence[Seen], names: Sequence[str]) -> dict[str, Any] | None:
+def _settings_of_unit(unit: Sequence[MeasuredWith], names: Sequence[str]) -> dict[str, Any] | None:
     """These settings, if all members were measured and agree in them."""
-    found: dict[str, Any] = {}
-    for seen in together:
-        if seen.settings is None:
+    shared: dict[str, Any] = {}
+    for member in unit:
+        if member.settings is None:
             return None
         for name in names:
-            if name in seen.settings and found.setdefault(name, seen.settings[name]) != seen.settings[name]:
+            if name in member.settings and shared.setdefault(name, member.settings[name]) != member.settings[name]:
                 return None
-    return found
+    return shared
 
 
-def commonest(ways: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """The most frequent one; of several, that of the later checkpoint, and then the first in order of their text."""
-    counts = Counter(json.dumps(way, sort_keys=True) for way in ways if way is not None)
-    found = sorted(counts, key=lambda text: (-counts[text], -_age(json.loads(text).get("checkpoint")), text))
-    return json.loads(found[0]) if found else None
+def commonest(candidates: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """The most frequent settings; ties go to the later checkpoint, then to the first in order of their text."""
+    counts = Counter(json.dumps(settings, sort_keys=True) for settings in candidates if settings is not None)
+    ranked = sorted(counts, key=lambda text: (-counts[text], -_checkpoint_epoch(json.loads(text)), text))
+    return json.loads(ranked[0]) if ranked else None
 
 
-def _age(checkpoint: Any) -> float:
-    """Of a checkpoint: the last is the oldest; what is not one is younger than all."""
+def _checkpoint_epoch(settings: Mapping[str, Any]) -> float:
+    """The epoch of the checkpoint: infinite for the last one, -1 for anything that is not an epoch."""
+    checkpoint: Any = settings.get("checkpoint")
     if checkpoint == LAST:
         return math.inf
     try:
@@ -100,12 +106,15 @@ def _age(checkpoint: Any) -> float:
     return epoch if math.isfinite(epoch) else -1.0
 
 
-def _differing(groups: Sequence[Sequence[Seen]], way: Mapping[str, Any], names: Sequence[str]) -> Iterable[LeftOut]:
-    """Who was measured otherwise; in what is common to none, otherwise than the run that it is compared with."""
-    for together in groups:
-        usual = {**(together[0].settings or {}), **way}
-        for record, settings in together:
-            mine = settings or {}
-            other = [name for name in names if name in mine and name in usual and mine[name] != usual[name]]
-            if other:
-                yield LeftOut(record, "; ".join(f"{name} = {mine[name]}, not {usual[name]}" for name in other))
+def _left_out(
+    units: Sequence[Sequence[MeasuredWith]], wanted: Mapping[str, Any], names: Sequence[str]
+) -> Iterable[LeftOut]:
+    """The runs with other settings than `wanted`, or, where nothing is wanted, than the first run of their unit."""
+    for unit in units:
+        expected = {**(unit[0].settings or {}), **wanted}
+        for record, settings in unit:
+            own = settings or {}
+            different = [name for name in names if name in own and name in expected and own[name] != expected[name]]
+            if different:
+                why = "; ".join(f"{name} = {own[name]}, not {expected[name]}" for name in different)
+                yield LeftOut(record, why)

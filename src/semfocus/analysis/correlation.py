@@ -1,4 +1,4 @@
-"""Does one number per task predict another? Spearman's rank correlation for a handful of tasks.
+"""Does one number per task predict another? Spearman's rank correlation for a few tasks.
 
     spearman(dispersion_ratio, speed_up)      by task name: {"parity": 0.8, ...}, {"parity": 1.1, ...}
 
@@ -16,9 +16,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from semfocus.analysis.intervals import LEVEL, Interval
+from semfocus.analysis.intervals import LEVEL, ROUNDING, Interval, sampled_p
 from semfocus.analysis.pairing import Floats
-from semfocus.analysis.resampling import ROUNDING, sampled_p
 from semfocus.errors import UsageError
 from semfocus.randomness import Stream
 
@@ -30,7 +29,7 @@ FEWEST_ITEMS = 4  # the interval divides by n - 3
 class Correlation:
     """A rank correlation between two numbers measured on the same items."""
 
-    rho: float | None  # None: not enough data, and `why` says why
+    rho: float | None  # None if there is not enough data; `why` gives the reason
     p: float | None  # two-sided
     interval: Interval | None
     items: int
@@ -40,7 +39,7 @@ class Correlation:
 
 
 def spearman(x: Mapping[str, float], y: Mapping[str, float]) -> Correlation:
-    """Spearman's rho over the items that both have, ties given their mean rank."""
+    """Spearman's rho over the items that both have; ties get their mean rank."""
     names = sorted(set(x) & set(y))
     left_out = tuple(sorted(set(x) ^ set(y)))
     a, b = (_values(label, source, names) for label, source in (("x", x), ("y", y)))
@@ -60,7 +59,7 @@ def spearman(x: Mapping[str, float], y: Mapping[str, float]) -> Correlation:
 
 
 def mean_ranks(values: Floats) -> Floats:
-    """Ranks from 1, equal values sharing the mean of theirs."""
+    """Ranks from 1; equal values get the mean of their ranks."""
     below = np.sum(values[None, :] < values[:, None], axis=1)
     equal = np.sum(values[None, :] == values[:, None], axis=1)
     return below + (equal + 1) / 2
@@ -69,8 +68,8 @@ def mean_ranks(values: Floats) -> Floats:
 def fisher_interval(rho: float, n: int) -> Interval:
     """The interval of a rank correlation of n items.
 
-    A perfect correlation is first pulled in by half of the smallest step that rho can take, which keeps z finite;
-    its outer end stays at 1.
+    A perfect correlation is first reduced by half of the smallest step of rho, which keeps z finite; the outer end of
+    its interval stays at 1.
     """
     from scipy.special import ndtri
 
@@ -90,7 +89,7 @@ def _values(label: str, source: Mapping[str, float], names: list[str]) -> Floats
 
 
 def _standard_ranks(values: Floats) -> Floats:
-    """Ranks centred and scaled, so that the product of two of these is their correlation."""
+    """Ranks centred and scaled, so that the dot product of two of these is their correlation."""
     ranks = mean_ranks(values)
     centred = ranks - np.mean(ranks)
     return centred / np.linalg.norm(centred)
@@ -102,15 +101,15 @@ def _exact_p(first: Floats, second: Floats) -> float:
 
 
 def _sampled_p(first: Floats, second: Floats) -> float:
-    def draw(rng: Stream, rows: int) -> Floats:
-        orders = np.argsort(rng.words((rows, len(second))), axis=1, kind="stable")
+    def draw(rng: Stream, n: int) -> Floats:
+        orders = np.argsort(rng.words((n, len(second))), axis=1, kind="stable")  # (n, items)
         return second[orders] @ first
 
     return sampled_p("spearman", float(abs(first @ second)) - ROUNDING, draw)
 
 
 def _permutations(n: int) -> NDArray[np.int64]:
-    """All orders of 0 .. n-1, one a row: each order of n-1 items with the last one put into every place."""
+    """All permutations of 0 .. n-1, shape (n!, n): each one of n-1 items with the last item inserted at every place."""
     orders = np.zeros((1, 1), dtype=np.int64)
     for item in range(1, n):
         grown = [np.insert(orders, place, item, axis=1) for place in range(item + 1)]

@@ -1,12 +1,13 @@
-"""Does the ratio of dispersions predict how much faster top-k learns? One point a task, and a rank correlation.
+"""Does the ratio of dispersions predict how much faster top-k learns? One point per task, and a rank correlation.
 
     points = dispersion_points(records, measurements)
-    found = dispersion_against_speed(points, when="start")
-    found.rho, found.p, found.interval
+    correlation = dispersion_against_speed(points, when="start")
+    correlation.rho, correlation.p, correlation.interval
 
 The ratio is delta_heavy of the top-k run over delta_full of the full run of the same seed (median over the seeds that
-both have), at initialisation ("start", epoch 0) or at the last checkpoint ("end"). At the end dispersion is itself an
-outcome of training: what counts as a prediction is the start. Runs measured in another way than most are left out.
+both have), at initialisation ("start", epoch 0) or at the last checkpoint ("end"). Only the ratio at the start is a
+prediction: at the end, dispersion is itself an outcome of training. Runs with other measurement settings than most are
+left out.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from semfocus.analysis.comparison import BASE
-from semfocus.analysis.consistent_settings import Alike, LeftOut, Seen, alike, seen
+from semfocus.analysis.consistent_settings import (
+    ConsistentRuns,
+    LeftOut,
+    MeasuredWith,
+    consistent_settings,
+    measured_with,
+)
 from semfocus.analysis.correlation import Correlation, spearman
 from semfocus.analysis.records import Measurements, Record
 from semfocus.analysis.results import Results
 from semfocus.analysis.speedup import SpeedUp
-from semfocus.analysis.verdicts.measured import number
-from semfocus.analysis.verdicts.pairs import gained
+from semfocus.analysis.verdicts.measured import finite_number
+from semfocus.analysis.verdicts.pairs import arm_speed_up
 from semfocus.analysis.verdicts.settings import Setting, choose, settings_from
 from semfocus.errors import UsageError, unknown
 
@@ -32,7 +39,8 @@ When = Literal["start", "end"]
 WHENS: tuple[When, ...] = ("start", "end")
 NAME = "dispersion"  # the measurement
 START, LAST = "0", "last"  # its checkpoints
-EVERYWHERE, HERE = ("split", "k"), ("rows",)  # in what measurements of all tasks, and of one, have to agree
+EVERYWHERE = ("split", "k")  # settings that measurements of all tasks have to share
+WITHIN_TASK = ("rows",)  # settings that measurements of one task have to share
 
 
 @dataclass(frozen=True)
@@ -40,12 +48,12 @@ class Point:
     """One task: the ratio of dispersions at the start and at the end of training, and the measured speed-up."""
 
     task: str
-    start: float | None  # None: not measured
+    start: float | None  # None if it was not measured
     end: float | None
     speed_up: SpeedUp
-    start_seeds: int = 0  # how many pairs of runs each ratio is the median of
+    start_seeds: int = 0  # the number of pairs of runs behind each ratio
     end_seeds: int = 0
-    left_out: tuple[LeftOut, ...] = ()  # runs that were measured in another way
+    left_out: tuple[LeftOut, ...] = ()  # runs with other measurement settings
 
     def ratio(self, when: When) -> float | None:
         """`start` or `end`."""
@@ -59,23 +67,23 @@ def dispersion_points(
 ) -> list[Point]:
     """A point for each task that has ended runs of full attention and of `mechanism`, in order of task.
 
-    Of several settings of a task, the one nearest to the paper's that was measured, and if none was, the nearest.
+    Of several settings of a task, use the nearest to the paper's that was measured; if none was, the nearest.
     """
 
     def has(record: Record) -> bool:
         return any(_value(measurements, record, at, "delta_full", percent) is not None for at in (START, LAST))
 
     chosen = chosen_settings(records, mechanism, has)
-    found = alike(
-        {task: _pairs(setting, mechanism, measurements) for task, setting in chosen.items()}, EVERYWHERE, HERE
+    consistent = consistent_settings(
+        {task: _pairs(setting, mechanism, measurements) for task, setting in chosen.items()}, EVERYWHERE, WITHIN_TASK
     )
-    return [_point(setting, mechanism, measurements, percent, found) for setting in chosen.values()]
+    return [_point(setting, mechanism, measurements, percent, consistent) for setting in chosen.values()]
 
 
 def chosen_settings(
     records: Sequence[Record], mechanism: str, has: Callable[[Record], bool] = lambda record: True
 ) -> dict[str, Setting]:
-    """By task, in order, one setting that has both arms, measured (`has`) where there is such a one."""
+    """One setting with both arms per task, in order of task; a measured one (`has`) if there is any."""
     settings, arms = settings_from(records), (BASE, mechanism)
     chosen = {}
     for task in sorted({setting.task for setting in settings}):
@@ -98,7 +106,7 @@ def stored_points(results: Results, mechanism: str = "topk:5", percent: str = "9
 
 
 def why_none(points: Sequence[Any]) -> str:
-    """What was measured, but not in one way: an end for an error."""
+    """The end of an error message: a measurement exists, but with other settings."""
     left_out = [one for point in points for one in point.left_out]
     return f" in the same way (run {left_out[0].record.id} has {left_out[0].why})" if left_out else ""
 
@@ -111,39 +119,41 @@ def require_mechanism(results: Results, mechanism: str) -> None:
 
 
 def dispersion_against_speed(points: Sequence[Point], when: When = "start") -> Correlation:
-    """Spearman's correlation over tasks, of the tasks that have both numbers; a bound on a speed-up has its value."""
+    """Spearman's correlation over the tasks that have both numbers; a bound on a speed-up counts as its value."""
     ratios = {point.task: ratio for point in points if (ratio := point.ratio(when)) is not None}
     speeds = {point.task: ratio for point in points if (ratio := point.speed_up.ratio.value) is not None}
     return spearman(ratios, speeds)
 
 
 def smallest_p(tasks: int) -> float:
-    """The p-value of the strongest rank correlation that so many tasks can have: both perfect orders of all n!."""
+    """The smallest possible p-value with this many tasks: 2 of the n! orders are perfect."""
     return 2 / math.factorial(tasks)
 
 
 def drawn_points(points: Sequence[Point], when: When = "start") -> list[tuple[str, float, float]]:
-    """Task, ratio of dispersions and speed-up, of the tasks that have both numbers."""
-    found = [(point.task, point.ratio(when), point.speed_up.ratio.value) for point in points]
-    return [(task, ratio, speed) for task, ratio, speed in found if ratio is not None and speed is not None]
+    """Task, ratio of dispersions and speed-up, for the tasks that have both numbers."""
+    values = [(point.task, point.ratio(when), point.speed_up.ratio.value) for point in points]
+    return [(task, ratio, speed) for task, ratio, speed in values if ratio is not None and speed is not None]
 
 
-def _pairs(setting: Setting, mechanism: str, measurements: Measurements) -> list[tuple[Seen, Seen]]:
-    """The runs of both arms, seed by seed. All keys of full attention count, whatever its k was."""
+def _pairs(setting: Setting, mechanism: str, measurements: Measurements) -> list[tuple[MeasuredWith, MeasuredWith]]:
+    """The runs of both arms by seed. The k of full attention is not compared: delta_full covers all keys."""
     full, heavy = setting.arms[BASE], setting.arms[mechanism]
     seeds = setting.seeds(BASE, mechanism)
     return [
         (
-            seen(full[seed], measurements, NAME, ("split", "rows")),
-            seen(heavy[seed], measurements, NAME, ("split", "k", "rows")),
+            measured_with(full[seed], measurements, NAME, ("split", "rows")),
+            measured_with(heavy[seed], measurements, NAME, ("split", "k", "rows")),
         )
         for seed in seeds
     ]
 
 
-def _point(setting: Setting, mechanism: str, measurements: Measurements, percent: str, found: Alike) -> Point:
+def _point(
+    setting: Setting, mechanism: str, measurements: Measurements, percent: str, consistent: ConsistentRuns
+) -> Point:
     full, heavy = setting.arms[BASE], setting.arms[mechanism]
-    seeds = setting.seeds(BASE, mechanism, usable=lambda record: record.id in found.runs)
+    seeds = setting.seeds(BASE, mechanism, usable=lambda record: record.id in consistent.runs)
 
     def ratios(checkpoint: str) -> list[float]:
         every = [_ratio(measurements, full[seed], heavy[seed], checkpoint, percent) for seed in seeds]
@@ -154,19 +164,19 @@ def _point(setting: Setting, mechanism: str, measurements: Measurements, percent
         task=setting.task,
         start=statistics.median(start) if start else None,
         end=statistics.median(end) if end else None,
-        speed_up=gained(setting, BASE, mechanism),
+        speed_up=arm_speed_up(setting, BASE, mechanism),
         start_seeds=len(start),
         end_seeds=len(end),
-        left_out=found.left_out[setting.task],
+        left_out=consistent.left_out[setting.task],
     )
 
 
 def _ratio(measurements: Measurements, full: Record, heavy: Record, checkpoint: str, percent: str) -> float | None:
-    """delta_heavy / delta_full at this checkpoint, None where either was not measured or nothing is dispersed."""
-    above = _value(measurements, heavy, checkpoint, "delta_heavy", percent)
-    below = _value(measurements, full, checkpoint, "delta_full", percent)
-    return None if above is None or not below else above / below
+    """delta_heavy / delta_full at this checkpoint; None if either was not measured or delta_full is 0."""
+    heavy_delta = _value(measurements, heavy, checkpoint, "delta_heavy", percent)
+    full_delta = _value(measurements, full, checkpoint, "delta_full", percent)
+    return None if heavy_delta is None or not full_delta else heavy_delta / full_delta
 
 
 def _value(measurements: Measurements, run: Record, checkpoint: str, name: str, percent: str) -> float | None:
-    return number(measurements.get(run.id, {}).get(NAME), "checkpoints", checkpoint, name, percent)
+    return finite_number(measurements.get(run.id, {}).get(NAME), "checkpoints", checkpoint, name, percent)

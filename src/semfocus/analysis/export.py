@@ -1,11 +1,11 @@
-"""All runs as one tidy table: a row for each run and evaluation, the configuration in columns beside the metrics.
+"""All runs as one tidy table: a row per run and evaluation, with the configuration in columns beside the metrics.
 
     export_records(Results.load("runs").records, Path("runs.parquet"), "parquet")
 
     SELECT attention_mechanism, seed, min(epoch) FROM 'runs.parquet' WHERE train_accuracy >= 0.95 GROUP BY ALL
 
-Configuration fields are named by their place: `training.lr` becomes `training_lr`. In a CSV file a text that a
-spreadsheet would take for a formula gets an apostrophe in front.
+Configuration fields are named by their path: `training.lr` becomes `training_lr`. In a CSV file a text that a
+spreadsheet would read as a formula gets a leading apostrophe.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 
 Format = Literal["parquet", "csv"]
 FORMATS: tuple[Format, ...] = ("parquet", "csv")
-FIRST = ("run", "state")  # then the configuration, then the metrics in this order, then any others
-METRICS = ("epoch", "step", "lr", *CLASSIFICATION.columns)
+METRICS = ("epoch", "step", "lr", *CLASSIFICATION.columns)  # the order of the columns; others follow
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_PLACE = "which run"  # joins the two tables, and is not exported; no field's name has a space
+_RUN_INDEX = "run index"  # joins the two tables, and is not exported; the space keeps it apart from field names
 
 
 @dataclass(frozen=True)
@@ -42,35 +41,36 @@ class Exported:
     path: Path
     runs: int
     rows: int
-    without_rows: tuple[str, ...]  # ids of runs that have no metrics yet, and so no rows
+    without_rows: tuple[str, ...]  # ids of runs that have no metrics yet
 
 
 def export_records(records: Sequence[Record], out: Path, to: Format) -> Exported:
-    """Write the table; the file appears whole or not at all."""
+    """Write the table; the file is complete or absent, never partial."""
     if to not in FORMATS:
         raise UsageError(f"to = {to!r} is not one of {', '.join(FORMATS)}")
-    measured = sorted((record for record in records if len(record.metrics)), key=lambda record: record.id)
-    if not measured:
+    evaluated = sorted((record for record in records if len(record.metrics)), key=lambda record: record.id)
+    if not evaluated:
         raise UsageError("there is no run with metrics to export")
     try:
         import duckdb
     except ImportError:
         raise MissingExtra("duckdb", "analysis", "exporting runs") from None
-    runs = _run_columns(measured, plain=to == "csv")
-    metrics = _metric_columns(measured, taken=set(runs))
+    runs = _run_columns(evaluated, escape=to == "csv")
+    metrics = _metric_columns(evaluated, taken=set(runs))
     with duckdb.connect() as connection, replacing(out.expanduser().absolute()) as draft:
-        _create_runs(connection, runs, len(measured))
+        _create_runs(connection, runs, len(evaluated))
         connection.register("metrics", metrics)
-        columns = ", ".join(_quoted(name) for name in [*runs, *metrics] if name != _PLACE)
-        table = f"SELECT {columns} FROM metrics JOIN runs USING ({_quoted(_PLACE)}) ORDER BY {_quoted(_PLACE)}, step"
+        columns = ", ".join(_quoted(name) for name in [*runs, *metrics] if name != _RUN_INDEX)
+        index = _quoted(_RUN_INDEX)
+        table = f"SELECT {columns} FROM metrics JOIN runs USING ({index}) ORDER BY {index}, step"
         options = "(FORMAT parquet, COMPRESSION zstd)" if to == "parquet" else "(FORMAT csv, HEADER)"
         connection.execute(f"COPY ({table}) TO {_text(str(draft))} {options}")
     without = tuple(sorted(record.id for record in records if not len(record.metrics)))
-    return Exported(out, len(measured), len(metrics[_PLACE]), without)
+    return Exported(out, len(evaluated), len(metrics[_RUN_INDEX]), without)
 
 
 def flatten(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested fields by joined names; lists become JSON."""
+    """Nested fields with joined names; lists become JSON."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{before}{name}_")
@@ -78,40 +78,40 @@ def flatten(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
             yield f"{before}{name}", json.dumps(value) if isinstance(value, (list, tuple)) else value
 
 
-def _run_columns(records: Sequence[Record], plain: bool) -> dict[str, list[Any]]:
-    """One value a run in each column; where fields of different kinds meet, all become texts."""
+def _run_columns(records: Sequence[Record], escape: bool) -> dict[str, list[Any]]:
+    """One value per run in each column; a column of mixed types becomes texts."""
     rows = []
     for record in records:
         row: dict[str, Any] = {"run": record.id, "state": record.state}
         for name, value in flatten(record.config):
-            while name in row or name in METRICS:  # two fields that join to one name, or a metric's
+            while name in row or name in METRICS:  # two fields with the same joined name, or a metric's name
                 name += "_"
             row[name] = value
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: _one_kind([row.get(name) for row in rows]) for name in names}
-    return {name: [_harmless(v) for v in values] for name, values in columns.items()} if plain else columns
+    columns = {name: _one_type([row.get(name) for row in rows]) for name in names}
+    return {name: [_escape(v) for v in values] for name, values in columns.items()} if escape else columns
 
 
-def _one_kind(values: list[Any]) -> list[Any]:
+def _one_type(values: list[Any]) -> list[Any]:
     kinds = {type(value) for value in values} - {type(None)}
     if len(kinds) <= 1 or kinds == {int, float}:
         return values
     return [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
 
 
-def _harmless(value: Any) -> Any:
+def _escape(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def _metric_columns(records: Sequence[Record], taken: set[str]) -> dict[str, Column]:
-    """The metrics of all runs, one below the other; NaN, which becomes a null, where a run has no such metric."""
-    found = dict.fromkeys(name for record in records for name in record.metrics[0])
+    """The metrics of all runs, concatenated; NaN, which becomes a null, if a run has no such metric."""
+    present = dict.fromkeys(name for record in records for name in record.metrics[0])
     numeric = [
-        name for name in found if all(record.column(name).dtype.kind in "if" for record in _having(records, name))
+        name for name in present if all(record.column(name).dtype.kind in "if" for record in _having(records, name))
     ]
     names = [*(name for name in METRICS if name in numeric), *sorted(set(numeric) - set(METRICS))]
-    columns = {_PLACE: np.repeat(np.arange(len(records)), [len(record.metrics) for record in records])}
+    columns = {_RUN_INDEX: np.repeat(np.arange(len(records)), [len(record.metrics) for record in records])}
     for name in names:
         parts = [_values(record, name) for record in records]
         columns[name if name not in taken else f"metric_{name}"] = np.concatenate(parts)
@@ -127,22 +127,21 @@ def _values(record: Record, name: str) -> Column:
 
 
 def _create_runs(connection: duckdb.DuckDBPyConnection, columns: Mapping[str, list[Any]], rows: int) -> None:
-    every = {_PLACE: list(range(rows)), **columns}
-    kinds = ", ".join(f"{_quoted(name)} {_kind(values)}" for name, values in every.items())
+    every = {_RUN_INDEX: list(range(rows)), **columns}
+    kinds = ", ".join(f"{_quoted(name)} {_sql_type(values)}" for name, values in every.items())
     connection.execute(f"CREATE TABLE runs ({kinds})")
     connection.execute(f"INSERT INTO runs SELECT {', '.join('unnest(?)' for _ in every)}", list(every.values()))
 
 
-def _kind(values: list[Any]) -> str:
+def _sql_type(values: list[Any]) -> str:
     kinds = {type(value) for value in values} - {type(None)}
     if kinds == {bool}:
         return "BOOLEAN"
     if kinds == {int}:
         fits = all(-(2**63) <= value < 2**63 for value in values if value is not None)
         return "BIGINT" if fits else "DOUBLE"
-    return (
-        "DOUBLE" if kinds <= {int, float} else "VARCHAR"
-    )  # also where nobody has a value: fields left out are numbers
+    # Also DOUBLE if no run has a value: the fields that may be left out are numbers.
+    return "DOUBLE" if kinds <= {int, float} else "VARCHAR"
 
 
 def _quoted(name: str) -> str:

@@ -1,14 +1,22 @@
-"""Intervals, and what they decide against margins that are fixed here, before any run.
+"""Intervals, p-values, and decisions against margins that are fixed here, before any run.
 
-    jackknife_t(estimate, leave_one_out)                 a 95 % interval from n values with one seed left out
-    equivalence(Interval(0.9, 1.2), SPEEDUP_MARGIN)      "equivalent"
+    jackknife_t(estimate, leave_one_out)                     a 95 % interval from n leave-one-out estimates
+    equivalence(Interval(0.9, 1.2), SPEEDUP_MARGIN)          "equivalent"
+    one_sided_p(mean, interval, n, -0.02)                    p of "the true value is above -0.02"
+    tost_p(mean, interval, n, Margin(-0.02, 0.02))           p of "the true value is inside the margin"
 
-"No benefit", "as well as" and "near chance" are claims of equivalence or non-inferiority: the whole interval
-has to lie inside the margin. That a difference is not significant shows nothing of the kind.
+"No benefit", "as well as" and "near chance" are claims of equivalence or non-inferiority: the whole interval has to
+lie inside the margin. A difference that is not significant shows nothing of the kind.
+
+The intervals are estimate +- Student's t (n - 1 degrees of freedom) times a standard error, on the logarithm for
+ratios. `one_sided_p` and `tost_p` invert them: the level at which the end of the interval touches the bound, so that
+Holm's adjustment applies to such claims too. All p-values are two-sided, as the intervals are.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -16,9 +24,13 @@ import numpy as np
 
 from semfocus.analysis.pairing import Floats
 from semfocus.errors import UsageError
+from semfocus.randomness import Stream, stream
 
 LEVEL = 0.95
-FEWEST_PAIRS = 3  # with fewer, a spread estimated from them says nothing
+FEWEST_PAIRS = 3  # fewer give no usable estimate of the spread
+DRAWS = 99_999  # rearrangements of a sampled test
+ROUNDING = 1e-9  # statistics closer than this, relative to their scale, are equal
+_CHUNK = 10_000  # rearrangements drawn at a time, to bound memory
 
 Equivalence = Literal["equivalent", "different", "undecided"]
 NonInferiority = Literal["yes", "no", "undecided"]
@@ -48,7 +60,7 @@ class Interval:
 
 
 def equivalence(interval: Interval | None, margin: Margin) -> Equivalence:
-    """ "equivalent" when the interval lies inside the margin, "different" when it lies wholly outside."""
+    """ "equivalent" if the interval lies inside the margin, "different" if it lies wholly outside."""
     if interval is None:
         return "undecided"
     if margin.low <= interval.low and interval.high <= margin.high:
@@ -59,7 +71,7 @@ def equivalence(interval: Interval | None, margin: Margin) -> Equivalence:
 
 
 def non_inferiority(interval: Interval | None, margin: Margin) -> NonInferiority:
-    """ "yes" when the interval lies above the margin's lower end, "no" when it lies below; larger is better."""
+    """ "yes" if the interval lies above the margin's lower end, "no" if it lies below; larger is better."""
     if interval is None:
         return "undecided"
     if interval.low >= margin.low:
@@ -68,7 +80,7 @@ def non_inferiority(interval: Interval | None, margin: Margin) -> NonInferiority
 
 
 def jackknife_t(estimate: float, leave_one_out: Floats) -> Interval | None:
-    """Estimate +- Student's t (n - 1 degrees) times the jackknife standard error; None below three values.
+    """Estimate +- Student's t (n - 1 degrees of freedom) times the jackknife standard error; None below three values.
 
         se^2 = (n - 1) / n * sum over i of (estimate without i - their mean)^2
 
@@ -77,7 +89,7 @@ def jackknife_t(estimate: float, leave_one_out: Floats) -> Interval | None:
     n = len(leave_one_out)
     if n < FEWEST_PAIRS:
         return None
-    from scipy.special import stdtrit  # 0.3 s, and only an interval needs it
+    from scipy.special import stdtrit  # takes 0.3 s to import, and only intervals need it
 
     error = np.sqrt((n - 1) / n * np.sum((leave_one_out - np.mean(leave_one_out)) ** 2))
     reach = float(stdtrit(n - 1, (1 + LEVEL) / 2) * error)
@@ -90,15 +102,57 @@ def leave_one_out_means(values: Floats) -> Floats:
 
 
 def mean_interval(values: Floats) -> Interval | None:
-    """Student's t interval for a mean; None below three values."""
+    """Student's t interval of a mean; None below three values."""
     if len(values) < FEWEST_PAIRS:
         return None
     return jackknife_t(float(np.mean(values)), leave_one_out_means(values))
 
 
+def log_interval(interval: Interval) -> Interval:
+    """The interval of a ratio on the logarithmic scale; an end at 0 becomes -inf."""
+    low = math.log(interval.low) if interval.low > 0 else -math.inf
+    return Interval(low, math.log(interval.high) if interval.high < math.inf else math.inf)
+
+
 def too_few(pairs: int) -> str:
-    """Why there is no interval; empty when there is one."""
+    """The reason why there is no interval; empty if there is one."""
     if pairs >= FEWEST_PAIRS:
         return ""
     runs = f"{pairs} paired seed{'' if pairs == 1 else 's'}"
     return f"not enough data: {runs}, and an interval needs at least {FEWEST_PAIRS}"
+
+
+def one_sided_p(estimate: float, interval: Interval, n: int, bound: float, *, below: bool = False) -> float:
+    """The p-value of the claim that the true value lies above `bound`, or with `below` below it.
+
+    If all n seeds agree to the last digit, the interval is a point and p is 2^(1-n), the smallest p of an exact test of
+    n pairs: no spread in the sample does not prove that there is none.
+    """
+    from scipy.special import stdtr, stdtrit
+
+    finite = [abs(end - estimate) for end in (interval.low, interval.high) if math.isfinite(end)]
+    error = max(finite) / float(stdtrit(n - 1, (1 + LEVEL) / 2))
+    distance = bound - estimate if below else estimate - bound
+    if error <= ROUNDING * max(1.0, abs(estimate)):
+        return math.ldexp(1.0, 1 - n) if distance >= 0 else 1.0
+    return min(1.0, 2 * float(stdtr(n - 1, -distance / error)))
+
+
+def tost_p(estimate: float, interval: Interval, n: int, margin: Margin) -> float:
+    """The p-value of the claim that the true value lies inside `margin`: both one-sided claims have to hold."""
+    above = one_sided_p(estimate, interval, n, margin.low)
+    return max(above, one_sided_p(estimate, interval, n, margin.high, below=True))
+
+
+def sampled_p(purpose: str, at_least: float, draw: Callable[[Stream, int], Floats]) -> float:
+    """The share of random rearrangements whose absolute statistic is `at_least` this large.
+
+    For tests with too many rearrangements to enumerate. `draw(rng, n)` returns the statistics of n random
+    rearrangements. The observed one counts as one of them, so that the test keeps its level. The same call always
+    gives the same p.
+    """
+    rng = stream(0, f"analysis/{purpose}")
+    extreme = 1
+    for start in range(0, DRAWS, _CHUNK):
+        extreme += int(np.sum(np.abs(draw(rng, min(_CHUNK, DRAWS - start))) >= at_least))
+    return extreme / (1 + DRAWS)

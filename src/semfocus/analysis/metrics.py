@@ -1,12 +1,12 @@
-"""The metrics of one run by column, read fast and no less strictly than the store reads them.
+"""The metrics of one run by column, read fast and as strictly as the store reads them.
 
     metrics = read_metrics(run)
-    metrics.column("train_accuracy")      one value an evaluation, as an array
+    metrics.column("train_accuracy")      one value per evaluation, as an array
     metrics[-1]["heldout_accuracy"]       or row by row, as plain dictionaries
 
-A thousand runs of two hundred epochs are two hundred thousand lines. The file is taken apart in one piece when
-nothing about it is unusual; whatever is (a float that was not finite, a text, a repeated key, a line that is not one
-object) goes the store's own careful way, which reads it or says what is wrong.
+A thousand runs of two hundred epochs are two hundred thousand lines. A file of flat objects with finite numbers is
+parsed in one call. Any other file (a float that was not finite, a text, a repeated key, a line that is not one object)
+is read line by line by the store, which parses it or says what is wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Column = NDArray[Any]
 
 
 class Metrics(Sequence[dict[str, Any]]):
-    """Rows of metrics kept as columns: whole numbers, floats (NaN where a row has none), or objects for texts."""
+    """Rows of metrics kept as columns of integers, floats (NaN where a row has no value), or objects for texts."""
 
     def __init__(self, columns: Mapping[str, Column], rows: int) -> None:
         self.columns = dict(columns)
@@ -42,7 +42,7 @@ class Metrics(Sequence[dict[str, Any]]):
         return cls({name: _column([row.get(name) for row in rows]) for name in names}, len(rows))
 
     def column(self, name: str) -> Column:
-        """All values of one metric; KeyError when no row has it."""
+        """All values of one metric; KeyError if no row has it."""
         return self.columns[name]
 
     def __len__(self) -> int:
@@ -66,14 +66,14 @@ class Metrics(Sequence[dict[str, Any]]):
 
 
 def read_metrics(run: RunDirectory) -> Metrics:
-    """The metrics of a run; CorruptData when they are damaged."""
+    """The metrics of a run; CorruptData if they are damaged."""
     data = safe_json.read(run.path / METRICS, MAX_FILE_BYTES) or b""
-    plain = _plain(data[: data.rfind(b"\n") + 1])
-    return Metrics.of(run.metrics()) if plain is None else plain
+    fast = _parse_flat(data[: data.rfind(b"\n") + 1])
+    return Metrics.of(run.metrics()) if fast is None else fast
 
 
 def read_seconds(run: RunDirectory) -> float:
-    """The seconds spent on a run so far, by its own clock: the last row of its timing alone is looked at."""
+    """The seconds spent on a run so far, by its own clock, from the last row of its timing."""
     data = safe_json.read(run.path / TIMING, MAX_FILE_BYTES) or b""
     end = data.rfind(b"\n")
     if end < 0:
@@ -83,11 +83,11 @@ def read_seconds(run: RunDirectory) -> float:
     return float(seconds) if isinstance(seconds, (int, float)) else 0.0
 
 
-def _plain(data: bytes) -> Metrics | None:
-    """The rows of whole lines, when every line is one flat object of finite numbers; None when any is not.
+def _parse_flat(data: bytes) -> Metrics | None:
+    """Parse complete lines if every line is one flat object of finite numbers; None if any is not.
 
-    One brace at either end of each line and none elsewhere: then the text as one list has one object a line. As many
-    `":` as values: then no key came twice.
+    If each line has one brace at either end and none elsewhere, the text parsed as one list has one object per line.
+    If there are as many `":` as values, no key is repeated.
     """
     lines = data.count(b"\n")
     if lines == 0:
@@ -107,17 +107,17 @@ def _plain(data: bytes) -> Metrics | None:
     ):
         return None
     columns = {name: _column([row[name] for row in rows]) for name in names}
-    return Metrics(columns, lines) if _usual(columns) else None
+    return Metrics(columns, lines) if _is_valid(columns) else None
 
 
-def _usual(columns: Mapping[str, Column]) -> bool:
+def _is_valid(columns: Mapping[str, Column]) -> bool:
     steps = columns.get("step")
     if steps is None or steps.dtype != np.int64 or steps[0] < 0 or np.any(np.diff(steps) <= 0):
         return False
-    return all(values.dtype == np.int64 or _finite(values) for values in columns.values())
+    return all(values.dtype == np.int64 or _is_finite(values) for values in columns.values())
 
 
-def _finite(values: Column) -> bool:
+def _is_finite(values: Column) -> bool:
     return values.dtype == np.float64 and bool(np.all(np.isfinite(values)))
 
 
@@ -129,7 +129,7 @@ def _column(values: list[Any]) -> Column:
         if kinds <= {int, float, type(None)}:
             return np.array(values, dtype=np.float64)
     except OverflowError:
-        pass  # a whole number beyond 64 bits stays what it is
+        pass  # an integer beyond 64 bits stays a Python integer
     column = np.empty(len(values), dtype=object)
     column[:] = values
     return column

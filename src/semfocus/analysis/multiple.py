@@ -1,4 +1,4 @@
-"""Several comparisons at once: Holm's adjustment, and how many seeds it takes to say anything.
+"""Several comparisons at once: Holm's adjustment, and the number of seeds it needs.
 
 holm({"topk:5": 0.002, "banded:5": 0.03, "block:5": 0.4})      0.006, 0.06, 0.4
 pairs_needed(5), pairs_needed(14)                              8, 10
@@ -21,7 +21,8 @@ def holm(p_values: Mapping[Key, float | None]) -> dict[Key, float | None]:
     """Adjusted p-values: rejecting those <= alpha keeps the chance of any false rejection at alpha.
 
     The smallest of m is multiplied by m, the next by m - 1 and so on, never falling below the one before.
-    A comparison without a p-value (None) stays None and still counts in m: missing data buy no significance.
+    A comparison without a p-value (None) stays None and still counts in m, so that missing data cannot make the
+    others significant.
     """
     for key, p in p_values.items():
         if p is not None and not 0 <= p <= 1:
@@ -36,7 +37,7 @@ def holm(p_values: Mapping[Key, float | None]) -> dict[Key, float | None]:
 
 
 def pairs_needed(comparisons: int, alpha: float = ALPHA) -> int:
-    """The fewest paired seeds with which the exact test can be significant after Holm over this many comparisons.
+    """The fewest paired seeds for which the exact test can be significant after Holm over this many comparisons.
 
     The smallest p of n pairs is 2^(1-n), and Holm multiplies the smallest by the number of comparisons.
     """
@@ -51,7 +52,7 @@ def pairs_needed(comparisons: int, alpha: float = ALPHA) -> int:
 
 
 def not_enough(pairs: int, comparisons: int, alpha: float = ALPHA) -> str:
-    """Why this many paired seeds cannot decide; empty when they can."""
+    """The reason why this many paired seeds cannot decide; empty if they can."""
     needed = pairs_needed(comparisons, alpha)
     if pairs >= needed:
         return ""

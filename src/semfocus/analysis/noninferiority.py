@@ -1,18 +1,18 @@
-"""Does a mechanism generalise as well as full attention? Asked so that rare failures are not overlooked lightly.
+"""Does a mechanism generalise as well as full attention? A rule that also guards against rare failures.
 
-    found = noninferiority(full, other)
-    found.decision, found.p      "yes", 0.0215
+    test = noninferiority_test(full, other)
+    test.decision, test.p      "yes", 0.0215
 
-The t interval of the mean difference alone is too sure of itself where runs fall in two groups (stuck, or not) and
-the two runs of a seed mostly agree: of ten seeds it then calls an arm that is 4.7 points worse "as good" in one of five
-repetitions. So "yes" asks for three things:
+The t interval of the mean difference alone is overconfident if runs fall in two groups (stuck or not) and the two runs
+of a seed mostly agree: with ten seeds it accepts an arm that is 4.7 points worse in one of five repetitions. "yes"
+therefore requires three things:
 
 1. the interval of the mean difference lies above the margin of -2 points;
-2. the typical pair does: significantly more than half of the pairs are not worse by more than 2 points, by the exact
-   sign test, which holds whatever the distribution and however closely pairs agree;
-3. there are at least 10 pairs, and at least 30 where the runs visibly fall in two groups.
+2. significantly more than half of the pairs are not worse by more than 2 points, by the exact sign test, which holds
+   for any distribution and any correlation within pairs;
+3. there are at least 10 pairs, and at least 30 if the runs fall in two groups.
 
-What no ten runs can show stays unknown: failures too rare to have occurred. docs/verdicts.md has the numbers.
+Failures that are too rare to occur in ten runs stay undetected. docs/verdicts.md has the error rates.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from semfocus.analysis.accuracy import Accuracies, accuracy_difference
-from semfocus.analysis.intervals import ACCURACY_MARGIN, Interval, NonInferiority, non_inferiority
-from semfocus.analysis.margins import one_sided_p
+from semfocus.analysis.intervals import ACCURACY_MARGIN, Interval, NonInferiority, non_inferiority, one_sided_p
 from semfocus.analysis.multiple import ALPHA, not_enough
 from semfocus.analysis.pairing import paired_seeds
 
-GAP = 0.10  # accuracies with nothing in between for so much are two groups
-PAIRS, PAIRS_FOR_GROUPS = 10, 30  # that "yes" takes
+GAP = 0.10  # an empty range of accuracies wider than this separates two groups
+PAIRS, PAIRS_FOR_GROUPS = 10, 30  # required for "yes"
 
 
 @dataclass(frozen=True)
-class AsGood:
-    """Whether the other arm is at most two points worse, in the mean and for the typical seed."""
+class NonInferiorityTest:
+    """Whether the other arm is at most two points worse, in the mean and for most seeds."""
 
     decision: NonInferiority
-    p: float | None  # two-sided, of "yes": the larger one of the mean's and of the typical pair's
+    p: float | None  # two-sided, of "yes": the larger one of the mean's and the sign test's
     mean: float | None  # of other - full
     interval: Interval | None  # of the mean
     pairs: int
@@ -45,7 +44,7 @@ class AsGood:
     why: str
 
 
-def noninferiority(full: Accuracies, other: Accuracies) -> AsGood:
+def noninferiority_test(full: Accuracies, other: Accuracies) -> NonInferiorityTest:
     """Compare two arms on the seeds they share."""
     seeds, _ = paired_seeds(full.seeds, other.seeds)
     full, other = full.only(seeds), other.only(seeds)
@@ -54,14 +53,14 @@ def noninferiority(full: Accuracies, other: Accuracies) -> AsGood:
     grouped = two_groups(np.concatenate([full.values, other.values]))
     p, decision, why = None, "undecided", difference.why
     if difference.interval is not None and difference.mean is not None:
-        in_mean = one_sided_p(difference.mean, difference.interval, len(seeds), ACCURACY_MARGIN.low)
-        p = max(in_mean, sign_p(not_worse, len(seeds)))
+        mean_p = one_sided_p(difference.mean, difference.interval, len(seeds), ACCURACY_MARGIN.low)
+        p = max(mean_p, sign_p(not_worse, len(seeds)))
         decision, why = _decide(difference.interval, p, not_worse, len(seeds), grouped)
-    return AsGood(decision, p, difference.mean, difference.interval, len(seeds), not_worse, grouped, why)
+    return NonInferiorityTest(decision, p, difference.mean, difference.interval, len(seeds), not_worse, grouped, why)
 
 
 def sign_p(successes: int, n: int) -> float:
-    """The two-sided exact sign test: how unusual this many successes of n are when either is as likely."""
+    """The two-sided exact sign test: n trials, success and failure equally likely."""
     from scipy.special import bdtr
 
     if n == 0:

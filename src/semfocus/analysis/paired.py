@@ -1,12 +1,12 @@
-"""Does one mechanism get there in other epochs than full attention? An exact test on paired seeds.
+"""Does a mechanism need other epochs to the threshold than full attention? An exact test on paired seeds.
 
     test = paired_logrank(full, other)
     test.p, test.favours      0.00195, "other"
 
-Both arms are pooled and every run gets its log-rank score. If the mechanism made no difference, the two runs
-of a seed could trade places: the statistic, the sum of the score differences, is compared with its values
-under all 2^n such swaps. The p-value is two-sided and exact at any correlation between paired runs, with
-ties and with censoring; it cannot fall below 2^(1-n).
+Both arms are pooled and every run gets its log-rank score. Under the null hypothesis the two runs of a seed are
+exchangeable: the statistic, the sum of the score differences, is compared with its values under all 2^n swaps. The
+p-value is two-sided and exact for any correlation between paired runs, with ties and with censoring. It cannot fall
+below 2^(1-n).
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from typing import Literal
 
 import numpy as np
 
+from semfocus.analysis.intervals import DRAWS, ROUNDING, sampled_p
 from semfocus.analysis.pairing import Floats, Unpaired, paired_seeds
-from semfocus.analysis.resampling import DRAWS, ROUNDING, sampled_p
 from semfocus.analysis.survival import ConvergenceTimes, logrank_scores
 from semfocus.errors import UsageError
 from semfocus.randomness import Stream
 
-EXACT_PAIRS = 40  # up to here every swap is counted; two halves of 2^20 sums take a fraction of a second
+EXACT_PAIRS = 40  # up to here all swaps are enumerated; two halves of 2^20 sums take a fraction of a second
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """What the within-seed swaps say about two arms."""
+    """The result of a test by within-seed swaps of two arms."""
 
-    p: float | None  # two-sided; None: no test is claimed, and `why` says why
+    p: float | None  # two-sided; None if there is no test; `why` gives the reason
     statistic: float  # observed minus expected arrivals of `other`, less those of `full`
     pairs: int
-    informative: int  # pairs whose two runs differ; the rest say nothing either way
-    smallest_p: float  # what a test on this many pairs can give at best
+    informative: int  # pairs whose two runs differ
+    smallest_p: float  # the smallest p that a test of this many pairs can give
     method: Literal["exact", "sampled", "none"]
     left_out: tuple[Unpaired, ...]
     why: str = ""
 
     @property
     def favours(self) -> Literal["full", "other", "neither"]:
-        """The arm that got there earlier in this sample, significant or not."""
+        """The arm that is earlier in this sample, significant or not."""
         if self.informative == 0 or abs(self.statistic) < ROUNDING:
             return "neither"
         return "other" if self.statistic > 0 else "full"
 
 
 def paired_logrank(full: ConvergenceTimes, other: ConvergenceTimes) -> PairedTest:
-    """The exact paired log-rank test on one task; seeds that only one arm has are left out and listed."""
+    """The exact paired log-rank test on one task; seeds that only one arm has are listed as left out."""
     return pooled_logrank({"": (full, other)})
 
 
 def pooled_logrank(tasks: Mapping[str, tuple[ConvergenceTimes, ConvergenceTimes]]) -> PairedTest:
-    """The same test over several tasks at once: runs are scored within their task, swapped within (task, seed).
+    """The same test over several tasks at once: runs are scored within their task and swapped within (task, seed).
 
-    It asks whether there is a difference on these tasks taken together; "on every task" needs each task's test.
+    It tests for a difference on these tasks together; "on every task" needs a test of each task.
     """
     differences: list[Floats] = []
     left_out: list[Unpaired] = []
@@ -69,7 +69,7 @@ def pooled_logrank(tasks: Mapping[str, tuple[ConvergenceTimes, ConvergenceTimes]
 
 
 def same_horizon(full: ConvergenceTimes, other: ConvergenceTimes) -> None:
-    """Refuse to compare arms that were given different numbers of epochs."""
+    """Raise an error if the arms were trained for different numbers of epochs."""
     if full.horizon != other.horizon:
         raise UsageError(
             f"horizon = {full.horizon:g} of the full arm differs from {other.horizon:g} of the other; "
@@ -80,7 +80,7 @@ def same_horizon(full: ConvergenceTimes, other: ConvergenceTimes) -> None:
 def exact_swap_p(differences: Floats) -> float:
     """The share of all 2^n sign changes of these differences whose sum is at least as far from zero.
 
-    Sums of the two halves are listed apart and matched by a binary search: 2^(n/2) steps in place of 2^n.
+    The sums of the two halves are enumerated separately and matched by binary search: 2^(n/2) steps instead of 2^n.
     """
     observed, slack = _observed(differences)
     if observed <= slack:
@@ -97,8 +97,8 @@ def sampled_swap_p(differences: Floats) -> float:
     """The same share, estimated from random sign changes."""
     observed, slack = _observed(differences)
 
-    def draw(rng: Stream, rows: int) -> Floats:
-        return (1.0 - 2.0 * rng.integers(2, (rows, len(differences)))) @ differences
+    def draw(rng: Stream, n: int) -> Floats:
+        return (1.0 - 2.0 * rng.integers(2, (n, len(differences)))) @ differences
 
     return sampled_p("swaps", observed - slack, draw)
 

@@ -1,9 +1,9 @@
-"""Runs with the same seed belong together: same data, and the same initial weights where shapes agree.
+"""Pairs of runs with the same seed: they share the data, and the initial weights where shapes agree.
 
     seeds, left_out = paired_seeds(full.seeds, other.seeds)
 
-Everything that compares two arms compares them seed by seed. Values are kept in the order of their seeds,
-so that no result can depend on the order in which runs were read.
+Two arms are always compared seed by seed. Values are kept in the order of their seeds, so that no result depends on
+the order in which runs were read.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Unpaired(NamedTuple):
 
 
 def paired_seeds(full: Sequence[int], other: Sequence[int]) -> tuple[tuple[int, ...], tuple[Unpaired, ...]]:
-    """The seeds that both arms have, and those that only one has; both in rising order."""
-    alone = [Unpaired(seed, "other") for seed in set(full) - set(other)]
-    alone += [Unpaired(seed, "full") for seed in set(other) - set(full)]
-    return tuple(sorted(set(full) & set(other))), tuple(sorted(alone))
+    """The seeds that both arms have, and those that only one has; both in ascending order."""
+    unpaired = [Unpaired(seed, "other") for seed in set(full) - set(other)]
+    unpaired += [Unpaired(seed, "full") for seed in set(other) - set(full)]
+    return tuple(sorted(set(full) & set(other))), tuple(sorted(unpaired))
 
 
 def seed_order(seeds: Sequence[int]) -> tuple[NDArray[np.int64], tuple[int, ...]]:
-    """Where each value goes when seeds are put in rising order, and the seeds so ordered."""
+    """The indices that sort the seeds, and the sorted seeds."""
     for seed in seeds:
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
             raise UsageError(f"seed = {seed!r} must be a whole number")
@@ -50,9 +50,9 @@ def seed_order(seeds: Sequence[int]) -> tuple[NDArray[np.int64], tuple[int, ...]
 
 
 def positions(seeds: Sequence[int], wanted: Sequence[int]) -> NDArray[np.int64]:
-    """Where each wanted seed stands in `seeds`."""
-    place = {seed: i for i, seed in enumerate(seeds)}
-    missing = [seed for seed in wanted if seed not in place]
+    """The index of each wanted seed in `seeds`."""
+    index = {seed: i for i, seed in enumerate(seeds)}
+    missing = [seed for seed in wanted if seed not in index]
     if missing:
-        raise UsageError(f"seed = {missing[0]} is not among the {len(place)} seeds of this arm")
-    return np.array([place[seed] for seed in wanted], dtype=np.int64)
+        raise UsageError(f"seed = {missing[0]} is not among the {len(index)} seeds of this arm")
+    return np.array([index[seed] for seed in wanted], dtype=np.int64)

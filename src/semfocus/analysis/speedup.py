@@ -1,11 +1,11 @@
-"""How many times fewer epochs a mechanism needs than full attention.
+"""The speed-up of a mechanism: the factor by which it needs fewer epochs than full attention.
 
     result = speed_up(full, other)
     result.ratio.text, result.interval      "5.2x", Interval(4.1, 6.6)
 
-The speed-up is the ratio of restricted means, full / other, over the seeds that both arms have. Its interval is
-a jackknife-t on the logarithm, both runs of a seed left out together. When one arm never gets there only a
-bound is known; when neither does, nothing is.
+The speed-up is the ratio of restricted means, full / other, over the seeds that both arms have. Its interval is a
+jackknife-t on the logarithm that leaves out both runs of a seed together. If one arm never reaches the threshold, only
+a bound is known; if neither does, nothing is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Sign = Literal["=", ">=", "<=", "undefined"]
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of epochs, or the bound that censoring leaves of it."""
+    """A ratio of epochs, or a bound on it if runs are censored."""
 
     value: float | None
     sign: Sign
@@ -54,26 +54,26 @@ class SpeedUp:
     """The speed-up of one mechanism over full attention on one task."""
 
     ratio: Ratio  # of restricted means
-    interval: Interval | None  # an end that censoring leaves open is 0 or infinity
+    interval: Interval | None  # an end that is open because of censoring is 0 or infinity
     median_ratio: Ratio  # of Kaplan-Meier medians
     pairs: int
     reached_full: int
     reached_other: int
     left_out: tuple[Unpaired, ...]
-    why: str = ""  # what is missing: no interval, or no ratio at all
+    why: str = ""  # the reason if there is no interval or no ratio
 
     def equivalence(self) -> Equivalence:
-        """Is the speed-up within 0.8 .. 1.25?
+        """Whether the speed-up is within 0.8 .. 1.25.
 
-        Runs that never get there pull both restricted means to the horizon and the ratio to 1, so that
-        "equivalent" also asks that more than half of each arm got there.
+        Censored runs move both restricted means to the horizon and the ratio to 1, so that "equivalent" also requires
+        that more than half of each arm reached the threshold.
         """
         decision = equivalence(self.interval, SPEEDUP_MARGIN)
-        mostly_there = 2 * min(self.reached_full, self.reached_other) > self.pairs
-        return "undecided" if decision == "equivalent" and not mostly_there else decision
+        mostly_reached = 2 * min(self.reached_full, self.reached_other) > self.pairs
+        return "undecided" if decision == "equivalent" and not mostly_reached else decision
 
     def non_inferiority(self) -> NonInferiority:
-        """Is the mechanism at least 0.8 times as fast? For the same reason "yes" asks for half of its own runs."""
+        """Whether the mechanism is at least 0.8 times as fast. "yes" also requires half of its runs to arrive."""
         decision = non_inferiority(self.interval, SPEEDUP_MARGIN)
         return "undecided" if decision == "yes" and 2 * self.reached_other <= self.pairs else decision
 
@@ -122,9 +122,9 @@ def _interval(full: ConvergenceTimes, other: ConvergenceTimes, sign: Sign) -> In
     if sign == "undefined" or too_few(len(full)):
         return None
     estimate = math.log(np.mean(full.epochs) / np.mean(other.epochs))
-    found = jackknife_t(estimate, np.log(leave_one_out_means(full.epochs) / leave_one_out_means(other.epochs)))
-    if found is None:
+    interval = jackknife_t(estimate, np.log(leave_one_out_means(full.epochs) / leave_one_out_means(other.epochs)))
+    if interval is None:
         return None
-    low = 0.0 if sign == "<=" else math.exp(found.low)
-    high = math.inf if sign == ">=" else math.exp(found.high)
+    low = 0.0 if sign == "<=" else math.exp(interval.low)
+    high = math.inf if sign == ">=" else math.exp(interval.high)
     return Interval(low, high)

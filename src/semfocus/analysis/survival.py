@@ -1,13 +1,13 @@
-"""How many epochs a run needs to reach a threshold, when some runs never do.
+"""Epochs to a threshold, if some runs never reach it.
 
     times = ConvergenceTimes.of({7: 54.0, 8: 61.5, 9: None}, horizon=100)      # epochs by seed; None: never
 
-    times.median             61.5     where the Kaplan-Meier curve passes one half
-    times.restricted_mean    71.8     mean epochs, a run that never gets there counting 100
+    times.median             61.5     where the Kaplan-Meier curve crosses one half
+    times.restricted_mean    71.8     mean epochs; a run that never reaches it counts 100
     times.curve()            1 until 54, 2/3 until 61.5, 1/3 until 100
 
-All runs of a task train to the same horizon, so that a run is censored there or not at all. A diverged run
-counts as not there by the horizon; an unfinished one belongs in no `ConvergenceTimes`.
+All runs of a task train to the same horizon, so that a run is censored there or not at all. A diverged run counts as
+never reaching the threshold. An unfinished run belongs in no `ConvergenceTimes`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Curve(NamedTuple):
     """A right-continuous step curve: `waiting[i]` holds from `epochs[i]` up to the next one."""
 
     epochs: Floats  # starts with 0
-    waiting: Floats  # the share of runs that are not there yet
+    waiting: Floats  # the share of runs that have not reached the threshold
 
 
 @dataclass(frozen=True, eq=False)
 class ConvergenceTimes:
-    """Epochs to the threshold of one task and mechanism, one run a seed, in the order of the seeds.
+    """Epochs to the threshold of one task and mechanism, one run per seed, in the order of the seeds.
 
-    Fractions of an epoch are fine. `epochs` of a run that has not reached the threshold is ignored and becomes
-    the horizon, whenever it stopped.
+    Epochs may be fractions. The value in `epochs` of a run that has not reached the threshold is replaced by the
+    horizon.
     """
 
     epochs: Floats
@@ -72,7 +72,7 @@ class ConvergenceTimes:
 
     @classmethod
     def of(cls, epochs: Mapping[int, float | None], *, horizon: float) -> ConvergenceTimes:
-        """From epochs by seed; None stands for a run that never got there, diverged ones included."""
+        """From epochs by seed; None for a run that never reached the threshold, including diverged ones."""
         reached = np.array([value is not None for value in epochs.values()], dtype=bool)
         filled = np.array([horizon if value is None else value for value in epochs.values()], dtype=np.float64)
         return cls(filled, reached, horizon, tuple(epochs))
@@ -81,7 +81,7 @@ class ConvergenceTimes:
         return len(self.seeds)
 
     def only(self, seeds: Sequence[int]) -> ConvergenceTimes:
-        """The runs of these seeds alone."""
+        """The runs of these seeds only."""
         at = positions(self.seeds, seeds)
         return ConvergenceTimes(self.epochs[at], self.reached[at], self.horizon, tuple(seeds))
 
@@ -94,7 +94,7 @@ class ConvergenceTimes:
     def curve(self) -> Curve:
         """The Kaplan-Meier curve up to the horizon.
 
-        Nobody is censored earlier, so that the product of conditional shares telescopes to a plain count.
+        No run is censored earlier, so that the product of conditional shares telescopes to a plain count.
         """
         if not len(self):
             raise UsageError("no runs: a Kaplan-Meier curve needs at least one")
@@ -104,9 +104,9 @@ class ConvergenceTimes:
 
     @property
     def median(self) -> float | None:
-        """The Kaplan-Meier median; the middle of the flat piece where the curve rests at one half.
+        """The Kaplan-Meier median; the middle of the flat section if the curve equals one half there.
 
-        None when it is not determined by the horizon: at most half of the runs got there.
+        None if it lies beyond the horizon: at most half of the runs reached the threshold.
         """
         if not len(self):
             return None
@@ -124,9 +124,9 @@ def logrank_scores(epochs: ArrayLike, reached: ArrayLike) -> Floats:
 
         score_i = reached_i - sum over arrivals j with t_j <= t_i of 1 / #(runs still waiting just before t_j)
 
-    Scores sum to zero, early runs score high, and the scores of one arm sum to the log-rank statistic's
-    observed minus expected count. Arrivals at the same epoch share their score; a run that never arrived
-    waits longer than any that did, also than one that arrived at the horizon itself.
+    Scores sum to zero, early runs score high, and the scores of one arm sum to observed minus expected arrivals, the
+    log-rank statistic. Arrivals at the same epoch share their score. A run that never arrives waits longer than any
+    that does, also than one that arrives at the horizon.
     """
     arrived = np.asarray(reached, dtype=bool)
     moment = np.where(arrived, np.asarray(epochs, dtype=np.float64), np.inf)

@@ -1,8 +1,8 @@
-"""The paper's Table 6 on our runs: dispersions, separation, in-degree, W and X, percentile by percentile.
+"""The paper's Table 6 for stored runs: dispersions, separation, in-degree, W and X, percentile by percentile.
 
-The paper takes delta_s from a model trained with full attention and the rest from another one trained with top-k
-(`two_models`); apart from it, both can come from one model (`one_model`), where delta_heavy + separation <= delta_full
-in every row. `PUBLISHED` are the paper's numbers (arXiv 2506.14095, k = 5, one seed), with W and X worked out here.
+The paper takes delta_s from a model trained with full attention and the rest from a model trained with top-k
+(`two_models`). Both can also come from one model (`one_model`), where delta_heavy + separation <= delta_full for every
+query. `PUBLISHED` are the paper's numbers (arXiv 2506.14095, k = 5, one seed), with W and X computed here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FLOOR = 1e-9  # the paper's, under separations: a tie would make every bound inf
 PAPER_K = 5
 Way = Literal["two models", "one model", "published"]
 
-# The length of the rows; delta_s, delta_h, Delta_h and the in-degree at COLUMNS.
+# The sequence length; delta_s, delta_h, Delta_h and the in-degree at COLUMNS.
 PUBLISHED: dict[str, tuple[int, tuple[tuple[float, ...], ...]]] = {
     "listops": (
         599, ((8.61, 18.5, 29.4, 87.8), (3.51, 6.74, 9.67, 28.2), (0.016, 0.005, 0.002, 1e-9), (1, 3, 15, 598)),
@@ -34,7 +34,7 @@ PUBLISHED: dict[str, tuple[int, tuple[tuple[float, ...], ...]]] = {
 
 
 def published(task: str) -> dict[str, Any] | None:
-    """The paper's row of this task, or None where it has none."""
+    """The paper's row for this task; None if it has none."""
     if task not in PUBLISHED:
         return None
     length, lines = PUBLISHED[task]
@@ -46,7 +46,7 @@ def published(task: str) -> dict[str, Any] | None:
 
 
 def two_models(full: Mapping[str, Any], heavy: Mapping[str, Any], checkpoint: str = "last") -> dict[str, Any]:
-    """As the paper does it, from the "dispersion" measurements of a full and of a top-k run."""
+    """The paper's way, from the "dispersion" measurements of a full and of a top-k run."""
     whole, focused = _at(full, checkpoint), _at(heavy, checkpoint)
     sources = {"delta_full": whole, "delta_heavy": focused, "separation": focused, "in_degree": focused}
     names = {"delta_heavy": "delta"}  # what the top-k model itself keeps
@@ -54,19 +54,19 @@ def two_models(full: Mapping[str, Any], heavy: Mapping[str, Any], checkpoint: st
 
 
 def one_model(measured: Mapping[str, Any], checkpoint: str = "last") -> dict[str, Any]:
-    """Both dispersions from the same rows of scores of one run."""
+    """Both dispersions from the same scores of one run."""
     whole = _at(measured, checkpoint)
     sources = dict.fromkeys(("delta_full", "delta_heavy", "separation", "in_degree"), whole)
     return _row("one model", measured["k"], checkpoint, sources, {}, whole["keys"])
 
 
 def _fewest(checkpoint: Mapping[str, Any]) -> int:
-    """Keys of the query that sees fewest. Older measurements do not say it: what holds for two keys holds for more."""
+    """The smallest number of keys of a query. Old measurements lack it: a bound for two keys holds for more."""
     return checkpoint.get("fewest_keys", min(2, checkpoint["keys"]))
 
 
 def _uneven(checkpoint: Mapping[str, Any]) -> bool:
-    """Whether queries of a row may see different keys. Older measurements do not say that they do not."""
+    """Whether queries of a sequence may see different keys. Old measurements lack it, so assume that they do."""
     return bool(checkpoint.get("uneven", 1))
 
 
@@ -95,7 +95,7 @@ def _row(
 
 
 def _number(source: Mapping[str, Any], name: str, percent: str) -> float | None:
-    """A stored quantile; one that was infinite (nothing is dropped) is stored as null and named so."""
+    """A stored quantile; an infinite one (nothing is dropped) is stored as null and listed under `infinite`."""
     value = source[name][percent]
     if value is None and percent in source.get("infinite", {}).get(name, ()):
         return float("inf")

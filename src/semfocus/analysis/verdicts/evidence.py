@@ -1,15 +1,15 @@
-"""From parts to a verdict, by one rule for all claims.
+"""Combine parts into a verdict, by one rule for all claims.
 
-A claim is a list of parts, all of which it says. Each part is shown ("yes"), refuted ("no") or undecided.
+A claim is the conjunction of its parts. Each part is shown ("yes"), refuted ("no") or undecided.
 
     holds              every part is shown, each at 5 %: then the whole is, without further adjustment
     holds in part      some part is shown after Holm over all parts, but not every one
     does not hold      some part is refuted, and none is shown
     not enough data    neither
 
-Parts that are known from another claim (ReLU in C6, say) count for the first outcome alone.
+Parts that are known from another claim (for example ReLU in C6) count for the first outcome only.
 
-That a difference is not significant never refutes anything: an interval has to exclude what the claim says.
+A difference that is not significant refutes nothing: an interval has to exclude what the claim says.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ _SHOWN, _SHOWN_OPEN = 8, 3
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that a claim says, and what the runs say to it."""
+    """One statement of a claim, and what the runs show about it."""
 
     name: str
     decision: Decision
-    p: float | None = None  # two-sided: of "yes" or "no", else as it came out
+    p: float | None = None  # two-sided, of the decision; of the test if undecided
     effect: str = ""
     interval: Interval | None = None
     runs: frozenset[str] = frozenset()
-    why: str = ""  # what is missing, or what refutes it
-    setting: str = ""  # what is not as in the paper
-    known: bool = False  # from another claim: needed for "holds", but alone no evidence for this one
+    why: str = ""  # what is missing, or what refutes the part
+    setting: str = ""  # what differs from the paper
+    known: bool = False  # from another claim: needed for "holds", but no evidence for this one
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say to one claim of the paper."""
+    """What the runs show about one claim of the paper."""
 
     claim: str  # "C1"
     statement: str
     rule: str  # how it is decided, in words
     outcome: Outcome
-    effect: str | None  # of the part that decides
+    effect: str | None  # of the decisive part
     interval: tuple[float, float] | None  # of that effect; an end may be infinite
     p: float | None
-    runs: int  # that the verdict rests on
+    runs: int  # number of runs that were used
     because: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for machines; an end of the interval that is not finite becomes None."""
+        """Plain values for JSON; an end of the interval that is not finite becomes None."""
         ends = None if self.interval is None else [end if isfinite(end) else None for end in self.interval]
         return asdict(self) | {"interval": ends}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of the paper: what it says, how it is judged, and the function that finds its parts."""
+    """One claim of the paper: its statement, its rule, and the function that returns its parts."""
 
     id: str
     statement: str
@@ -75,12 +75,12 @@ class Claim:
 
 
 def missing(name: str, why: str) -> Part:
-    """A part of which no runs say anything."""
+    """An undecided part without runs."""
     return Part(name, "undecided", why=why)
 
 
 def merged(name: str, parts: Sequence[Part]) -> Part:
-    """Several parts that only count together: shown if all are, refuted if one is."""
+    """Several parts as one: shown if all are, refuted if one is."""
     decisions = {part.decision for part in parts}
     decision: Decision = "no" if "no" in decisions else "yes" if decisions == {"yes"} else "undecided"
     weakest = max(parts, key=lambda part: _or_one(part.p))
@@ -116,8 +116,8 @@ def conclude(claim: Claim, parts: Sequence[Part]) -> Verdict:
         outcome, decisive = "does not hold", min(refuted, key=lambda i: (_or_one(parts[i].p), i))
         p = parts[decisive].p
     else:
-        told = [i for i, part in enumerate(parts) if part.interval is not None and not part.known]
-        decisive = min(told, key=lambda i: (_or_one(parts[i].p), i), default=None)
+        tested = [i for i, part in enumerate(parts) if part.interval is not None and not part.known]
+        decisive = min(tested, key=lambda i: (_or_one(parts[i].p), i), default=None)
         p = None if decisive is None else adjusted[decisive]
     part = None if decisive is None else parts[decisive]
     return Verdict(
@@ -138,7 +138,7 @@ def _or_one(p: float | None) -> float:
 
 
 def _because(parts: Sequence[Part], shown: Sequence[int], refuted: Sequence[int]) -> str:
-    """In words: how many parts are shown, refuted, open, and which."""
+    """The number and names of the parts that are shown, refuted and undecided."""
     open_parts = [i for i, part in enumerate(parts) if i not in shown and i not in refuted and not part.known]
     sentences = [
         _listed(f"{len(shown)} of {len(parts)} shown", [_named(parts[i], parts[i].effect) for i in shown]),
@@ -150,7 +150,7 @@ def _because(parts: Sequence[Part], shown: Sequence[int], refuted: Sequence[int]
 
 
 def _open(parts: Sequence[Part]) -> str:
-    """Undecided parts, those with the same reason together."""
+    """Undecided parts, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for part in parts:
         alone = f"p = {_or_one(part.p):.2g} alone, not significant after Holm"

@@ -1,4 +1,4 @@
-"""What carries over to held-out rows: C4 (full attention) and C5 (top-k beside it)."""
+"""Generalisation to held-out examples: C4 (full attention) and C5 (top-k compared with it)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from semfocus.analysis.intervals import ACCURACY_MARGIN, Margin, equivalence
-from semfocus.analysis.margins import one_sided_p, tost_p
+from semfocus.analysis.intervals import ACCURACY_MARGIN, Margin, equivalence, one_sided_p, tost_p
 from semfocus.analysis.multiple import ALPHA, not_enough
 from semfocus.analysis.noninferiority import PAIRS_FOR_GROUPS, sign_p, two_groups
 from semfocus.analysis.records import Measurements
 from semfocus.analysis.verdicts.evidence import Claim, Decision, Part, missing
 from semfocus.analysis.verdicts.pairs import FITTED, earlier, generalises_as_well, last_accuracies
-from semfocus.analysis.verdicts.settings import FULL, TASKS, TOPK, Setting, choose, failed
+from semfocus.analysis.verdicts.settings import FULL, TASKS, TOPK, Setting, choose, has_diverged
 from semfocus.errors import SemfocusError
 from semfocus.tasks import get_task
 
@@ -22,7 +21,7 @@ GENERALISING = ("listops", "even_pairs", "missing_duplicate", "stack_manipulatio
 
 
 def c4(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
-    """For each task: full attention fits its training rows, and generalises or stays near what needs no learning."""
+    """For each task: full attention fits its training set, and generalises or stays near its baseline."""
     parts = []
     for task in TASKS:
         setting = choose(settings, task, mechanisms=(FULL,), to_the_end=True)
@@ -38,20 +37,21 @@ def c4(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
 def _fits(name: str, setting: Setting) -> Part:
     """Significantly more than half of the runs reach 99.5 % training accuracy, by the exact sign test."""
     runs = setting.arms[FULL]
-    there = sum(not failed(run) and run.first_at(FITTED) is not None for run in runs.values())
-    p, n = sign_p(there, len(runs)), len(runs)
-    decision: Decision = "undecided" if p > ALPHA else "yes" if 2 * there > n else "no"
-    effect = f"{there} of {n} runs"
+    fitted = sum(not has_diverged(run) and run.first_at(FITTED) is not None for run in runs.values())
+    p, n = sign_p(fitted, len(runs)), len(runs)
+    decision: Decision = "undecided" if p > ALPHA else "yes" if 2 * fitted > n else "no"
+    effect = f"{fitted} of {n} runs"
     why = "" if decision == "yes" else not_enough(n, 1) or f"{effect} reach {FITTED:.1%}"
     return Part(name, decision, p, effect, None, setting.ids(list(runs), FULL), why, setting.note())
 
 
 def _generalises(name: str, setting: Setting, claimed: bool) -> Part:
-    """The mean held-out accuracy against the best that needs no learning: above it by two points, or within two."""
-    found, level = last_accuracies(setting, FULL), baseline(setting)
-    runs, n, interval, mean = setting.ids(found.seeds, FULL), len(found), found.interval, found.mean
+    """Compare the mean held-out accuracy with the baseline: above it by two points, or within two points."""
+    accuracies, level = last_accuracies(setting, FULL), baseline(setting)
+    runs, n = setting.ids(accuracies.seeds, FULL), len(accuracies)
+    interval, mean = accuracies.interval, accuracies.mean
     short = not_enough(n, 1)
-    if not short and two_groups(found.values) and n < PAIRS_FOR_GROUPS:
+    if not short and two_groups(accuracies.values) and n < PAIRS_FOR_GROUPS:
         short = f"runs fall in two groups, which takes {PAIRS_FOR_GROUPS} seeds; there are {n}"
     if short or interval is None or mean is None:
         return Part(name, "undecided", interval=interval, runs=runs, why=short, setting=setting.note())
@@ -71,7 +71,7 @@ def _generalises(name: str, setting: Setting, claimed: bool) -> Part:
 
 
 def baseline(setting: Setting) -> float:
-    """The best accuracy that needs no learning: chance, or always the commonest class where that is known."""
+    """The best accuracy without learning: chance, or that of the most common class if it is known."""
     prefix = "task.options."
     options = {name.removeprefix(prefix): value for name, value in setting.fields.items() if name.startswith(prefix)}
     return _baseline(setting.task, json.dumps(options, sort_keys=True))
@@ -93,7 +93,7 @@ def c5(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
 def as_well_and_earlier(
     settings: Sequence[Setting], task: str, changes: Mapping[str, Any] = {}, before: str = ""
 ) -> list[Part]:
-    """Two parts, or one where full attention itself learns nothing that carries over and there is no "earlier"."""
+    """Two parts; only "as well" if full attention does not generalise, so that there is no "earlier"."""
     setting = choose(settings, task, changes, to_the_end=True)
     names = f"{before}as well", f"{before}earlier"
     if setting is None:

@@ -1,7 +1,7 @@
-"""What was measured on how trained models attend: C9 (dispersion), C12 (masks under noise), C13 (prediction).
+"""Measurements of how trained models attend: C9 (dispersion), C12 (masks under noise), C13 (prediction).
 
-Measurements are kept with their runs, by name. They may be a stranger's: a value that is not a finite number where
-one is expected counts as not measured.
+Measurements are stored with their runs, by name. They may come from someone else: a value that is not a finite number
+counts as not measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from semfocus.analysis.consistent_settings import alike, seen
+from semfocus.analysis.consistent_settings import consistent_settings, measured_with
 from semfocus.analysis.correlation import spearman
 from semfocus.analysis.intervals import Interval, mean_interval
 from semfocus.analysis.multiple import ALPHA, not_enough
@@ -21,21 +21,22 @@ from semfocus.analysis.noninferiority import sign_p
 from semfocus.analysis.paired import EXACT_PAIRS, exact_swap_p, sampled_swap_p
 from semfocus.analysis.records import Measurements, Record
 from semfocus.analysis.verdicts.evidence import Claim, Decision, Part, missing
-from semfocus.analysis.verdicts.pairs import gained, interval_text
+from semfocus.analysis.verdicts.pairs import arm_speed_up, interval_text
 from semfocus.analysis.verdicts.settings import FULL, TASKS, TOPK, Setting, choose
 
 K = 5
-TABLED = ("listops", "parity", "even_pairs", "missing_duplicate")  # table 6 and figure 27
+TABLE_TASKS = ("listops", "parity", "even_pairs", "missing_duplicate")  # of table 6 and figure 27
 PERCENTILES = ("75", "90", "95", "100")
-THEOREM = "100"  # the percentile at which the definitions are met
-SMALLEST = 1e-9  # positive numbers below count as this
-STRONG = 0.5  # a rank correlation that predicts
-EVERYWHERE, HERE = ("split", "checkpoint"), ("rows",)  # in what measurements of all tasks, and of one, have to agree
-Has = Callable[[Record], bool]  # whether a run counts
+WORST_CASE = "100"  # the percentile that the theorem is about
+FLOOR = 1e-9  # smaller positive numbers count as this
+STRONG_RHO = 0.5  # the strength of a rank correlation that predicts
+EVERYWHERE = ("split", "checkpoint")  # settings that measurements of all tasks have to share
+WITHIN_TASK = ("rows",)  # settings that measurements of one task have to share
+Usable = Callable[[Record], bool]  # whether a run counts
 
 
-def number(values: Any, *path: str) -> float | None:
-    """The finite number at the end of a path through a measurement; None when there is none."""
+def finite_number(values: Any, *path: str) -> float | None:
+    """The finite number at the end of a path through a measurement; None if there is none."""
     for name in path:
         values = values.get(name) if isinstance(values, Mapping) else None
     is_number = isinstance(values, (int, float)) and not isinstance(values, bool)
@@ -46,21 +47,20 @@ def c9(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
     """For each task of the paper's table: a lower dispersion, and the theory's two conditions."""
 
     def last(record: Record, name: str, percentile: str) -> float | None:
-        payload = measurements.get(record.id, {}).get("dispersion")
-        return number(payload, "checkpoints", "last", name, percentile) if number(payload, "k") == K else None
+        return finite_number(_with_k(measurements, record, "dispersion"), "checkpoints", "last", name, percentile)
 
     def has(record: Record) -> bool:
         names = ("delta", "separation", "in_degree") if record.mechanism == TOPK else ("delta",)
         return all(last(record, name, percentile) is not None for name in names for percentile in PERCENTILES)
 
     parts = []
-    for task in TABLED:
+    for task in TABLE_TASKS:
         names = f"{task}: lower dispersion", f"{task}: conditions"
         setting = choose(settings, task, usable=has)
         if setting is None:
             parts += [missing(name, f"no pair of {FULL} and {TOPK} with a measured dispersion") for name in names]
             continue
-        usable = _in_one_way({task: setting}, measurements, "dispersion", (FULL, TOPK), has)
+        usable = _measured_consistently({task: setting}, measurements, "dispersion", (FULL, TOPK), has)
         if not setting.seeds(FULL, TOPK, usable=usable):
             parts += [missing(name, f"no pair of {FULL} and {TOPK} measured in the same way") for name in names]
             continue
@@ -69,22 +69,28 @@ def c9(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
     return parts
 
 
-def _conditions(name: str, setting: Setting, has: Has, last: Callable[..., float | None]) -> Part:
+def _with_k(measurements: Measurements, record: Record, name: str) -> dict[str, Any]:
+    """The measurement of this name if it was made with the paper's k; else an empty one."""
+    payload = measurements.get(record.id, {}).get(name, {})
+    return payload if finite_number(payload, "k") == K else {}
+
+
+def _conditions(name: str, setting: Setting, has: Usable, last: Callable[..., float | None]) -> Part:
     """W < 1 and X < 1 in significantly more than half of the pairs of models, by the exact sign test."""
-    from semfocus.theory.lipschitz import condition_w, condition_x  # with it comes torch
+    from semfocus.theory.lipschitz import condition_w, condition_x  # imports torch
 
     seeds = setting.seeds(FULL, TOPK, usable=has)
-    found = []
+    conditions = []
     for seed in seeds:
         full, topk = setting.arms[FULL][seed], setting.arms[TOPK][seed]
-        whole, heavy = last(full, "delta", THEOREM), last(topk, "delta", THEOREM)
-        gap, degree = last(topk, "separation", THEOREM), last(topk, "in_degree", THEOREM)
-        deltas = max(whole or 0.0, 0.0), max(heavy or 0.0, 0.0), max(gap or 0.0, SMALLEST)
-        found.append((float(condition_w(*deltas)), float(condition_x(*deltas, max(degree or 0.0, 0.0) / K))))
-    met, n = sum(w < 1 and x < 1 for w, x in found), len(seeds)
+        whole, heavy = last(full, "delta", WORST_CASE), last(topk, "delta", WORST_CASE)
+        gap, degree = last(topk, "separation", WORST_CASE), last(topk, "in_degree", WORST_CASE)
+        deltas = max(whole or 0.0, 0.0), max(heavy or 0.0, 0.0), max(gap or 0.0, FLOOR)
+        conditions.append((float(condition_w(*deltas)), float(condition_x(*deltas, max(degree or 0.0, 0.0) / K))))
+    met, n = sum(w < 1 and x < 1 for w, x in conditions), len(seeds)
     p = sign_p(met, n)
     decision: Decision = "undecided" if p > ALPHA else "yes" if 2 * met > n else "no"
-    medians = [statistics.median(values) for values in zip(*found, strict=True)]
+    medians = [statistics.median(values) for values in zip(*conditions, strict=True)]
     effect = f"W = {medians[0]:.3g}, X = {medians[1]:.3g}, both below 1 in {met} of {n} pairs"
     why = "" if decision == "yes" else not_enough(n, 1) or effect
     return Part(name, decision, p, effect, None, setting.ids(seeds, FULL, TOPK), why, setting.note())
@@ -93,21 +99,21 @@ def _conditions(name: str, setting: Setting, has: Has, last: Callable[..., float
 def smaller(
     name: str,
     setting: Setting,
-    has: Has,
+    has: Usable,
     value: Callable[..., float | None],
     what: str,
     percentiles: Sequence[str],
 ) -> Part:
-    """Is a positive quantity smaller with top-k than with full attention, at each percentile, pair by pair?
+    """Is a positive quantity smaller with top-k than with full attention, at each percentile, within pairs?
 
-    Shown: the exact swap test of the log ratios is significant that way at every percentile. Refuted: at the last, the
-    most extreme one, it is significant the other way.
+    Shown: the exact swap test of the log ratios is significant in that direction at every percentile. Refuted: at the
+    last and most extreme percentile it is significant in the other direction.
     """
     seeds = setting.seeds(FULL, TOPK, usable=has)
     p_values, ratios = [], np.empty(0)
     for percentile in percentiles:
         arms = [[value(setting.arms[m][seed], what, percentile) for seed in seeds] for m in (FULL, TOPK)]
-        full, topk = (np.log(np.maximum(np.array(arm, dtype=float), SMALLEST)) for arm in arms)
+        full, topk = (np.log(np.maximum(np.array(arm, dtype=float), FLOOR)) for arm in arms)
         ratios = full - topk
         p = exact_swap_p(ratios) if len(seeds) <= EXACT_PAIRS else sampled_swap_p(ratios)
         p_values.append((p, float(np.mean(ratios))))
@@ -124,38 +130,37 @@ def smaller(
     return Part(name, decision, p, effect, interval, setting.ids(seeds, FULL, TOPK), why, setting.note())
 
 
-def measured_runs(setting: Setting, has: Has) -> list[Record]:
-    """The runs of both arms of the seeds that both have."""
+def measured_runs(setting: Setting, has: Usable) -> list[Record]:
+    """The runs of both arms, of the seeds that both have."""
     seeds = setting.seeds(FULL, TOPK, usable=has)
     return [setting.arms[mechanism][seed] for mechanism in (FULL, TOPK) for seed in seeds]
 
 
 def c12(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
-    """Over tasks: separation against the share of keys that stay under noise, and against the speed-up."""
+    """Over tasks: correlation of separation with the share of keys kept under noise, and with the speed-up."""
 
     def payload(record: Record) -> dict[str, Any]:
-        found = measurements.get(record.id, {}).get("mask_stability", {})
-        return found if number(found, "k") == K else {}
+        return _with_k(measurements, record, "mask_stability")
 
-    def stays(record: Record) -> float | None:
+    def kept_share(record: Record) -> float | None:
         kept = payload(record).get("kept")
-        values = [number({"": item}, "") for item in kept] if isinstance(kept, list) else []
+        values = [finite_number({"": item}, "") for item in kept] if isinstance(kept, list) else []
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if known and len(known) == len(values) else None
 
     def gap(record: Record) -> float | None:
-        return number(payload(record), "separation", "50")
+        return finite_number(payload(record), "separation", "50")
 
     def known(record: Record) -> bool:
-        return record.mechanism == FULL or (stays(record) is not None and gap(record) is not None)
+        return record.mechanism == FULL or (kept_share(record) is not None and gap(record) is not None)
 
-    chosen, has = _chosen_alike(settings, measurements, "mask_stability", (TOPK,), known)
+    chosen, has = _choose_consistent(settings, measurements, "mask_stability", (TOPK,), known)
     levels = {str(payload(r).get("noise")) for s in chosen.values() for r in s.arms[TOPK].values() if has(r)}
     names = "small separation: unstable masks", "small separation: slower"
     if len(levels) > 1:
         return [missing(name, "masks were tried with different levels of noise") for name in names]
     gaps = {task: _median(setting, has, gap) for task, setting in chosen.items()}
-    kept = {task: _median(setting, has, stays) for task, setting in chosen.items()}
+    kept = {task: _median(setting, has, kept_share) for task, setting in chosen.items()}
     return [
         _correlated(names[0], gaps, kept, 1, chosen, has),
         _correlated(names[1], gaps, _speed_ups(chosen), 1, chosen, has),
@@ -163,16 +168,15 @@ def c12(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
 
 
 def c13(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
-    """Over tasks: the ratio of dispersions before training against the speed-up."""
+    """Over tasks: correlation of the ratio of dispersions before training with the speed-up."""
 
     def delta(record: Record) -> float | None:
-        payload = measurements.get(record.id, {}).get("dispersion")
-        return number(payload, "checkpoints", "0", "delta", THEOREM) if number(payload, "k") == K else None
+        return finite_number(_with_k(measurements, record, "dispersion"), "checkpoints", "0", "delta", WORST_CASE)
 
     def known(record: Record) -> bool:
         return (delta(record) or 0.0) > 0
 
-    chosen, has = _chosen_alike(settings, measurements, "dispersion", (FULL, TOPK), known)
+    chosen, has = _choose_consistent(settings, measurements, "dispersion", (FULL, TOPK), known)
     ratios = {}
     for task, setting in chosen.items():
         seeds = setting.seeds(FULL, TOPK, usable=has)
@@ -182,40 +186,40 @@ def c13(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
     return [_correlated(name, ratios, _speed_ups(chosen), -1, chosen, has)]
 
 
-def _chosen_alike(
-    settings: Sequence[Setting], measurements: Measurements, name: str, arms: Sequence[str], has: Has
-) -> tuple[dict[str, Setting], Has]:
-    """By task the setting to look at, and which of its runs count; a task of which none does is left out."""
-    found = {task: choose(settings, task, usable=has) for task in TASKS}
-    chosen = {task: setting for task, setting in found.items() if setting is not None}
-    usable = _in_one_way(chosen, measurements, name, arms, has)
+def _choose_consistent(
+    settings: Sequence[Setting], measurements: Measurements, name: str, arms: Sequence[str], has: Usable
+) -> tuple[dict[str, Setting], Usable]:
+    """The setting of each task, and which of its runs count; a task without such runs is left out."""
+    nearest = {task: choose(settings, task, usable=has) for task in TASKS}
+    chosen = {task: setting for task, setting in nearest.items() if setting is not None}
+    usable = _measured_consistently(chosen, measurements, name, arms, has)
     return {task: setting for task, setting in chosen.items() if setting.seeds(FULL, TOPK, usable=usable)}, usable
 
 
-def _in_one_way(
-    chosen: Mapping[str, Setting], measurements: Measurements, name: str, arms: Sequence[str], has: Has
-) -> Has:
-    """`has`, less the runs of these arms that were measured in another way than most, or than the other of the pair."""
-    groups = {
+def _measured_consistently(
+    chosen: Mapping[str, Setting], measurements: Measurements, name: str, arms: Sequence[str], has: Usable
+) -> Usable:
+    """`has`, without the runs of these arms whose measurement settings differ from most runs or within the pair."""
+    units = {
         task: [
-            [seen(setting.arms[arm][seed], measurements, name, [*EVERYWHERE, *HERE]) for arm in arms]
+            [measured_with(setting.arms[arm][seed], measurements, name, [*EVERYWHERE, *WITHIN_TASK]) for arm in arms]
             for seed in setting.seeds(FULL, TOPK, usable=has)
         ]
         for task, setting in chosen.items()
     }
-    counted = alike(groups, EVERYWHERE, HERE).runs
+    counted = consistent_settings(units, EVERYWHERE, WITHIN_TASK).runs
     return lambda record: has(record) and (record.mechanism not in arms or record.id in counted)
 
 
-def _median(setting: Setting, has: Has, value: Callable[[Record], float | None]) -> float:
+def _median(setting: Setting, has: Usable, value: Callable[[Record], float | None]) -> float:
     runs = [setting.arms[TOPK][seed] for seed in setting.seeds(FULL, TOPK, usable=has)]
-    return statistics.median(found for run in runs if (found := value(run)) is not None)
+    return statistics.median(known for run in runs if (known := value(run)) is not None)
 
 
 def _speed_ups(chosen: Mapping[str, Setting]) -> dict[str, float]:
-    """By task, where there is one; a bound stands for itself."""
-    found = {task: gained(setting) for task, setting in chosen.items()}
-    return {task: gain.ratio.value for task, gain in found.items() if gain.ratio.value is not None}
+    """The speed-up of each task that has one; a bound counts as its value."""
+    gains = {task: arm_speed_up(setting) for task, setting in chosen.items()}
+    return {task: gain.ratio.value for task, gain in gains.items() if gain.ratio.value is not None}
 
 
 def _correlated(
@@ -224,23 +228,23 @@ def _correlated(
     y: Mapping[str, float],
     sign: int,
     chosen: Mapping[str, Setting],
-    has: Has,
+    has: Usable,
 ) -> Part:
-    """Shown: rho has this sign at 5 %. Refuted: it has the other one, or its interval excludes 0.5 in strength."""
-    found = spearman(x, y)
+    """Shown: rho has this sign at 5 %. Refuted: it has the other sign, or its interval excludes a strength of 0.5."""
+    correlation = spearman(x, y)
     runs = frozenset(record.id for setting in chosen.values() for record in measured_runs(setting, has))
     notes = "; ".join(sorted({setting.note() for setting in chosen.values()} - {""}))
-    if found.rho is None or found.p is None or found.interval is None:
-        return Part(name, "undecided", runs=runs, why=found.why, setting=notes)
-    strongest = max(sign * found.interval.low, sign * found.interval.high)
+    if correlation.rho is None or correlation.p is None or correlation.interval is None:
+        return Part(name, "undecided", runs=runs, why=correlation.why, setting=notes)
+    strongest = max(sign * correlation.interval.low, sign * correlation.interval.high)
     decision: Decision = "undecided"
-    if found.p <= ALPHA:
-        decision = "yes" if sign * found.rho > 0 else "no"
-    elif strongest < STRONG:
+    if correlation.p <= ALPHA:
+        decision = "yes" if sign * correlation.rho > 0 else "no"
+    elif strongest < STRONG_RHO:
         decision = "no"
-    effect = f"rho = {found.rho:.2f} over {found.items} tasks"
-    why = "" if decision == "yes" else f"{effect}, {interval_text(found.interval)}"
-    return Part(name, decision, found.p, effect, found.interval, runs, why, notes)
+    effect = f"rho = {correlation.rho:.2f} over {correlation.items} tasks"
+    why = "" if decision == "yes" else f"{effect}, {interval_text(correlation.interval)}"
+    return Part(name, decision, correlation.p, effect, correlation.interval, runs, why, notes)
 
 
 CLAIMS = (

@@ -1,4 +1,4 @@
-"""What two arms of one setting say: faster, as good, earlier. The parts that most claims are made of."""
+"""Parts that most claims consist of: one arm of a setting is faster than another, as good, or earlier."""
 
 from __future__ import annotations
 
@@ -7,27 +7,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from semfocus.analysis.accuracy import Accuracies
-from semfocus.analysis.intervals import ACCURACY_MARGIN, SPEEDUP_MARGIN, Interval, Margin
-from semfocus.analysis.margins import logs, one_sided_p, tost_p
+from semfocus.analysis.intervals import (
+    ACCURACY_MARGIN,
+    SPEEDUP_MARGIN,
+    Interval,
+    Margin,
+    log_interval,
+    one_sided_p,
+    tost_p,
+)
 from semfocus.analysis.multiple import ALPHA, not_enough
-from semfocus.analysis.noninferiority import noninferiority
+from semfocus.analysis.noninferiority import noninferiority_test
 from semfocus.analysis.paired import PairedTest, paired_logrank
 from semfocus.analysis.records import THRESHOLD, Record
 from semfocus.analysis.speedup import SpeedUp, speed_up
 from semfocus.analysis.verdicts.evidence import Decision, Part, missing
-from semfocus.analysis.verdicts.settings import FULL, TOPK, Setting, choose, failed
+from semfocus.analysis.verdicts.settings import FULL, TOPK, Setting, choose, has_diverged
 
-FITTED = 0.995  # training accuracy that rounds to 100 %
+FITTED = 0.995  # training accuracy that counts as 100 %
 
 
 def faster(name: str, setting: Setting, changes: Mapping[str, Any] = {}, base: str = FULL, other: str = TOPK) -> Part:
     """Does `other` reach 95 % training accuracy in fewer epochs than `base`?
 
-    Yes: the exact paired log-rank test says so at 5 %, and the speed-up is above 1. No: it says the opposite, or the
-    speed-up's interval leaves no gain beyond 1.25 while more than half of both arms got there. Else undecided.
+    Yes: the exact paired log-rank test is significant at 5 % in its favour, and the speed-up is above 1. No: the test
+    is significant the other way, or the speed-up's interval excludes a gain beyond 1.25 and more than half of both arms
+    reached 95 %. Otherwise undecided.
     """
-    test, gain = compared_epochs(setting, base, other), gained(setting, base, other)
-    decision, why = _faster(test, gain)
+    test, gain = epochs_test(setting, base, other), arm_speed_up(setting, base, other)
+    decision, why = faster_decision(test, gain)
     return Part(
         name,
         decision,
@@ -41,26 +49,26 @@ def faster(name: str, setting: Setting, changes: Mapping[str, Any] = {}, base: s
 
 
 def faster_on(settings: Sequence[Setting], task: str, changes: Mapping[str, Any] = {}, name: str = "") -> Part:
-    """The same for top-k on a task, from the setting with these changes that is nearest to the paper's."""
+    """`faster` for top-k on a task, in the setting with these changes that is nearest to the paper's."""
     setting = choose(settings, task, changes)
     if setting is None:
         return missing(name or task, f"no pair of {FULL} and {TOPK}")
     return faster(name or task, setting, changes)
 
 
-def compared_epochs(setting: Setting, base: str = FULL, other: str = TOPK) -> PairedTest:
-    """The exact test of the epochs to 95 %; several claims ask for the same one, and many seeds make it slow."""
+def epochs_test(setting: Setting, base: str = FULL, other: str = TOPK) -> PairedTest:
+    """The exact test of the epochs to 95 %; cached, since it is slow with many seeds and several claims use it."""
     if (base, other) not in setting.tests:
         setting.tests[base, other] = paired_logrank(setting.times(base, THRESHOLD), setting.times(other, THRESHOLD))
     return setting.tests[base, other]
 
 
-def gained(setting: Setting, base: str = FULL, other: str = TOPK) -> SpeedUp:
+def arm_speed_up(setting: Setting, base: str = FULL, other: str = TOPK) -> SpeedUp:
     """The speed-up of one arm over another."""
     return speed_up(setting.times(base, THRESHOLD), setting.times(other, THRESHOLD))
 
 
-def _faster(test: PairedTest, gain: SpeedUp) -> tuple[Decision, str]:
+def faster_decision(test: PairedTest, gain: SpeedUp) -> tuple[Decision, str]:
     short = not_enough(test.pairs, 1)
     if short:
         return "undecided", short
@@ -75,24 +83,23 @@ def _faster(test: PairedTest, gain: SpeedUp) -> tuple[Decision, str]:
 
 
 def no_gain_p(gain: SpeedUp) -> float | None:
-    """Of the claim that the speed-up stays below 1.25; None without an interval.
+    """The p-value of the claim that the speed-up is below 1.25; None without an interval.
 
-    None also where full attention itself mostly fails: both restricted means are then the horizon, whatever the
-    mechanism might do beyond it.
+    Also None if at most half of full attention's runs reach the threshold: censoring then moves the ratio to 1.
     """
     if gain.interval is None or gain.ratio.value is None or 2 * gain.reached_full <= gain.pairs:
         return None
     estimate = math.log(gain.ratio.value)
-    return one_sided_p(estimate, logs(gain.interval), gain.pairs, math.log(SPEEDUP_MARGIN.high), below=True)
+    return one_sided_p(estimate, log_interval(gain.interval), gain.pairs, math.log(SPEEDUP_MARGIN.high), below=True)
 
 
-def about(gain: SpeedUp, target: float) -> tuple[Decision, float | None]:
-    """Is the speed-up `target`, within the margin of 0.8 to 1.25 times it?"""
+def near_target(gain: SpeedUp, target: float) -> tuple[Decision, float | None]:
+    """Is the speed-up within 0.8 to 1.25 times `target`? The decision and its p-value."""
     if gain.interval is None or gain.ratio.value is None or gain.ratio.sign != "=" or not_enough(gain.pairs, 1):
         return "undecided", None
     low, high = (math.log(target * bound) for bound in SPEEDUP_MARGIN)
-    p = tost_p(math.log(gain.ratio.value), logs(gain.interval), gain.pairs, Margin(low, high))
-    ends = logs(gain.interval)
+    p = tost_p(math.log(gain.ratio.value), log_interval(gain.interval), gain.pairs, Margin(low, high))
+    ends = log_interval(gain.interval)
     if low <= ends.low and ends.high <= high:
         return "yes", p
     return ("no", None) if ends.high < low or high < ends.low else ("undecided", None)
@@ -100,61 +107,61 @@ def about(gain: SpeedUp, target: float) -> tuple[Decision, float | None]:
 
 def generalises_as_well(name: str, setting: Setting, changes: Mapping[str, Any] = {}) -> Part:
     """Is top-k's held-out accuracy in the last epoch at most two points below full attention's?"""
-    found = noninferiority(last_accuracies(setting, FULL), last_accuracies(setting, TOPK))
-    effect = "" if found.mean is None else points(found.mean)
+    test = noninferiority_test(last_accuracies(setting, FULL), last_accuracies(setting, TOPK))
+    effect = "" if test.mean is None else points_text(test.mean)
     runs = setting.ids(setting.seeds(FULL, TOPK), FULL, TOPK)
-    p = None if found.decision == "no" else found.p
-    return Part(name, found.decision, p, effect, found.interval, runs, found.why, setting.note(changes))
+    p = None if test.decision == "no" else test.p
+    return Part(name, test.decision, p, effect, test.interval, runs, test.why, setting.note(changes))
 
 
 def earlier(name: str, setting: Setting, changes: Mapping[str, Any] = {}, metric: str = "heldout_accuracy") -> Part:
-    """Does top-k come sooner to what both runs of a seed attain in the end?
+    """Does top-k reach the level that both runs of a seed attain in the end sooner than full attention?
 
-    The mark of a seed is the worse of its two last values (less two points, for an accuracy), so that it does not
-    depend on which arm is which, and the swaps of the exact test stay exact.
+    The level of a seed is the worse of its two last values (less two points for an accuracy). It is symmetric in the
+    two arms, so that the swaps of the exact test stay exact.
     """
-    marked: dict[str, dict[int, float | None]] = {FULL: {}, TOPK: {}}
+    epochs: dict[str, dict[int, float | None]] = {FULL: {}, TOPK: {}}
     for seed in setting.seeds(FULL, TOPK, usable=lambda run: len(run.metrics) > 0):
-        runs = {mechanism: setting.arms[mechanism][seed] for mechanism in marked}
+        runs = {mechanism: setting.arms[mechanism][seed] for mechanism in epochs}
         if metric.endswith("accuracy"):
-            mark = min(last_accuracy(run) for run in runs.values()) + ACCURACY_MARGIN.low
+            level = min(last_accuracy(run) for run in runs.values()) + ACCURACY_MARGIN.low
             sign = 1.0
         else:
-            mark, sign = max(float(run.column(metric)[-1]) for run in runs.values()), -1.0
+            level, sign = max(float(run.column(metric)[-1]) for run in runs.values()), -1.0
         for mechanism, run in runs.items():
-            marked[mechanism][seed] = None if failed(run) else _first(run, metric, sign, mark)
-    arms = setting.as_times(marked[FULL]), setting.as_times(marked[TOPK])
+            epochs[mechanism][seed] = None if has_diverged(run) else _first_at(run, metric, sign, level)
+    arms = setting.as_times(epochs[FULL]), setting.as_times(epochs[TOPK])
     if metric not in setting.tests:
         setting.tests[metric] = paired_logrank(*arms)
     test, gain = setting.tests[metric], speed_up(*arms)
-    decision, why = _faster(test, gain)
+    decision, why = faster_decision(test, gain)
     runs = setting.ids(arms[0].seeds, FULL, TOPK)
     return Part(name, decision, test.p, gain.ratio.text, gain.interval, runs, why, setting.note(changes))
 
 
-def _first(run: Record, metric: str, sign: float, mark: float) -> float | None:
-    reached = (sign * run.column(metric) >= sign * mark).nonzero()[0]
+def _first_at(run: Record, metric: str, sign: float, level: float) -> float | None:
+    reached = (sign * run.column(metric) >= sign * level).nonzero()[0]
     return float(run.column("epoch")[reached[0]]) if len(reached) else None
 
 
 def last_accuracies(setting: Setting, mechanism: str, name: str = "heldout_accuracy") -> Accuracies:
-    """The last accuracy by seed, of runs that have one or diverged."""
+    """The last accuracy by seed, of runs that have metrics or diverged."""
     runs = setting.arms.get(mechanism, {})
     return Accuracies.of(
-        {seed: last_accuracy(run, name) for seed, run in runs.items() if len(run.metrics) or failed(run)}
+        {seed: last_accuracy(run, name) for seed, run in runs.items() if len(run.metrics) or has_diverged(run)}
     )
 
 
 def last_accuracy(run: Record, name: str = "heldout_accuracy") -> float:
-    """In the last epoch; a diverged model has lost what it knew and counts as guessing."""
-    if failed(run):
+    """The accuracy in the last epoch; a diverged run counts as guessing."""
+    if has_diverged(run):
         sizes = run.config.get("sizes")
         classes = sizes.get("num_classes") if isinstance(sizes, dict) else None
         return 1 / classes if isinstance(classes, int) and classes > 0 else 0.0
     return float(run.column(name)[-1])
 
 
-def points(difference: float) -> str:
+def points_text(difference: float) -> str:
     """`+1.3 points`."""
     return f"{100 * difference:+.1f} points"
 

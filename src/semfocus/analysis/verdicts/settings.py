@@ -56,7 +56,7 @@ class Setting:
     tests: dict[Any, PairedTest] = field(default_factory=dict)  # cached: several claims use the same ones
 
     def seeds(self, *mechanisms: str, usable: Callable[[Record], bool] = lambda record: True) -> list[int]:
-        """The seeds of which every one of these mechanisms has a run that ended and can be used."""
+        """The seeds for which each of these mechanisms has a run that ended and is usable."""
         arms = [
             {seed for seed, record in self.arms.get(mechanism, {}).items() if usable(record)}
             for mechanism in mechanisms
@@ -64,9 +64,9 @@ class Setting:
         return sorted(set.intersection(*arms)) if arms else []
 
     def times(self, mechanism: str, level: float) -> ConvergenceTimes:
-        """Epochs to a training accuracy, by seed; a diverged run never gets there."""
+        """Epochs to a training accuracy, by seed; a diverged run never reaches it."""
         runs = self.arms.get(mechanism, {})
-        return self.as_times({seed: None if failed(run) else run.first_at(level) for seed, run in runs.items()})
+        return self.as_times({seed: None if has_diverged(run) else run.first_at(level) for seed, run in runs.items()})
 
     def as_times(self, epochs: Mapping[int, float | None]) -> ConvergenceTimes:
         return ConvergenceTimes.of(epochs, horizon=float(self.fields["training.epochs"]))
@@ -76,24 +76,24 @@ class Setting:
 
     @property
     def stops_early(self) -> bool:
-        """Whether runs end before their last epoch: their last accuracy is then not the one a claim is about."""
+        """Whether runs may end before their last epoch: claims about final accuracy do not apply to them."""
         return any(self.fields.get(name) is not None for name in STOPS_EARLY)
 
     def differs(self, changes: Mapping[str, Any] = {}) -> tuple[list[str], list[str]]:
-        """Fields that are not as in the paper, beside the `changes` that were asked for; its quirks apart."""
+        """Fields that differ from the paper, except the wanted `changes`: other fields, and the paper's quirks."""
         others = sorted(name for name in self.departures if name not in changes)
         return [name for name in others if name not in QUIRKS], [name for name in others if name in QUIRKS]
 
     def note(self, changes: Mapping[str, Any] = {}) -> str:
-        """The same in words; empty when nothing differs."""
+        """The same in words; empty if nothing differs."""
         fields, quirks = self.differs(changes)
         texts = ["clean recipe"] if quirks else []
         texts += [f"{name} = {self.departures[name]}" for name in fields[:_SHOWN]]
         return ", ".join(texts) + (f" and {len(fields) - _SHOWN} more" if len(fields) > _SHOWN else "")
 
 
-def failed(record: Record) -> bool:
-    """Whether a run diverged."""
+def has_diverged(record: Record) -> bool:
+    """Whether a run diverged: it then counts as never reaching anything."""
     return record.state == "diverged"
 
 
@@ -121,11 +121,10 @@ def choose(
     usable: Callable[[Record], bool] = lambda record: True,
     to_the_end: bool = False,
 ) -> Setting | None:
-    """The setting of this task that has `changes` and is nearest to the paper's otherwise.
+    """The setting of this task that has `changes` and otherwise differs least from the paper's.
 
-    One with enough pairs of runs to test anything comes before one without; `mechanisms` (or those that suit a
-    setting) must all be there. `to_the_end` asks for runs that made all
-    their epochs. None when no setting has a single pair.
+    Settings with enough pairs of runs for a test come first. All `mechanisms` must have runs; a function gives them by
+    setting. `to_the_end` requires runs that trained for all their epochs. None if no setting has a pair.
     """
 
     def pairs_of(setting: Setting) -> int:

@@ -1,4 +1,4 @@
-"""What was measured on the loss around trained models: C10. As in `measured`, a stranger's numbers are not believed."""
+"""Measurements of the loss around trained models: C10. As in `measured`, stored values are checked before use."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 from semfocus.analysis.records import THRESHOLD, Measurements, Record
 from semfocus.analysis.verdicts.evidence import Claim, Part, missing
-from semfocus.analysis.verdicts.measured import SMALLEST, TABLED, measured_runs, number, smaller
-from semfocus.analysis.verdicts.settings import FULL, TOPK, Setting, choose, failed
+from semfocus.analysis.verdicts.measured import FLOOR, TABLE_TASKS, finite_number, measured_runs, smaller
+from semfocus.analysis.verdicts.settings import FULL, TOPK, Setting, choose, has_diverged
 
 STEEPNESS = ("50", "75", "95", "99")
 FINEST = 10_000  # points along a side of a surface
 
 
 def c10(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
-    """For each task: smaller slopes of the loss around the trained model, per true distance, of models that learned."""
+    """For each task: the loss around trained models that learned has smaller slopes per distance in parameter space."""
 
     def slope(record: Record, what: str, percentile: str) -> float | None:
         return _slope(measurements.get(record.id, {}).get("surface", {}), what, percentile)
@@ -32,7 +32,7 @@ def c10(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
         return has(record) and _has_learned(record)
 
     parts = []
-    for task in TABLED:
+    for task in TABLE_TASKS:
         measured = choose(settings, task, usable=has)
         if measured is None:
             parts.append(missing(task, f"no pair of {FULL} and {TOPK} with a measured loss surface"))
@@ -42,8 +42,10 @@ def c10(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
             why = f"no pair of which both have learned: {THRESHOLD:.0%} training accuracy in the last epoch"
             parts.append(missing(task, why))
             continue
-        alike = {_how(measurements[record.id]["surface"]) for record in measured_runs(setting, learned)}
-        if len(alike) > 1:
+        settings_used = {
+            _measured_how(measurements[record.id]["surface"]) for record in measured_runs(setting, learned)
+        }
+        if len(settings_used) > 1:
             parts.append(missing(task, "surfaces were measured with different grids, squares or rows"))
             continue
         part = smaller(task, setting, learned, slope, "per_distance", STEEPNESS)
@@ -54,33 +56,33 @@ def c10(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
 
 
 def _has_learned(record: Record) -> bool:
-    """Whether the model that is left has: a loss near zero cannot slope much, whatever the mechanism."""
+    """Whether the final model has learned: a loss near zero cannot slope much, whatever the mechanism."""
     last = record.final("train_accuracy")
-    return not failed(record) and last is not None and last >= THRESHOLD
+    return not has_diverged(record) and last is not None and last >= THRESHOLD
 
 
 def _slope(payload: Mapping[str, Any], what: str, percentile: str) -> float | None:
-    """The geometric mean over the squares; None where one of those that hold two neighbours has no slope."""
+    """The geometric mean over the squares; None if a square with two or more grid points has no slope."""
     table, squares = payload.get(what), payload.get("squares")
     row = table.get(percentile) if isinstance(table, Mapping) else None
     if not isinstance(row, list) or not isinstance(squares, list) or len(row) != len(squares):
         return None
-    grid, extent = number(payload, "grid"), number(payload, "extent")
+    grid, extent = finite_number(payload, "grid"), finite_number(payload, "extent")
     if grid is None or extent is None or not 2 <= grid <= FINEST:
         return None
     axis = np.abs(np.linspace(-extent, extent, int(grid)))
-    sizes = [number({"": size}, "") for size in squares]
+    sizes = [finite_number({"": size}, "") for size in squares]
     values = [
-        number({"": value}, "")
+        finite_number({"": value}, "")
         for value, size in zip(row, sizes, strict=True)
-        if size is None or int((axis <= size + SMALLEST).sum()) > 1
+        if size is None or int((axis <= size + FLOOR).sum()) > 1
     ]
     if not values or any(value is None for value in values):
         return None
-    return math.exp(statistics.fmean(math.log(max(value or 0.0, SMALLEST)) for value in values))
+    return math.exp(statistics.fmean(math.log(max(value or 0.0, FLOOR)) for value in values))
 
 
-def _how(payload: Mapping[str, Any]) -> str:
+def _measured_how(payload: Mapping[str, Any]) -> str:
     return str([payload.get(name) for name in ("grid", "extent", "squares", "rows", "directions")])
 
 
