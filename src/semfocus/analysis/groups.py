@@ -16,9 +16,9 @@ from pathlib import PurePath
 from typing import Any
 
 from semfocus.analysis.comparison import BASE, Comparison, compare_records
+from semfocus.analysis.mechanism_order import mechanism_order as order
 from semfocus.analysis.records import Record
 from semfocus.errors import SemfocusError
-from semfocus.report.figures.style import order
 from semfocus.tasks import get_task, task_names
 
 Settings = dict[str, Any]  # by dotted name: {"model.blocks": 5}

@@ -51,7 +51,7 @@ def speed_command(
 
 def _dispersion(store: Any, mechanism: str, percentile: str, out: Path) -> None:
     from semfocus.analysis.dispersion_vs_speedup import WHENS, dispersion_against_speed, drawn_points, stored_points
-    from semfocus.report.figures.diagnosis import draw_against_speed
+    from semfocus.report.figures.speedup_scatter import draw_dispersion_vs_speedup
 
     points = stored_points(store, mechanism, percentile)
     rows = []
@@ -66,14 +66,14 @@ def _dispersion(store: Any, mechanism: str, percentile: str, out: Path) -> None:
     _say({f"{when} of training": correlation for when, correlation in found.items()})
     name_figures(both_themes(lambda end, theme: [
         path for when, correlation in found.items() if drawn_points(points, when)
-        for path in draw_against_speed(drawn_points(points, when), correlation, out / f"dispersion-speed-{when}{end}",
-                                       when=when, theme=theme)
+        for path in draw_dispersion_vs_speedup(drawn_points(points, when), correlation,
+                                               out / f"dispersion-speed-{when}{end}", when=when, theme=theme)
     ]))  # fmt: skip
 
 
 def _masks(store: Any, mechanism: str, out: Path) -> None:
     from semfocus.analysis.masks_vs_speedup import OUTCOMES, masks_against, stored_mask_points
-    from semfocus.report.figures.masks_vs_speedup import draw_masks_against_speed
+    from semfocus.report.figures.speedup_scatter import draw_masks_vs_speedup
 
     found = stored_mask_points(store, mechanism)
     rows = []
@@ -86,15 +86,16 @@ def _masks(store: Any, mechanism: str, out: Path) -> None:
     typer.echo(f"\nKept keys of {mechanism} that stay, mean over the sizes of noise ({about}).")
     _name_left_out(one for point in found.points for one in point.left_out)
     _say({f"masks against {outcome}": masks_against(found.points, outcome) for outcome in OUTCOMES})
-    name_figures(both_themes(lambda end, theme: draw_masks_against_speed(
+    name_figures(both_themes(lambda end, theme: draw_masks_vs_speedup(
         found.points, out / f"masks-speed{end}", mechanism=mechanism, theme=theme
     )))  # fmt: skip
 
 
 def _print(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from semfocus.report.page.diagnosis import rich_table
+    from semfocus.report.tables import TextTable
+    from semfocus.report.terminal.tables import rich_table
 
-    console().print(rich_table("", titles, rows))
+    console().print(rich_table(TextTable("", titles, rows)))
 
 
 def _name_left_out(left_out: Iterable[LeftOut]) -> None:
@@ -107,7 +108,7 @@ def _say(found: dict[str, Correlation]) -> None:
     """The correlations; and, where there are so few tasks that nothing could come of it, that."""
     from semfocus.analysis.dispersion_vs_speedup import smallest_p
     from semfocus.analysis.multiple import ALPHA
-    from semfocus.report.figures.diagnosis import correlation_text
+    from semfocus.report.text import correlation_text
 
     typer.echo()
     for name, correlation in found.items():

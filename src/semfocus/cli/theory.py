@@ -140,7 +140,8 @@ def surface_command(
         --precision tf32 --device cuda
     """
     from semfocus.landscape import SurfaceSettings, default_extent, measure_surface
-    from semfocus.report.figures.landscape import draw_slopes, draw_surfaces
+    from semfocus.report.figures.landscape import draw_slopes
+    from semfocus.report.figures.surfaces import draw_surfaces
     from semfocus.store import FIGURES, RunStore
     from semfocus.training import Runtime
 
