@@ -12,7 +12,7 @@ from semfocus.analysis.groups import baselines_of, grouped
 from semfocus.analysis.records import Record
 from semfocus.config import RunConfig
 from semfocus.report.figures.ablations import ablations, main_groups
-from semfocus.report.figures.series import quartiles, series
+from semfocus.report.figures.series import quantiles, series
 from semfocus.report.page import payload
 from semfocus.report.page.payload import charts, thinned
 from semfocus.report.page.summary import summarise
@@ -105,9 +105,9 @@ def test_each_setting_varied_alone_is_an_ablation_and_adam_with_its_own_rate_is_
 def test_quartiles_are_numpys_and_a_run_that_is_not_finite_counts_as_the_largest() -> None:
     values = np.array([[1.0, 5.0], [2.0, 1.0], [4.0, 2.0], [8.0, 9.0]])
     expected = np.quantile(values, (0.25, 0.5, 0.75), axis=0)
-    np.testing.assert_allclose(np.stack(quartiles(values)), expected)
+    np.testing.assert_allclose(np.stack(quantiles(values)), expected)
     values[3, 0] = np.nan
-    low, middle, high = quartiles(values)
+    low, middle, high = quantiles(values)
     assert (low[0], middle[0]) == (1.75, 3.0)
     assert np.isnan(high[0])
     assert np.isfinite(high[1])

@@ -23,6 +23,7 @@ LEGEND_SIZE = 9  # points
 LEGEND_LINE = 4.0 * LEGEND_SIZE  # a line sample and the space after it
 LEGEND_GAP = 1.8 * LEGEND_SIZE  # between columns
 LEGEND_MARGIN = 8  # at either side
+WIDE_RANGE = 30.0  # largest / smallest value beyond which an axis is logarithmic
 HINTED = 1.06  # hinted letters take a little more room than their outlines
 DPI = {"svg": 180, "pdf": 180, "png": 180, "webp": 144}  # webp is for pages, which have to stay small
 _DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}, "png": {}}  # same runs, same bytes
@@ -136,6 +137,14 @@ def _wrapped(text: str, room: float) -> str:
     )  # a line may have wider letters than average
 
 
+def sequential_colour(place: float, theme: Theme) -> tuple[float, ...]:
+    """The colour of an ordered value, 0 the smallest and 1 the largest: the larger, the further from the background."""
+    import matplotlib as mpl
+
+    first, last = (0.8, 0.0) if theme == "light" else (0.28, 1.0)
+    return mpl.colormaps["viridis"](first + place * (last - first))[:3]
+
+
 def percent(axis: Any) -> None:
     """Write shares of 1 as per cent."""
     axis.set_major_formatter(lambda value, place: f"{value:.0%}")
@@ -148,6 +157,12 @@ def log_scale(panel: Axes, which: Literal["x", "y"]) -> bool:
         return False
     (panel.set_xscale if which == "x" else panel.set_yscale)("log")
     return True
+
+
+def is_wide(interval: Sequence[float]) -> bool:
+    """Whether values between these ends are better shown on a logarithmic axis."""
+    low, high = (float(end) for end in interval)
+    return low > 0 and math.isfinite(high) and high / low > WIDE_RANGE
 
 
 def logarithmic(panel: Axes, which: Literal["x", "y"]) -> None:

@@ -91,14 +91,18 @@ def draw_line(
     places = sorted({place for own in points for place in own})
     columns = [[own[place] for own in points if place in own] for place in places]
     middle, low, high = ([_finite(of(column)) for column in columns] for of in (statistics.median, min, max))
-    style, colour = line.style, line.style.on(theme)
-    panel.plot(
-        places, middle, color=colour, linestyle=style.linestyle, linewidth=width, marker=style.marker,
-        markersize=marker_size, label=label,
-    )  # fmt: skip
+    draw_marked_line(panel, places, middle, line.style, theme, label=label, linewidth=width, markersize=marker_size)
     if len(points) > 1:
-        panel.fill_between(places, low, high, color=colour, alpha=0.14, linewidth=0)
+        panel.fill_between(places, low, high, color=line.style.on(theme), alpha=0.14, linewidth=0)
     return list(zip(places, middle, strict=True))
+
+
+def draw_marked_line(
+    panel: Axes, places: Sequence[float], values: Sequence[float], style: MechanismStyle, theme: Theme, **options: Any
+) -> None:
+    """Draw a line with a mark at each of its points; `options` as for matplotlib's `plot`."""
+    look: dict[str, Any] = {"color": style.on(theme), "linestyle": style.linestyle, "marker": style.marker}
+    panel.plot(places, values, **look | options)
 
 
 def about_bands(lines: Iterable[Line]) -> str:

@@ -71,6 +71,8 @@ _OTHERS = (
     MechanismStyle("#8c4a2f", "#d8a184", (10, 2, 1, 2), "p"),
     MechanismStyle("#2f7f86", "#7fd0d6", (5, 2, 5, 4), "*"),
 )
+STYLES = (*_FAMILIES.values(), *_OTHERS)  # for lines that are not told apart by their mechanism
+_STEP_DASHES: tuple[Dash, ...] = ((6, 2), (2.5, 1.5), (8, 2, 2, 2), (1, 1.2), (12, 3), (4, 1, 1, 1, 1, 1))
 _MARKERS_WITH_EXTRAS = ("d", "<", ">", "H", "8")  # of no family
 
 
@@ -88,6 +90,19 @@ def mechanism_style(mechanism: str) -> MechanismStyle:
     if parts.size is not None and parts.size != USUAL_SIZE:
         style = _with_size(style, parts.size)
     return _with_extras(style, extras) if any(extras.values()) else style
+
+
+def step_style(style: MechanismStyle, step: int) -> MechanismStyle:
+    """The style of the same mechanism under another setting, the `step`-th: a lighter shade and another dash."""
+    if step == 0:
+        return style
+    share = min(0.09 * step, 0.36)
+    return MechanismStyle(
+        _mix(style.colour, PALETTES["light"].ground, share),
+        _mix(style.dark, PALETTES["dark"].ground, share),
+        _STEP_DASHES[(step - 1) % len(_STEP_DASHES)],
+        style.marker,
+    )
 
 
 def _stranger(text: str) -> MechanismStyle:

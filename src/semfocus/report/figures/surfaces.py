@@ -12,14 +12,13 @@ import numpy as np
 
 from semfocus.errors import UsageError
 from semfocus.landscape.stored import Surface
-from semfocus.report.figures.drawing import FORMATS, drawing, save
+from semfocus.report.figures.drawing import FORMATS, drawing, is_wide, save
 from semfocus.report.figures.style import PALETTES, Theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDE_RANGE = 30.0  # highest loss / lowest loss beyond which the scale is logarithmic
 MARKS = 6  # at most, on a logarithmic scale
 LINES = 60  # of a drawn surface, along each direction
 NOT_FINITE = {"light": "#c0392b", "dark": "#ff7b6b"}
@@ -40,7 +39,7 @@ class Scale:
         if not len(finite):
             raise UsageError("no loss on any of the grids is finite; there is nothing to draw")
         low, high = float(finite.min()), float(finite.max())
-        logarithmic = low > 0 and high / low > WIDE_RANGE
+        logarithmic = is_wide((low, high))
         return Scale(low, high if high > low else low + 1e-12 + abs(low) * 1e-6, logarithmic)
 
     def height(self, losses: np.ndarray) -> np.ndarray:

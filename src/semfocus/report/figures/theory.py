@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from semfocus.report.figures.drawing import FORMATS, drawing, legend, logarithmic, save
+from semfocus.report.figures.drawing import FORMATS, drawing, legend, logarithmic, save, sequential_colour
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
 from semfocus.theory.looseness import ATTENTION_FORMS, SOFTMAX_FORMS, AttentionRow, SoftmaxRow
 from semfocus.theory.regions import Region, region
@@ -73,7 +73,9 @@ def _region_panel(panel: Axes, condition: str, beta: float, dispersions: Sequenc
     paper, nowhere = PALETTES[theme], []
     across = np.linspace(0, 1, 241)
     up = np.concatenate([np.geomspace(1e-5, 0.02, 80), np.linspace(0.02, 1, 240)[1:]])  # lines bend near 0
-    colours = {delta: _shade(i / max(1, len(dispersions) - 1), theme) for i, delta in enumerate(sorted(dispersions))}
+    colours = {
+        delta: sequential_colour(i / max(1, len(dispersions) - 1), theme) for i, delta in enumerate(sorted(dispersions))
+    }
     for delta, colour in colours.items():
         panel.plot([], [], color=colour, label=f"δ full {delta:g}")
     for delta, colour in reversed(colours.items()):  # the widest region first, the others on top of it
@@ -92,14 +94,6 @@ def _region_panel(panel: Axes, condition: str, beta: float, dispersions: Sequenc
     panel.set_ylim(0, 1)
     panel.set_aspect("equal")
     panel.grid(visible=False)
-
-
-def _shade(place: float, theme: Theme) -> tuple[float, ...]:
-    """A colour of viridis that stands out from the ground: the larger the dispersion, the stronger."""
-    import matplotlib as mpl
-
-    first, last = (0.8, 0.0) if theme == "light" else (0.28, 1.0)
-    return mpl.colormaps["viridis"](first + place * (last - first))[:3]
 
 
 def _tint(colour: tuple[float, ...], ground: str) -> tuple[float, ...]:
