@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from semfocus.landscape.stored import Surface, surface_name
 from torch import Tensor
 from torch.nn import functional
 
@@ -26,7 +27,6 @@ from semfocus.attention.mechanisms import TopK
 from semfocus.config import AttentionConfig, RunConfig, TaskConfig
 from semfocus.diagnostics import diagnose
 from semfocus.landscape import SurfaceSettings, measure_surface
-from semfocus.landscape.stored import Surface, surface_name
 from semfocus.model import Encoder, positions
 from semfocus.spec import Spec, initial
 from semfocus.store import RunDirectory, RunStore

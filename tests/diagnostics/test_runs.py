@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from semfocus.diagnostics.keeping import CHECKPOINTS, keep
 from torch.nn import functional
 
 from semfocus.diagnostics import keeping
 from semfocus.diagnostics import runs as measuring
 from semfocus.diagnostics.aggregate import PERCENTS
-from semfocus.diagnostics.keeping import CHECKPOINTS, keep
 from semfocus.diagnostics.norms import weight_norms
 from semfocus.diagnostics.runs import find_run, measure_run, tables
 from semfocus.errors import CorruptData, UsageError

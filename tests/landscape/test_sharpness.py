@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from semfocus.errors import Diverged, UsageError
-from semfocus.landscape import measure_sharpness, open_subject
+from semfocus.landscape import measure_sharpness, open_trained_model
 from semfocus.landscape.groups import mean_loss
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.measurements import read_measurement
@@ -28,7 +28,7 @@ def test_each_checkpoint_has_its_own_gradient_and_top_eigenvalue(mechanism: str,
     assert read_measurement(run, "sharpness") == found
     assert len({round(value, 6) for value in found["gradient_norm"]}) == 5
     for place in (0, 4):
-        subject = open_subject(run, steps=(found["steps"][place],)).first(20)
+        subject = open_trained_model(run, steps=(found["steps"][place],)).first(20)
         row = subject.parameters.double().requires_grad_()
         gradient = torch.autograd.grad(mean_loss(subject.spec, row, subject.rows), row)[0]
         assert found["gradient_norm"][place] == pytest.approx(gradient.norm().item(), rel=1e-4)

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from semfocus.landscape.stored import read_part, surface_name, write_part
 
 from semfocus.errors import CorruptData, Diverged, UsageError
 from semfocus.landscape import Surface, SurfaceSettings, measure_surface, read_surface
 from semfocus.landscape.losses import Losses
-from semfocus.landscape.stored import read_part, surface_name, write_part
 from semfocus.landscape.surface import default_extent
-from semfocus.landscape.trained_model import open_subject
+from semfocus.landscape.trained_model import open_trained_model
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.directory import LOCK
 from semfocus.store.measurements import read_arrays, read_measurement, write_arrays, write_measurement
@@ -39,7 +39,7 @@ def test_the_middle_of_a_surface_is_the_training_loss_and_other_points_are_where
     assert found.losses[2, 2] == pytest.approx(run.metrics()[-1]["train_loss"], rel=1e-6)
     arrays = read_arrays(run, _own_name(found))
     assert arrays is not None
-    subject = open_subject(run)
+    subject = open_trained_model(run)
     first, second = torch.from_numpy(arrays["directions"])
     model = load(run)
     for i, j in ((0, 3), (4, 1), (2, 0)):

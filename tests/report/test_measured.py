@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from semfocus.report.page.stored import dispersion as read_dispersion
 from typer.testing import CliRunner
 
 from semfocus.analysis.dispersion_vs_speedup import dispersion_against_speed, dispersion_points
@@ -18,7 +19,6 @@ from semfocus.report.figures.style import PALETTES
 from semfocus.report.page import cross_task_panels, measured, measured_surfaces, pictures
 from semfocus.report.page.gather import gather
 from semfocus.report.page.page import render
-from semfocus.report.page.stored import dispersion as read_dispersion
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.measurements import write_measurement
 from semfocus.training.loading import document

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from semfocus.landscape.stored import Surface, grid_axis
 
 from semfocus.errors import UsageError
 from semfocus.landscape.slopes import SQUARES
-from semfocus.landscape.stored import Surface, grid_axis
 from semfocus.report.figures.landscape import Scale, draw_sharpness, draw_slopes, draw_surfaces
 from semfocus.report.figures.theory import (
     draw_attention_looseness,

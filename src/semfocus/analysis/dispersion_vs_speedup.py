@@ -13,27 +13,26 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from semfocus.analysis.comparison import BASE
 from semfocus.analysis.consistent_settings import Alike, LeftOut, Seen, alike, seen
 from semfocus.analysis.correlation import Correlation, spearman
-from semfocus.analysis.records import Record, load_records
+from semfocus.analysis.records import Record, load_measurements, load_records
 from semfocus.analysis.speedup import SpeedUp
-from semfocus.analysis.verdicts.measured import number
 from semfocus.analysis.verdicts.pairs import gained
 from semfocus.analysis.verdicts.settings import Setting, choose, gather
 from semfocus.errors import UsageError, unknown
-from semfocus.store import RunDirectory, RunStore
-from semfocus.store.measurements import read_measurements
+from semfocus.measurements import Dispersion, Measurements
+from semfocus.store import DamagedMeasurement, RunStore
 
 When = Literal["start", "end"]
 WHENS: tuple[When, ...] = ("start", "end")
-NAME = "dispersion"  # the measurement
+NAME = Dispersion.NAME  # the measurement
 START, LAST = "0", "last"  # its checkpoints
-Measurements = Mapping[str, Mapping[str, Mapping[str, Any]]]  # by run id and name
 EVERYWHERE, HERE = ("split", "k"), ("rows",)  # in what measurements of all tasks, and of one, have to agree
 
 
@@ -110,7 +109,10 @@ def stored_measurements(store: RunStore, mechanism: str) -> tuple[list[Record], 
     present = {record.mechanism for record in records} - {BASE}
     if mechanism not in present:
         raise unknown("mechanism", mechanism, present, f" (those with runs in {store.root}, {BASE} aside)")
-    return records, {record.id: read_measurements(RunDirectory(store.root / record.id)) for record in records}
+    measured = load_measurements(store, records)
+    for run, why in measured.faults:
+        warnings.warn(f"a measurement of run {run} is left out: {why}", DamagedMeasurement, stacklevel=2)
+    return records, measured.by_run
 
 
 def dispersion_against_speed(points: Sequence[Point], when: When = "start") -> Correlation:
@@ -172,4 +174,6 @@ def _ratio(measurements: Measurements, full: Record, heavy: Record, checkpoint: 
 
 
 def _value(measurements: Measurements, run: Record, checkpoint: str, name: str, percent: str) -> float | None:
-    return number(measurements.get(run.id, {}).get(NAME), "checkpoints", checkpoint, name, percent)
+    measured = measurements.get(run.id, {}).get(NAME)
+    at = measured.checkpoints.get(checkpoint) if isinstance(measured, Dispersion) else None
+    return None if at is None else at.at(name, percent)

@@ -20,18 +20,18 @@ from typing import Any, Literal, get_args
 from semfocus.analysis.comparison import BASE
 from semfocus.analysis.consistent_settings import Alike, LeftOut, alike, seen
 from semfocus.analysis.correlation import Correlation, spearman
-from semfocus.analysis.dispersion_vs_speedup import Measurements, chosen_settings, stored_measurements, why_none
+from semfocus.analysis.dispersion_vs_speedup import chosen_settings, stored_measurements, why_none
 from semfocus.analysis.records import THRESHOLD, Record
 from semfocus.analysis.speedup import SpeedUp
-from semfocus.analysis.verdicts.measured import number
 from semfocus.analysis.verdicts.pairs import gained
 from semfocus.analysis.verdicts.settings import Setting
 from semfocus.errors import UsageError, unknown
+from semfocus.measurements import MaskStability, Measurements
 from semfocus.store import RunStore
 
 Outcome = Literal["epochs", "speed-up"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-NAME = "mask_stability"  # the measurement
+NAME = MaskStability.NAME  # the measurement
 EVERYWHERE, HERE = ("split", "k", "checkpoint", "noise"), ("rows",)
 
 
@@ -122,7 +122,5 @@ def _runs(setting: Setting, mechanism: str) -> list[Record]:
 
 def _kept(run: Record, measurements: Measurements) -> float | None:
     """The mean over the sizes of noise; None where one of them is missing."""
-    shares = measurements.get(run.id, {}).get(NAME, {}).get("kept")
-    values = [number({"share": share}, "share") for share in shares] if isinstance(shares, list) else []
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
+    measured = measurements.get(run.id, {}).get(NAME)
+    return measured.mean_kept if isinstance(measured, MaskStability) else None

@@ -16,8 +16,8 @@ import numpy as np
 
 from semfocus.analysis.metrics import Column, Metrics, read_metrics, read_seconds
 from semfocus.errors import CorruptData, SemfocusError, UsageError
-from semfocus.store import Entry, RunDirectory, RunStore, read_measurement
-from semfocus.store.measurements import measurement_names
+from semfocus.measurements import Measurement, read_all
+from semfocus.store import Entry, RunDirectory, RunStore
 
 THRESHOLD = 0.95  # training accuracy at which a run counts as converged, as in the paper
 FIELDS = {"task.name": str, "attention.mechanism": str, "training.epochs": int, "seed": int}  # no record without
@@ -103,29 +103,20 @@ class Loaded:
 class Measured:
     """What was measured on trained models, by run id and name, and the measurements that are damaged."""
 
-    by_run: dict[str, dict[str, dict[str, Any]]]
+    by_run: dict[str, dict[str, Measurement]]
     faults: list[Fault]
 
 
 def load_measurements(store: RunStore, records: Sequence[Record]) -> Measured:
     """The measurements of these runs; a damaged one spoils nothing but itself."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    by_run: dict[str, dict[str, Measurement]] = {}
     faults: list[Fault] = []
     for record in records:
-        run = RunDirectory(store.root / record.id)
-        try:
-            names = measurement_names(run)
-        except SemfocusError as error:
-            faults.append(Fault(record.id, f"corrupt: {error}"))
-            continue
-        for name in names:
-            try:
-                payload = read_measurement(run, name)
-            except SemfocusError as error:
-                faults.append(Fault(record.id, f"corrupt: {error}"))
-            else:
-                found.setdefault(record.id, {})[name] = payload or {}
-    return Measured(found, faults)
+        stored = read_all(RunDirectory(store.root / record.id))
+        if stored.measurements:
+            by_run[record.id] = stored.measurements
+        faults += [Fault(record.id, f"corrupt: {unreadable.text}") for unreadable in stored.unreadable]
+    return Measured(by_run, faults)
 
 
 def load_records(store: RunStore | Path | str) -> Loaded:

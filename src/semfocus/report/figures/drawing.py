@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -54,6 +54,11 @@ def drawing(theme: Theme = "light") -> Iterator[None]:
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
         warnings.filterwarnings("ignore", message="Attempting to set identical low and high")  # all values the same
         yield
+
+
+def both_themes(draw: Callable[[str, Theme], list[Path]]) -> list[Path]:
+    """Draw in light and in dark; `draw` takes the end of the file's name and the theme."""
+    return [*draw("", "light"), *draw("-dark", "dark")]
 
 
 def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[Path]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from semfocus.errors import UsageError
-from semfocus.landscape.slopes import PERCENTILES
-from semfocus.landscape.stored import Surface
-from semfocus.report.figures.drawing import FORMATS, drawing, legend, save
+from semfocus.measurements import Sharpness, Surface, SurfaceMeta
+from semfocus.measurements.kinds import PERCENTILES
+from semfocus.report.figures.drawing import FORMATS, both_themes, drawing, legend, save
 from semfocus.report.figures.scales import logarithmic
 from semfocus.report.figures.style import PALETTES, Theme, mechanism_style, order
 
@@ -71,7 +71,7 @@ def draw_surfaces(
     """A column a name: the surface above, its heat map below, one scale for all. What is not finite is marked red."""
     from matplotlib.figure import Figure
 
-    kinds = {surface.payload["directions"] for surface in surfaces.values()}
+    kinds = {surface.meta.directions for surface in surfaces.values()}
     if len(kinds) > 1:
         raise UsageError(
             f"surfaces along different directions share no scale: {', '.join(sorted(kinds))}; draw each apart"
@@ -107,7 +107,7 @@ def _draw_relief(panel: Any, surface: Surface, scale: Scale, theme: Theme) -> No
     panel.view_init(elev=32, azim=-55)
     panel.set_box_aspect((1, 1, 0.72), zoom=1.25)
     panel.grid(visible=True)
-    edge = surface.payload["extent"]
+    edge = surface.meta.extent
     for sides in (panel.xaxis, panel.yaxis, panel.zaxis):
         sides.set_pane_color((0, 0, 0, 0))
         sides._axinfo["grid"].update(color=paper.line, linewidth=0.5)
@@ -122,7 +122,7 @@ def _draw_relief(panel: Any, surface: Surface, scale: Scale, theme: Theme) -> No
 
 
 def _draw_map(panel: Axes, surface: Surface, scale: Scale, theme: Theme) -> None:
-    paper, axis, edge = PALETTES[theme], surface.axis, surface.payload["extent"]
+    paper, axis, edge = PALETTES[theme], surface.axis, surface.meta.extent
     half = (axis[1] - axis[0]) / 2
     panel.set_facecolor(NOT_FINITE[theme])
     panel.imshow(
@@ -146,8 +146,8 @@ def _draw_map(panel: Axes, surface: Surface, scale: Scale, theme: Theme) -> None
     for spine in panel.spines.values():
         spine.set_visible(False)
     panel.set_xlabel("first direction")
-    lost = surface.payload["not_finite"]
-    facts = [f"lowest {surface.payload['lowest']:.3g}"] if surface.payload["lowest"] is not None else []
+    lost, lowest = surface.not_finite, surface.lowest
+    facts = [f"lowest {lowest:.3g}"] if lowest is not None else []
     facts += [f"{lost} of {surface.losses.size} not finite (red)"] if lost else []
     panel.set_title("; ".join(facts), fontsize=7.5, color=paper.quiet, fontweight="normal", pad=4)
 
@@ -179,7 +179,7 @@ def _decades(scale: Scale) -> list[float]:
 
 
 def draw_slopes(
-    payloads: Mapping[str, Sequence[Mapping[str, Any]]],
+    slopes: Mapping[str, Sequence[SurfaceMeta]],
     stem: Path,
     *,
     title: str = "",
@@ -194,9 +194,9 @@ def draw_slopes(
         axes = figure.subplots(len(WAYS), len(PERCENTILES), sharex=True, sharey="row", squeeze=False)
         for row, (way, words) in zip(axes, WAYS.items(), strict=True):
             for panel, percentile in zip(row, PERCENTILES, strict=True):
-                for mechanism in sorted(payloads, key=order):
-                    _slope_line(panel, mechanism, [p[way][str(percentile)] for p in payloads[mechanism]],
-                                payloads[mechanism][0]["squares"], theme)  # fmt: skip
+                for mechanism in sorted(slopes, key=order):
+                    _slope_line(panel, mechanism, [getattr(one, way)[str(percentile)] for one in slopes[mechanism]],
+                                slopes[mechanism][0].squares, theme)  # fmt: skip
                 logarithmic(panel, "y")
             row[0].set_ylabel(f"slope {words}")
         for panel, percentile in zip(axes[0], PERCENTILES, strict=True):
@@ -229,7 +229,7 @@ def _slope_line(
 
 
 def draw_sharpness(
-    payloads: Mapping[str, Sequence[Mapping[str, Any]]],
+    measured: Mapping[str, Sequence[Sharpness]],
     stem: Path,
     *,
     title: str = "",
@@ -240,22 +240,20 @@ def draw_sharpness(
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator
 
-    epochs = sorted({epoch for runs in payloads.values() for payload in runs for epoch in payload["epochs"]})
-    shows_bound = any(payload.get("certified") for runs in payloads.values() for payload in runs)
+    epochs = sorted({epoch for runs in measured.values() for one in runs for epoch in one.epochs})
+    shows_bound = any(one.certified for runs in measured.values() for one in runs)
     count = len(MEASURED) + shows_bound
     with drawing(theme):
         figure = Figure(figsize=(0.8 + 2.9 * count, 3.5), layout="constrained")
         axes = figure.subplots(1, count, sharex=True, squeeze=False)[0]
-        for mechanism in sorted(payloads, key=order):
-            for number, payload in enumerate(payloads[mechanism]):
+        for mechanism in sorted(measured, key=order):
+            for number, one in enumerate(measured[mechanism]):
                 label = mechanism if number == 0 else "_"
                 for panel, name in zip(axes, MEASURED, strict=False):
-                    _epoch_line(panel, mechanism, payload["epochs"], payload[name], label, theme)
-                if payload.get("certified"):
-                    shares = [
-                        _ratio(*pair) for pair in zip(payload["gradient_norm"], payload["certified"], strict=True)
-                    ]
-                    _epoch_line(axes[-1], mechanism, payload["epochs"], shares, label, theme)
+                    _epoch_line(panel, mechanism, one.epochs, getattr(one, name), label, theme)
+                if one.certified:
+                    shares = [_ratio(*pair) for pair in zip(one.gradient_norm, one.certified, strict=True)]
+                    _epoch_line(axes[-1], mechanism, one.epochs, shares, label, theme)
         titles = [*MEASURED.values(), *(["gradient / certified bound"] if shows_bound else [])]
         for panel, words in zip(axes, titles, strict=True):
             panel.set_title(words)
@@ -299,3 +297,24 @@ def _place(epoch: float) -> float:
 
 def _ratio(measured: float | None, bound: float | None) -> float | None:
     return None if measured is None or not bound else measured / bound
+
+
+def write_surface_figures(
+    surfaces: Mapping[str, Surface], slopes: Mapping[str, Sequence[SurfaceMeta]], directory: Path, task: str
+) -> list[Path]:
+    """Surfaces by label and slopes by mechanism, of one task, in both themes."""
+    directions = next(iter(surfaces.values())).meta.directions
+    title = f"{task}: training loss around the trained models (+), {directions} directions, one scale"
+    below = f"{task}: slopes of the surface inside growing squares"
+    return both_themes(lambda end, theme: [
+        *draw_surfaces(surfaces, directory / f"surface-{task}-{directions}{end}", title=title, theme=theme),
+        *draw_slopes(slopes, directory / f"slopes-{task}-{directions}{end}", title=below, theme=theme),
+    ])  # fmt: skip
+
+
+def write_sharpness_figures(measured: Mapping[str, Sequence[Sharpness]], directory: Path, task: str) -> list[Path]:
+    """Sharpness by mechanism, of one task, in both themes."""
+    title = f"{task}: gradient and curvature of the training loss along training"
+    return both_themes(
+        lambda end, theme: draw_sharpness(measured, directory / f"sharpness-{task}{end}", title=title, theme=theme)
+    )

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from semfocus.analysis.groups import Group, base_first, grouped
 from semfocus.analysis.records import Record, load_records
 from semfocus.analysis.verdicts import Verdict, judge
 from semfocus.errors import CorruptData, StorageError, UsageError
+from semfocus.measurements import Malformed, Measurements, read_all
+from semfocus.measurements.store import Unreadable
 from semfocus.report.page.provenance import facts_of
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.directory import CONFIG, LOCK, METRICS, STATUS
-from semfocus.store.measurements import FOLDER, read_measurements
+from semfocus.store.measurements import FOLDER
 
 Stamps = dict[str, tuple[int, int]]  # file -> (time of the last change in ns, size)
 
@@ -33,7 +33,7 @@ class Gathered:
     verdicts: list[Verdict]
     facts: dict[str, list[tuple[str, int]]]
     as_of: datetime | None  # when anything in it changed last
-    measurements: Mapping[str, Mapping[str, dict[str, Any]]]  # by run and name, of the runs that have any
+    measurements: Measurements  # of the runs that have any
 
     @property
     def mechanisms(self) -> list[str]:
@@ -53,21 +53,26 @@ def gather(store_root: Path | str) -> Gathered:
     loaded = load_records(store)
     sorted_out = grouped(loaded.records)
     runs = [RunDirectory(store.root / record.id) for record in loaded.records]
-    with warnings.catch_warnings(record=True) as damage:
-        warnings.simplefilter("always")
-        measurements = {run.id: read_measurements(run) for run in runs}
-    found = {name: kept for name, kept in measurements.items() if kept}
+    stored = {run.id: read_all(run) for run in runs}
+    found = {name: kept.measurements for name, kept in stored.items() if kept.measurements}
+    damage = [_damage(name, one) for name, kept in stored.items() for one in kept.unreadable]
     times = [changed for changed, _ in stamps(store.root).values()]
     return Gathered(
         store.root,
         loaded.records,
         sorted_out.groups,
-        [*_clean(loaded.faults), *_clean(sorted_out.repeated), *(("measurement", str(one.message)) for one in damage)],
+        [*_clean(loaded.faults), *_clean(sorted_out.repeated), *_clean(damage)],
         judge(loaded.records, found),
         facts_of(runs),
         datetime.fromtimestamp(max(times) // 10**9, UTC) if times else None,
         found,
     )
+
+
+def _damage(run: str, one: Unreadable) -> tuple[str, str]:
+    if isinstance(one.error, Malformed):
+        return run, one.text
+    return "measurement", f"a measurement of run {run} is left out: {one.text}"
 
 
 def stamps(root: Path, files: Sequence[str] = (CONFIG, METRICS, STATUS, FOLDER)) -> Stamps:
