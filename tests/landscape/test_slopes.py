@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from semfocus.landscape.stored import grid_axis
 
 from semfocus.landscape.slopes import SQUARES, slopes
+from semfocus.measurements import grid_axis
 
 AXIS = grid_axis(201, 1.0)
 

@@ -8,8 +8,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from semfocus.measurements import Sharpness
 from semfocus.report.figures import landscape
 from semfocus.report.figures.landscape import MARKS, Scale, draw_sharpness
+from tests.measurements import payloads
 
 
 def sharpness_panel(epochs: list[float], monkeypatch: pytest.MonkeyPatch, place: Path) -> Axes:
@@ -17,7 +19,8 @@ def sharpness_panel(epochs: list[float], monkeypatch: pytest.MonkeyPatch, place:
     figures: list[Figure] = []
     monkeypatch.setattr(landscape, "save", lambda figure, stem, formats: figures.append(figure) or [stem])
     values = [1.0 + epoch for epoch in epochs]
-    draw_sharpness({"full": [{"epochs": epochs, "gradient_norm": values, "hessian_top": values}]}, place)
+    payload = payloads.sharpness(epochs=list(epochs), gradient_norm=values, hessian_top=values)
+    draw_sharpness({"full": [Sharpness.from_payload(payload)]}, place)
     (figure,) = figures
     return figure.axes[-1]
 

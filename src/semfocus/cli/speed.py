@@ -11,7 +11,7 @@ import typer
 from semfocus.cli.shared import console, name_figures
 
 if TYPE_CHECKING:
-    from semfocus.store import RunStore
+    from semfocus.analysis.results import Results
 
 
 def speed_command(
@@ -39,21 +39,23 @@ def speed_command(
     semfocus theory speed
     semfocus theory speed --measure masks --mechanism topk:5
     """
+    from semfocus.analysis.results import Results
     from semfocus.store import RunStore
 
+    results = Results.load(RunStore(store))
     if measure == "masks":
-        _masks(RunStore(store), mechanism, out)
+        _masks(results, mechanism, out)
     else:
-        _dispersion(RunStore(store), mechanism, percentile, out)
+        _dispersion(results, mechanism, percentile, out)
 
 
-def _dispersion(store: RunStore, mechanism: str, percentile: str, out: Path) -> None:
+def _dispersion(results: Results, mechanism: str, percentile: str, out: Path) -> None:
     from semfocus.analysis.dispersion_vs_speedup import WHENS, dispersion_against_speed, drawn_points, stored_points
     from semfocus.report.figures.diagnosis import draw_against_speed
     from semfocus.report.figures.drawing import both_themes
     from semfocus.report.terminal.theory import correlation_lines, dispersion_table, left_out_lines
 
-    points = stored_points(store, mechanism, percentile)
+    points = stored_points(results, mechanism, percentile)
     correlations = {when: dispersion_against_speed(points, when) for when in WHENS}
     lines = correlation_lines({f"{when} of training": correlation for when, correlation in correlations.items()})
     console().print(dispersion_table(points))
@@ -65,13 +67,13 @@ def _dispersion(store: RunStore, mechanism: str, percentile: str, out: Path) -> 
     ]))  # fmt: skip
 
 
-def _masks(store: RunStore, mechanism: str, out: Path) -> None:
+def _masks(results: Results, mechanism: str, out: Path) -> None:
     from semfocus.analysis.masks_vs_speedup import OUTCOMES, masks_against, stored_mask_points
     from semfocus.report.figures.drawing import both_themes
     from semfocus.report.figures.masks_vs_speedup import draw_masks_against_speed
     from semfocus.report.terminal.theory import correlation_lines, left_out_lines, mask_line, mask_table
 
-    measured = stored_mask_points(store, mechanism)
+    measured = stored_mask_points(results, mechanism)
     points = measured.points
     lines = correlation_lines({f"masks against {outcome}": masks_against(points, outcome) for outcome in OUTCOMES})
     console().print(mask_table(points))

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from semfocus.analysis.comparability import comparability_key
 from semfocus.analysis.conditions import finite
 from semfocus.analysis.table6 import one_model, published, two_models
 from semfocus.attention.mechanisms import TopK, parse_mechanism
@@ -114,11 +115,12 @@ def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
     """Rows of Table 6 at the checkpoints asked for: a full and a top-k run that are otherwise alike, each run alone,
     and the paper's own."""
     found: list[dict[str, Any]] = []
+    keys = {run.run.id: (comparability_key(run.run.config()), run.config.seed) for run in runs}
     for heavy in runs:
         if not heavy.mechanism.startswith("topk:"):
             continue
         for full in runs:
-            if full.mechanism == "full" and _setting(full.config) == _setting(heavy.config):
+            if full.mechanism == "full" and keys[full.run.id] == keys[heavy.run.id]:
                 shared = [key for key in heavy.asked if key in full.asked]
                 found += [
                     {**_about(heavy), "full": full.run.id, **two_models(full.now, heavy.now, key)} for key in shared
@@ -170,11 +172,6 @@ def batches_of(batch: Batch, device: str | torch.device) -> Iterator[Batch]:
     for first in range(0, len(batch), size):
         rows = slice(first, first + size)
         yield Batch(*(part[rows].to(device) for part in (batch.tokens, batch.labels, batch.lengths)))
-
-
-def _setting(config: RunConfig) -> dict[str, Any]:
-    """Task, model, recipe and seed: everything but how it attends."""
-    return config.model_dump(mode="json", exclude={"attention", "label"})
 
 
 def _about(found: MeasuredRun) -> dict[str, Any]:

@@ -5,8 +5,8 @@
     measure_sharpness(run).hessian_top           one number for each kept checkpoint
 
 `trained_model` opens a model with its training rows, `losses` evaluates many models at once, `directions` spans planes,
-`surface` evaluates a grid, `slopes` says how steep it is, `hessian` has products and eigenvalues, `certificate` measures
-what the theory's bounds need, `groups` compares them with gradients, `sharpness` goes along training.
+`surface` evaluates a grid, `slopes` says how steep it is, `hessian` has products and eigenvalues, `certificate`
+measures what the theory's bounds need, `groups` compares them with gradients, `sharpness` goes along training.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 from semfocus.analysis.intervals import Interval
 from semfocus.analysis.multiple import ALPHA, holm
+from semfocus.analysis.records import Measurements
 from semfocus.analysis.verdicts.settings import Setting
-from semfocus.measurements import Measurements
 
 Decision = Literal["yes", "no", "undecided"]
 Outcome = Literal["holds", "holds in part", "does not hold", "not enough data"]

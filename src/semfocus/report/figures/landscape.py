@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from semfocus.analysis.groups import display_order
 from semfocus.errors import UsageError
 from semfocus.measurements import Sharpness, Surface, SurfaceMeta
 from semfocus.measurements.kinds import PERCENTILES
 from semfocus.report.figures.drawing import FORMATS, both_themes, drawing, legend, save
 from semfocus.report.figures.scales import logarithmic
-from semfocus.report.figures.style import PALETTES, Theme, mechanism_style, order
+from semfocus.report.figures.style import PALETTES, Theme, mechanism_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -194,7 +195,7 @@ def draw_slopes(
         axes = figure.subplots(len(WAYS), len(PERCENTILES), sharex=True, sharey="row", squeeze=False)
         for row, (way, words) in zip(axes, WAYS.items(), strict=True):
             for panel, percentile in zip(row, PERCENTILES, strict=True):
-                for mechanism in sorted(slopes, key=order):
+                for mechanism in sorted(slopes, key=display_order):
                     _slope_line(panel, mechanism, [getattr(one, way)[str(percentile)] for one in slopes[mechanism]],
                                 slopes[mechanism][0].squares, theme)  # fmt: skip
                 logarithmic(panel, "y")
@@ -246,7 +247,7 @@ def draw_sharpness(
     with drawing(theme):
         figure = Figure(figsize=(0.8 + 2.9 * count, 3.5), layout="constrained")
         axes = figure.subplots(1, count, sharex=True, squeeze=False)[0]
-        for mechanism in sorted(measured, key=order):
+        for mechanism in sorted(measured, key=display_order):
             for number, one in enumerate(measured[mechanism]):
                 label = mechanism if number == 0 else "_"
                 for panel, name in zip(axes, MEASURED, strict=False):

@@ -67,7 +67,6 @@ _OTHERS = (
     MechanismStyle("#2f7f86", "#7fd0d6", (5, 2, 5, 4), "*"),
 )
 _FORM = re.compile(r"([a-z_]+)(?::(\d{1,9}))?(?:\+(\d{1,9})g)?")
-_RANKS = {name: rank for rank, name in enumerate(_FAMILIES)}
 
 
 def mechanism_style(mechanism: str) -> MechanismStyle:
@@ -90,12 +89,6 @@ def mechanism_style(mechanism: str) -> MechanismStyle:
     return MechanismStyle(
         _mixed(base.colour, "#000000", share), _mixed(base.dark, "#ffffff", share), stretched, base.marker
     )
-
-
-def order(mechanism: str) -> tuple[int, int, int, str]:
-    """A key to sort mechanisms by: full attention first, then families, within them by tokens and size."""
-    family, size, tokens = _parts(mechanism)
-    return (_RANKS.get(family, len(_RANKS)), tokens, size or 0, mechanism)
 
 
 def _parts(mechanism: str) -> tuple[str, int | None, int]:

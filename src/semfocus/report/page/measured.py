@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from semfocus.analysis.consistent_settings import commonest
 from semfocus.analysis.groups import Group
 from semfocus.analysis.records import Record
+from semfocus.analysis.results import Results
 from semfocus.measurements import (
     Dispersion,
     MaskStability,
@@ -35,7 +36,6 @@ from semfocus.measurements.store import KINDS
 from semfocus.report.figures.diagnosis import draw_dispersion_along_training, draw_mask_stability
 from semfocus.report.figures.landscape import draw_sharpness, draw_slopes
 from semfocus.report.page.cross_task_panels import AT, over_tasks
-from semfocus.report.page.gather import Gathered
 from semfocus.report.page.measured_surfaces import WORDS, surfaces_panel
 from semfocus.report.page.measured_table import table_panels
 from semfocus.report.page.pictures import digest, picture
@@ -67,7 +67,7 @@ class Section:
         return bool(self.groups or self.over)
 
 
-def measured(found: Gathered) -> Section:
+def measured(found: Results) -> Section:
     """The panels of everything that was measured; empty when nothing was."""
     documents, faults = _drawable(found.measurements)
     over = over_tasks(found.records, documents)
@@ -103,7 +103,7 @@ def _drawable(measurements: Measurements) -> tuple[Measurements, list[tuple[str,
 
 
 def _panels(
-    found: Gathered, group: Group, documents: Measurements, pictures: bool
+    found: Results, group: Group, documents: Measurements, pictures: bool
 ) -> tuple[list[Json], list[tuple[str, str]]]:
     """`pictures`: whether there is room for them; tables are small."""
     kinds = {name: _alike(group, documents, name) for name in KINDS}
