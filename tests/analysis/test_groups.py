@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semfocus.analysis.groups import baselines_of, display_order, group_records
+from semfocus.analysis.groups import baselines_of, group_records
+from semfocus.analysis.mechanism_order import mechanism_order
 from semfocus.analysis.records import Fault, Record
 from semfocus.config import RunConfig
 from semfocus.report.figures.ablations import ablations, main_groups
@@ -192,7 +193,7 @@ def test_runs_that_have_not_ended_decide_nothing() -> None:
 
 def test_mechanisms_are_listed_with_full_attention_first_and_sizes_rising() -> None:
     names = ["banded:9", "topk:40", "zebra", "topk:5", "banded:5+1g", "full", "banded:5"]
-    assert sorted(names, key=display_order) == [
+    assert sorted(names, key=mechanism_order) == [
         "full",
         "topk:5",
         "topk:40",

@@ -362,6 +362,6 @@ def test_a_run_trained_on_has_its_surface_measured_anew(tmp_path: Path) -> None:
     first = tiny(1, epochs=2)
     (run,) = trained([first], tmp_path)
     assert run_of(first, tmp_path).id == run.id
-    before = measure_surface(run, FEW, RUNTIME).payload
+    before = measure_surface(run, FEW, RUNTIME).meta.document
     assert before["step"] == 10
     assert before["epoch"] == 2.0

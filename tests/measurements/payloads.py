@@ -9,7 +9,7 @@ from semfocus.store import RunDirectory, read_measurement
 from semfocus.store.measurements import measurement_names
 
 
-def checkpoint(epoch: float = 0.0, **spreads: float | dict[str, float | None]) -> dict[str, Any]:
+def checkpoint(epoch: float = 0.0, **spreads: float | dict[str, float | None] | None) -> dict[str, Any]:
     """The same number at every percent where one is given; `spreads` by name, the others are 1."""
     values = {name: spreads.get(name, 1.0) for name in SPREADS}
     full = {

@@ -12,7 +12,8 @@ import pytest
 from semfocus.errors import UsageError
 from semfocus.landscape.slopes import SQUARES
 from semfocus.measurements import Sharpness, Surface, SurfaceMeta, grid_axis
-from semfocus.report.figures.landscape import Scale, draw_sharpness, draw_slopes, draw_surfaces
+from semfocus.report.figures.landscape import draw_sharpness, draw_slopes
+from semfocus.report.figures.surfaces import Scale, draw_surfaces
 from semfocus.report.figures.theory import (
     draw_attention_looseness,
     draw_model_looseness,

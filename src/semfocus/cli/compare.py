@@ -181,7 +181,8 @@ def _tell(outcome: RunOutcome) -> None:
 
 def print_outcome(outcome: Outcome) -> None:
     """A comparison: its table, what the data support, and where its curves are."""
-    from semfocus.report.terminal.tables import baseline_text, comparison_table
+    from semfocus.report.terminal.tables import comparison_table
+    from semfocus.report.text import baseline_text
 
     found = outcome.comparison
     typer.echo(f"{found.task}: {found.seeds} seeds, at most {found.horizon:g} epochs\n")

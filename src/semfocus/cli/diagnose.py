@@ -135,16 +135,18 @@ def _diagnose_runs(
 
 
 def _document(run: MeasuredRun) -> dict[str, Any]:
-    return {"label": run.label, "mechanism": run.mechanism, "checkpoints": run.now.document["checkpoints"]}
+    about = {"task": run.task, "mechanism": run.mechanism, "seed": run.config.seed}
+    return about | {"checkpoints": run.now.document["checkpoints"]}
 
 
 def _print_runs(measured: list[MeasuredRun], rows: list[dict[str, Any]], shaken: list[MaskStability]) -> None:
-    from semfocus.report.page.diagnosis import newest_rows, norm_table, table6_table
+    from semfocus.report.tables import condition_table, newest_rows, norm_table
+    from semfocus.report.terminal.tables import rich_table
 
     for row in newest_rows(rows):
-        console().print(table6_table(row))
+        console().print(rich_table(condition_table(row)))
         typer.echo("")
-    console().print(norm_table([_document(run) for run in measured]))
+    console().print(rich_table(norm_table([_document(run) for run in measured])))
     typer.echo("")
     for run, stability in zip(measured, shaken, strict=False):
         pairs = zip(stability.noise, stability.kept, strict=True)

@@ -51,8 +51,8 @@ def speed_command(
 
 def _dispersion(results: Results, mechanism: str, percentile: str, out: Path) -> None:
     from semfocus.analysis.dispersion_vs_speedup import WHENS, dispersion_against_speed, drawn_points, stored_points
-    from semfocus.report.figures.diagnosis import draw_against_speed
     from semfocus.report.figures.drawing import both_themes
+    from semfocus.report.figures.speedup_scatter import draw_dispersion_vs_speedup
     from semfocus.report.terminal.theory import correlation_lines, dispersion_table, left_out_lines
 
     points = stored_points(results, mechanism, percentile)
@@ -62,15 +62,15 @@ def _dispersion(results: Results, mechanism: str, percentile: str, out: Path) ->
     _print([*left_out_lines(points), "", *lines])
     name_figures(both_themes(lambda end, theme: [
         path for when, correlation in correlations.items() if drawn_points(points, when)
-        for path in draw_against_speed(drawn_points(points, when), correlation, out / f"dispersion-speed-{when}{end}",
-                                       when=when, theme=theme)
+        for path in draw_dispersion_vs_speedup(drawn_points(points, when), correlation,
+                                               out / f"dispersion-speed-{when}{end}", when=when, theme=theme)
     ]))  # fmt: skip
 
 
 def _masks(results: Results, mechanism: str, out: Path) -> None:
     from semfocus.analysis.masks_vs_speedup import OUTCOMES, masks_against, stored_mask_points
     from semfocus.report.figures.drawing import both_themes
-    from semfocus.report.figures.masks_vs_speedup import draw_masks_against_speed
+    from semfocus.report.figures.speedup_scatter import draw_masks_vs_speedup
     from semfocus.report.terminal.theory import correlation_lines, left_out_lines, mask_line, mask_table
 
     measured = stored_mask_points(results, mechanism)
@@ -78,7 +78,7 @@ def _masks(results: Results, mechanism: str, out: Path) -> None:
     lines = correlation_lines({f"masks against {outcome}": masks_against(points, outcome) for outcome in OUTCOMES})
     console().print(mask_table(points))
     _print(["", mask_line(measured, mechanism), *left_out_lines(points), "", *lines])
-    name_figures(both_themes(lambda end, theme: draw_masks_against_speed(
+    name_figures(both_themes(lambda end, theme: draw_masks_vs_speedup(
         points, out / f"masks-speed{end}", mechanism=mechanism, theme=theme
     )))  # fmt: skip
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from semfocus.report.figures.drawing import FORMATS, both_themes, drawing, legend, save
-from semfocus.report.figures.scales import logarithmic
+from semfocus.report.figures.drawing import FORMATS, both_themes, drawing, legend, logarithmic, save
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
 from semfocus.theory.looseness import ATTENTION_FORMS, SOFTMAX_FORMS, AttentionRow, Looseness, SoftmaxRow
 from semfocus.theory.regions import Region, region

@@ -14,15 +14,14 @@ from semfocus.analysis.dispersion_vs_speedup import WHENS, dispersion_against_sp
 from semfocus.analysis.masks_vs_speedup import OUTCOMES, drawn_masks, mask_points
 from semfocus.analysis.records import Record
 from semfocus.measurements import Measurements
-from semfocus.report.figures.diagnosis import draw_against_speed
-from semfocus.report.figures.masks_vs_speedup import draw_masks_against_speed
+from semfocus.report.figures.speedup_scatter import draw_dispersion_vs_speedup, draw_masks_vs_speedup
 from semfocus.report.page.pictures import digest, picture
 
 AT = "95"  # the percentile that is drawn over training
 Json = dict[str, Any]
 
 
-def over_tasks(records: Sequence[Record], measurements: Measurements) -> list[Json]:
+def cross_task_panels(records: Sequence[Record], measurements: Measurements) -> list[Json]:
     """Dispersion against speed-up, and the stability of masks against how soon tasks are learned."""
     return [*_dispersion(records, measurements), *_masks(records, measurements)]
 
@@ -45,7 +44,7 @@ def _dispersion(records: Sequence[Record], measurements: Measurements) -> list[J
             + ("" if when == "start" else " At the end dispersion is an outcome of training, and predicts nothing.")
             + _left_out(points)
         )
-        draw = partial(draw_against_speed, known, correlation, when=when)
+        draw = partial(draw_dispersion_vs_speedup, known, correlation, when=when)
         title = f"Dispersion against speed-up, {when} of training"
         panels.append(picture(title, words, draw, key=digest("speed", [when, mechanism, known, str(correlation)])))
     return panels
@@ -64,7 +63,7 @@ def _masks(records: Sequence[Record], measurements: Measurements) -> list[Json]:
         "over the sizes of noise, median over seeds), against the epochs it needs and against its speed-up over full "
         f"attention.{_left_out(points)}"
     )
-    draw = partial(draw_masks_against_speed, points, mechanism=mechanism)
+    draw = partial(draw_masks_vs_speedup, points, mechanism=mechanism)
     return [picture("Stability of masks against speed", words, draw, key=digest("masks", [mechanism, str(points)]))]
 
 
@@ -73,5 +72,9 @@ def _focused(runs: Sequence[Record]) -> list[str]:
 
 
 def _left_out(points: Sequence[Any]) -> str:
-    count = sum(len(point.left_out) for point in points)
+    return left_out_note(sum(len(point.left_out) for point in points))
+
+
+def left_out_note(count: int) -> str:
+    """How many runs a panel does not show because they were measured with other settings."""
     return f" {count} measured in another way left out." if count else ""

@@ -35,7 +35,7 @@ from semfocus.measurements.kinds import DIRECTIONS, Checkpoint
 from semfocus.measurements.store import KINDS
 from semfocus.report.figures.diagnosis import draw_dispersion_along_training, draw_mask_stability
 from semfocus.report.figures.landscape import draw_sharpness, draw_slopes
-from semfocus.report.page.cross_task_panels import AT, over_tasks
+from semfocus.report.page.cross_task_panels import AT, cross_task_panels, left_out_note
 from semfocus.report.page.measured_surfaces import WORDS, surfaces_panel
 from semfocus.report.page.measured_table import table_panels
 from semfocus.report.page.pictures import digest, picture
@@ -70,7 +70,7 @@ class Section:
 def measured(found: Results) -> Section:
     """The panels of everything that was measured; empty when nothing was."""
     documents, faults = _drawable(found.measurements)
-    over = over_tasks(found.records, documents)
+    over = cross_task_panels(found.records, documents)
     groups, room = [], MOST_BYTES - _size(over)
     for place, group in enumerate(found.groups):
         panels, wrong = _panels(found, group, documents, pictures=room > 0)
@@ -147,30 +147,28 @@ def _of_one_way(known: Sequence[tuple[Record, M]], fields: Sequence[str]) -> lis
     return [one for one, way in zip(known, ways, strict=True) if way == usual]
 
 
-def _with(kind: tuple[Runs[Any], int], panel: Callable[[Runs[Any], str], Json | None]) -> Json | None:
+def _with(kind: tuple[Runs[Any], int], panel: Callable[[Runs[Any], int], Json | None]) -> Json | None:
     runs, left_out = kind
-    return panel(runs, about(runs, left_out)) if runs else None
+    return panel(runs, left_out) if runs else None
 
 
-def about(runs: Runs[Any], left_out: int) -> str:
-    """How many seeds a panel rests on, and what it leaves out."""
+def seeds_note(runs: Runs[Any], left_out: int) -> str:
+    """How many seeds a panel rests on, and how many runs it leaves out."""
     counts = {len(seeds) for seeds in runs.values()}
     many = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
     seeds = "One seed." if counts == {1} else f"Median over {many} seeds."
-    return seeds + (f" {left_out} measured in another way left out." if left_out else "")
+    return seeds + left_out_note(left_out)
 
 
-def _training(runs: Runs[Dispersion], note: str) -> Json | None:
-    lines = [
-        {"mechanism": name, "label": name, "checkpoints": _median_checkpoints(own.values())}
-        for name, own in runs.items()
-    ]
+def _training(runs: Runs[Dispersion], left_out: int) -> Json | None:
+    lines = [{"mechanism": name, "checkpoints": _median_checkpoints(own.values())} for name, own in runs.items()]
     if not any(len(line["checkpoints"]) > 1 for line in lines):
         return None
     split = next(iter(next(iter(runs.values())).values())).split
     words = (
         f"By epoch, 0 being the initialisation: largest minus smallest score of a query ({split} rows), over all keys "
-        f"and over the k heaviest, at percentile {AT}; and how far the next key lies below. {note}"
+        f"and over the k heaviest, at percentile {AT}; and how far the next key lies below. "
+        f"{seeds_note(runs, left_out)}"
     )
     draw = partial(draw_dispersion_along_training, lines, at=AT)
     return picture("Dispersion over training", words, draw, key=digest("training", lines))
@@ -195,7 +193,7 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _masks(runs: Runs[MaskStability], note: str) -> Json | None:
+def _masks(runs: Runs[MaskStability], left_out: int) -> Json | None:
     lines = []
     for name, own in runs.items():
         those = list(own.values())
@@ -206,10 +204,10 @@ def _masks(runs: Runs[MaskStability], note: str) -> Json | None:
         if all(share is None for share in kept):
             continue
         shares = {"noise": those[0].noise, "kept": kept, "by_separation": {"borders": borders, "kept": rows}}
-        lines.append({"mechanism": name, "label": name, "measured": shares})
+        lines.append({"mechanism": name, "measured": shares})
     words = (
         "The share of the k heaviest keys that stay when Gaussian noise is added to the input embeddings: by its size, "
-        f"and by how far a query's next key lies below the kept ones. {note}"
+        f"and by how far a query's next key lies below the kept ones. {seeds_note(runs, left_out)}"
     )
     draw = partial(draw_mask_stability, lines)
     return picture("Stability of the masks", words, draw, key=digest("masks", lines)) if lines else None
@@ -224,22 +222,22 @@ def _slopes(directions: str, runs: Runs[SurfaceMeta], left_out: int) -> Json:
     words = (
         f"Differences between neighbouring points of the surface ({WORDS[directions]}) inside growing squares. Above "
         f"as the paper has them; below per true distance, which alone compares models of different norm. "
-        f"{about(runs, left_out)} Bands: all seeds."
+        f"{seeds_note(runs, left_out)} Bands: all seeds."
     )
     key = digest("slopes", [directions, _documents(runs)])
     return picture("Slopes of the loss surface", words, partial(draw_slopes, measured), key=key)
 
 
-def _sharpness(runs: Runs[Sharpness], note: str) -> Json:
+def _sharpness(runs: Runs[Sharpness], left_out: int) -> Json:
     measured = {name: list(own.values()) for name, own in runs.items()}
     words = (
         "Norm of the gradient of the mean training loss and the largest eigenvalue of its Hessian, at the kept "
         "checkpoints, a line a run; where a bound is certified, the share of it that the gradient attains."
     )
-    left = f" {note.partition('. ')[2]}".rstrip()
+    note = words + left_out_note(left_out)
     return picture(
         "Sharpness along training",
-        words + left,
+        note,
         partial(draw_sharpness, measured),
         key=digest("sharpness", _documents(runs)),
     )

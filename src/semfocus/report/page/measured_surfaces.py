@@ -11,7 +11,8 @@ import numpy as np
 from semfocus.analysis.groups import Group, base_first
 from semfocus.errors import SemfocusError
 from semfocus.measurements import Surface, SurfaceMeta, read_surface
-from semfocus.report.figures.landscape import draw_surfaces
+from semfocus.report.figures.surfaces import draw_surfaces
+from semfocus.report.page.cross_task_panels import left_out_note
 from semfocus.report.page.pictures import digest, picture
 from semfocus.store import RunDirectory
 
@@ -48,7 +49,7 @@ def surfaces_panel(
     words = (
         f"Training loss around the trained models (+), {WORDS[directions]}, as long as the parameters themselves at 1; "
         f"seed {seed}, {alike.grid} x {alike.grid} points over {alike.rows} rows, one colour scale "
-        "for all." + (f" {left_out} measured in another way left out." if left_out else "")
+        f"for all.{left_out_note(left_out)}"
     )
     key = digest(
         "surface", {name: [directions, s.meta.extent] for name, s in surfaces.items()}, *map(_bytes, surfaces.values())

@@ -13,6 +13,7 @@ from typing import Any
 
 from semfocus.analysis.comparison import BASE
 from semfocus.measurements import Dispersion
+from semfocus.report.page.cross_task_panels import left_out_note
 
 HEADS = ("", "from", "δ full", "δ heavy", "Δ", "in-degree", "W", "X", "sharper W", "sharper X", "")
 NUMBERS = ("delta_full", "delta_heavy", "separation", "in_degree", "w", "x")
@@ -32,9 +33,10 @@ def table_panels(task: str, runs: Runs, left_out: int) -> list[Json]:
     """A table for each top-k mechanism that was measured at the end of its training; torch comes with it."""
     focused = [name for name in runs if name.startswith("topk:")]
     found = [(name, _table(task, name, runs)) for name in focused]
-    left = f" {left_out} measured in another way left out." if left_out else ""
     return [
-        {"title": f"Table 6, {name}", "note": NOTE + left, "heads": HEADS, "rows": rows} for name, rows in found if rows
+        {"title": f"Table 6, {name}", "note": NOTE + left_out_note(left_out), "heads": HEADS, "rows": rows}
+        for name, rows in found
+        if rows
     ]
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from semfocus.analysis.multiple import ALPHA
-from semfocus.report.page.diagnosis import rich_table
+from semfocus.report.tables import TextTable
+from semfocus.report.terminal.tables import rich_table
+from semfocus.report.text import correlation_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,7 +65,7 @@ def dispersion_table(points: Sequence[Point]) -> Table:
         counts = dict.fromkeys((point.start_seeds, point.end_seeds))
         seeds = f"{' / '.join(map(str, counts))} of {point.speed_up.pairs}"
         rows.append((point.task, *ratios, point.speed_up.ratio.text, seeds))
-    return rich_table("", ("task", "ratio, start", "ratio, end", "speed-up", "seeds measured"), rows)
+    return rich_table(TextTable("", ("task", "ratio, start", "ratio, end", "speed-up", "seeds measured"), rows))
 
 
 def mask_table(points: Sequence[MaskPoint]) -> Table:
@@ -73,7 +75,7 @@ def mask_table(points: Sequence[MaskPoint]) -> Table:
         kept = "" if point.kept is None else f"{point.kept:.1%}"
         epochs = f"{'' if point.all_reached else '>= '}{point.epochs:.3g}"
         rows.append((point.task, kept, epochs, point.speed_up.ratio.text, f"{point.seeds} of {point.speed_up.pairs}"))
-    return rich_table("", ("task", "keys that stay", "epochs to 95 %", "speed-up", "seeds measured"), rows)
+    return rich_table(TextTable("", ("task", "keys that stay", "epochs to 95 %", "speed-up", "seeds measured"), rows))
 
 
 def mask_line(measured: MaskPoints, mechanism: str) -> str:
@@ -93,7 +95,6 @@ def left_out_lines(points: Sequence[Point] | Sequence[MaskPoint]) -> Iterator[st
 def correlation_lines(correlations: Mapping[str, Correlation]) -> Iterator[str]:
     """The correlations, and a line where there are too few tasks for any of them to be significant."""
     from semfocus.analysis.dispersion_vs_speedup import smallest_p
-    from semfocus.report.figures.diagnosis import correlation_text
 
     for name, correlation in correlations.items():
         yield f"{name}: {correlation_text(correlation)}"
