@@ -106,11 +106,10 @@ def _timing(epochs: int) -> str:
 
 def load(root: str, out: str) -> int:
     """Read every run and compare the mechanisms of every group."""
-    from semfocus.analysis.groups import grouped
-    from semfocus.analysis.records import load_records
+    from semfocus.analysis.results import Results
     from semfocus.report.figures.series import METRICS, series
 
-    groups = grouped(load_records(Path(root)).records).groups
+    groups = Results.load(Path(root)).groups
     for group in groups:
         _ = group.comparison
         for mechanism in group.mechanisms:

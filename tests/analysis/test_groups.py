@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semfocus.analysis.groups import baselines_of, grouped
-from semfocus.analysis.records import Record
+from semfocus.analysis.groups import baselines_of, group_records
+from semfocus.analysis.mechanism_order import mechanism_order
+from semfocus.analysis.records import Fault, Record
 from semfocus.config import RunConfig
 from semfocus.report.figures.ablations import ablations, main_groups
 from semfocus.report.figures.series import quantiles, series
@@ -36,7 +37,7 @@ def measured(values: list[float], name: str = "train_accuracy") -> list[dict[str
 
 
 def test_runs_of_other_settings_never_share_a_group_and_groups_are_named_by_what_differs() -> None:
-    found = grouped(
+    found = group_records(
         [
             *records(),
             *records(model__blocks=2),
@@ -58,21 +59,22 @@ def test_labels_and_where_a_file_lies_do_not_tell_groups_apart() -> None:
     one, other = records(seeds=2, mechanisms=["full"])
     other.config["label"] = "second"
     other.config["task"]["name"] = "elsewhere/even_pairs.csv"  # its content, config["data"], is the same
-    assert len(grouped([one, other]).groups) == 1
+    assert len(group_records([one, other]).groups) == 1
 
 
 def test_a_copy_of_a_run_is_not_counted_as_another_seed_and_is_reported() -> None:
     one = records(seeds=1, mechanisms=["full"])[0]
     copy = Record("f" * 16, one.config, one.metrics, "done", 1.0)
-    found = grouped([copy, one])
+    found = group_records([copy, one])
     assert sum(len(group.records) for group in found.groups) == 1
-    assert found.repeated == [("f" * 16, f"the same configuration as run {one.id}, which is shown in its place")]
+    why = f"the same configuration as run {one.id}, which is shown in its place"
+    assert found.repeated == [Fault("f" * 16, "repeated", why)]
 
 
 def test_the_order_of_runs_changes_nothing() -> None:
     runs = records(mechanisms=["full", "topk:5", "banded:5"])
     names = [
-        [(g.name, g.mechanisms, [r.id for r in g.records]) for g in grouped(order).groups]
+        [(g.name, g.mechanisms, [r.id for r in g.records]) for g in group_records(order).groups]
         for order in (runs, runs[::-1])
     ]
     assert names[0] == names[1]
@@ -92,7 +94,7 @@ def test_a_strangers_data_file_is_not_opened_for_its_baselines(tmp_path: Any) ->
 def test_each_setting_varied_alone_is_an_ablation_and_adam_with_its_own_rate_is_one_step() -> None:
     runs = [*records(), *records(model__blocks=2), *records(training__lr=0.3)]
     runs += records(training__optimizer="adam", training__lr=0.001, training__decay=0.99999)
-    groups = grouped(runs).groups
+    groups = group_records(runs).groups
     found = {one.setting: [name for name, _ in one.columns] for one in ablations(groups)}
     assert found == {
         "model.blocks": ["blocks 2", "blocks 5"],
@@ -147,7 +149,7 @@ def test_thinned_epochs_keep_both_ends_and_are_denser_at_the_start() -> None:
 
 
 def test_what_is_embedded_is_thinned_to_a_budget_and_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = grouped([record(config) for config in configs(training__epochs=100, seeds=2)]).groups
+    groups = group_records([record(config) for config in configs(training__epochs=100, seeds=2)]).groups
     (whole,) = charts(groups, ["full", "topk:5"])
     assert len(whole["epochs"]) == 100
     for name, value in (("CURVE_NUMBERS", 0), ("SEED_NUMBERS", 0)):
@@ -170,20 +172,33 @@ def test_what_is_embedded_is_thinned_to_a_budget_and_rounded(monkeypatch: pytest
 )
 def test_the_headline_claims_nothing_that_the_runs_do_not_show(kept: list[str], headline: str) -> None:
     runs = records(mechanisms=kept, seeds=10) if kept else []
-    assert summarise(grouped(runs).groups).headline == headline
+    assert summarise(group_records(runs).groups).headline == headline
 
 
 def test_few_seeds_are_a_hint_and_many_are_a_finding() -> None:
-    few = summarise(grouped(records(seeds=3)).groups).headline
+    few = summarise(group_records(records(seeds=3)).groups).headline
     assert "a hint, too few seeds for a proof" in few
     assert "beyond chance" not in few
-    many = summarise(grouped(records(seeds=10)).groups)
+    many = summarise(group_records(records(seeds=10)).groups)
     assert many.headline.startswith("topk:5 learns")
     assert "hint" not in many.headline
-    two = summarise(grouped([*records(seeds=10), *records(tasks=["parity"], seeds=10)]).groups)
+    two = summarise(group_records([*records(seeds=10), *records(tasks=["parity"], seeds=10)]).groups)
     assert "beyond chance in 2 of 2 comparisons" in two.headline
 
 
 def test_runs_that_have_not_ended_decide_nothing() -> None:
     runs = [record(config, "running") for config in configs(training__epochs=20)]
-    assert summarise(grouped(runs).groups).headline == "No run has ended yet"
+    assert summarise(group_records(runs).groups).headline == "No run has ended yet"
+
+
+def test_mechanisms_are_listed_with_full_attention_first_and_sizes_rising() -> None:
+    names = ["banded:9", "topk:40", "zebra", "topk:5", "banded:5+1g", "full", "banded:5"]
+    assert sorted(names, key=mechanism_order) == [
+        "full",
+        "topk:5",
+        "topk:40",
+        "banded:5",
+        "banded:9",
+        "banded:5+1g",
+        "zebra",
+    ]

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from semfocus.analysis.metrics import Metrics, read_metrics
-from semfocus.analysis.records import Record, load_measurements, load_records
+from semfocus.analysis.records import Record
+from semfocus.analysis.results import Results
 from semfocus.errors import CorruptData, UsageError
+from semfocus.measurements import Dispersion
 from semfocus.store import RunDirectory, RunStore, write_measurement
+from tests.measurements import payloads
 
 CONFIG = {
     "task": {"name": "parity"},
@@ -47,10 +50,10 @@ def test_every_run_that_can_be_read_is_a_record_in_its_own_state(tmp_path: Path)
     for name, state in (("aa", "done"), ("bb", "diverged"), ("cc", "interrupted"), ("dd", "failed"), ("ee", None)):
         made(tmp_path, name * 4, state=state)
     RunStore(tmp_path).create_or_open("ff" * 4, CONFIG)
-    found = load_records(tmp_path)
+    found = Results.load(tmp_path)
     states = ["done", "diverged", "interrupted", "failed", "interrupted", "empty"]
     assert [record.state for record in found.records] == states
-    assert found.faults == []
+    assert found.unreadable == []
     assert [len(record.metrics) for record in found.records] == [2, 2, 2, 2, 2, 0]
     assert found.records[0].seconds == 3.0
     assert found.records[5].final("epoch") is None
@@ -61,7 +64,7 @@ def test_a_run_that_a_process_works_on_is_called_running(tmp_path: Path) -> None
     run = made(tmp_path, "aa" * 4, state=None)
     with run.lock() as writer:
         writer.write_status("running")
-        (record,) = load_records(tmp_path).records
+        (record,) = Results.load(tmp_path).records
     assert record.state == "running"
     assert not record.ended
 
@@ -76,23 +79,23 @@ def test_everything_else_is_a_fault_that_says_what_it_is(tmp_path: Path) -> None
     (made(tmp_path, "ffffffff").path / "status.json").write_text('{"format": 99, "state": "done"}')
     made(tmp_path, "abababab", config=CONFIG | {"seed": "seven"})
     made(tmp_path, "acacacac", config={"task": 3})
-    found = load_records(tmp_path)
+    found = Results.load(tmp_path)
     assert [record.id for record in found.records] == ["aaaaaaaa"]
-    kinds = {fault.name: fault.what.split(":")[0] for fault in found.faults}
+    kinds = {fault.name: fault.kind for fault in found.unreadable}
     assert kinds == {
         "bbbbbbbb": "corrupt", "cccccccc": "corrupt", "dddddddd": "empty", "notes.txt": "unrecognised",
         "eeeeeeee": "unrecognised",
         "ffffffff": "unrecognised", "abababab": "corrupt", "acacacac": "corrupt",
     }  # fmt: skip
-    why = dict(found.faults)
+    why = {fault.name: fault.what for fault in found.unreadable}
     assert "step 1 after step 2" in why["bbbbbbbb"]
     assert "seed = 'seven'" in why["abababab"]
 
 
 def test_a_store_that_is_not_there_is_an_error_and_an_empty_one_is_not(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a directory of runs"):
-        load_records(tmp_path / "nothing")
-    assert load_records(tmp_path).records == []
+        Results.load(tmp_path / "nothing")
+    assert Results.load(tmp_path).records == []
 
 
 def test_a_torn_last_line_is_not_seen(tmp_path: Path) -> None:
@@ -170,13 +173,13 @@ def test_what_the_store_refuses_is_refused_here_too(tmp_path: Path, text: str) -
 )
 def test_metrics_that_no_training_can_give_are_a_fault_and_not_a_crash_later(tmp_path: Path, change, said: str) -> None:
     made(tmp_path, "aa" * 4, rows=1, **change)
-    (fault,) = load_records(tmp_path).faults
+    (fault,) = Results.load(tmp_path).unreadable
     assert said in fault.what
 
 
 def test_a_diverged_runs_nan_loss_is_no_fault(tmp_path: Path) -> None:
     made(tmp_path, "aa" * 4, state="diverged", train_loss=float("nan"))
-    (record,) = load_records(tmp_path).records
+    (record,) = Results.load(tmp_path).records
     assert math.isnan(record.final("train_loss"))
     assert record.best("train_accuracy") == 0.6
 
@@ -205,10 +208,11 @@ def test_columns_cannot_be_changed_by_accident() -> None:
 
 
 def test_measurements_are_found_by_run_and_a_damaged_one_is_reported(tmp_path: Path) -> None:
-    good, bad = made(tmp_path, "aa" * 4), made(tmp_path, "bb" * 4)
-    write_measurement(good, "dispersion", {"k": 5})
+    good, bad = made(tmp_path, "aa" * 4), made(tmp_path, "bb" * 4, config=CONFIG | {"seed": 4})
+    write_measurement(good, "dispersion", payloads.dispersion())
     write_measurement(bad, "surface", {"grid": 3})
     (bad.path / "measurements" / "surface.json").write_text("{")
-    found = load_measurements(RunStore(tmp_path), load_records(tmp_path).records)
-    assert found.by_run == {"aa" * 4: {"dispersion": {"k": 5}}}
-    assert [fault.name for fault in found.faults] == ["bb" * 4]
+    found = Results.load(tmp_path)
+    assert found.measurements == {"aa" * 4: {"dispersion": Dispersion.from_payload(payloads.dispersion())}}
+    assert [(fault.name, fault.kind) for fault in found.faults] == [("bb" * 4, "corrupt")]
+    assert found.unreadable == []

@@ -12,7 +12,7 @@ import pytest
 from semfocus.analysis.intervals import Interval
 from semfocus.analysis.verdicts import CLAIMS, judge
 from semfocus.analysis.verdicts.evidence import Claim, Part, conclude, merged
-from semfocus.analysis.verdicts.settings import choose, gather
+from semfocus.analysis.verdicts.settings import choose, settings_from
 from tests.analysis.made import arm, both, measure, run, verdict
 
 
@@ -81,8 +81,8 @@ def test_runs_of_different_recipes_lengths_or_rows_are_never_mixed() -> None:
     records = [run("even_pairs", "full", 1, changes=kind) for kind in kinds]
     records.append(run("even_pairs", "full", 1, recipe="clean"))
     records.append(run("even_pairs", "full", 1, changes={"task.options": {"length": 20}}))
-    assert len(gather(records)) == len(records)
-    assert len(gather([run("even_pairs", m, s) for m in ("full", "topk:5") for s in (1, 2)])) == 1
+    assert len(settings_from(records)) == len(records)
+    assert len(settings_from([run("even_pairs", m, s) for m in ("full", "topk:5") for s in (1, 2)])) == 1
     few_of_each = [r for kind in kinds for r in both(60, 20, ["even_pairs"], seeds=4, changes=kind)]
     assert "4 paired seeds" in verdict("C1", few_of_each).because
 
@@ -90,7 +90,7 @@ def test_runs_of_different_recipes_lengths_or_rows_are_never_mixed() -> None:
 def test_the_papers_settings_come_first_then_the_clean_recipe_then_the_nearest() -> None:
     paper, clean = both(60, 20, ["even_pairs"]), both(60, 20, ["even_pairs"], recipe="clean")
     small = both(60, 20, ["even_pairs"], seeds=20, changes={"model.blocks": 3, "training.batch_size": 50})
-    pick = lambda records: choose(gather(records), "even_pairs")  # noqa: E731
+    pick = lambda records: choose(settings_from(records), "even_pairs")  # noqa: E731
     assert pick(small + clean + paper).note() == ""
     assert pick(small + clean).note() == "clean recipe"
     assert pick(small).note() == "model.blocks = 3, training.batch_size = 50"
@@ -99,7 +99,7 @@ def test_the_papers_settings_come_first_then_the_clean_recipe_then_the_nearest()
 
 def test_a_setting_with_too_few_seeds_gives_way_to_one_with_enough() -> None:
     records = both(60, 20, ["even_pairs"], seeds=2) + both(60, 20, ["even_pairs"], recipe="clean")
-    assert choose(gather(records), "even_pairs").note() == "clean recipe"
+    assert choose(settings_from(records), "even_pairs").note() == "clean recipe"
 
 
 def test_a_run_that_has_not_ended_says_nothing() -> None:
@@ -117,7 +117,7 @@ def test_labels_studies_and_paths_do_not_select() -> None:
     records = both(60, 20, ["even_pairs"])
     for i, record in enumerate(records):
         record.config["label"] = f"study {i}"
-    assert len(gather(records)) == 1
+    assert len(settings_from(records)) == 1
 
 
 def test_a_verdict_for_machines_is_plain_json_also_with_an_open_interval() -> None:

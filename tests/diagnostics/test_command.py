@@ -19,9 +19,10 @@ from semfocus.report.figures.speedup_scatter import draw_dispersion_vs_speedup
 from semfocus.report.page.diagnosis import write_model_page
 from semfocus.report.page.page import write_page
 from semfocus.report.tables import condition_rows, newest_rows
-from semfocus.store import RunDirectory, read_measurement, read_measurements
+from semfocus.store import RunDirectory, read_measurement
 from semfocus.training.loading import load
 from tests.integrations import tiny
+from tests.measurements import payloads
 
 runner = CliRunner()
 
@@ -59,7 +60,7 @@ def test_runs_are_measured_shaken_stored_and_shown(runs: list[RunDirectory]) -> 
     assert "even_pairs, topk:3, seed 1, epoch 2, block 1" in output
     assert "epoch 0" not in output  # the newest checkpoint alone is printed
     for one in runs[:2]:
-        stored = read_measurements(one)
+        stored = payloads.stored(one)
         assert set(stored) == {"dispersion", "mask_stability"}
         assert list(stored["dispersion"]["checkpoints"]) == ["0", "1", "2", "last"]
 
@@ -90,7 +91,7 @@ def test_no_keys_are_refused_and_no_rows_are_all(runs: list[RunDirectory]) -> No
         with pytest.raises(UsageError, match="k = 0"):
             run(str(one.path), "--k", "0")
     run(str(runs[0].path), "--k", "3", "--rows", "0", "--mask-stability")
-    assert {stored["rows"] for stored in read_measurements(runs[0]).values()} == {60}
+    assert {stored["rows"] for stored in payloads.stored(runs[0]).values()} == {60}
 
 
 def test_a_k_that_is_not_used_is_said_so(runs: list[RunDirectory]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from semfocus.analysis.results import Results
 from semfocus.diagnostics import measure_mask_stability, measure_run
 from semfocus.landscape import SurfaceSettings, measure_sharpness, measure_surface
-from semfocus.report.page.gather import gather
 from semfocus.report.page.measured import measured
 from semfocus.store import RunDirectory
 from semfocus.training import Runtime
@@ -21,7 +21,7 @@ def test_every_measurement_of_real_runs_becomes_a_panel_and_none_is_taken_for_br
         measure_surface(run, SurfaceSettings(grid=5, rows=10), runtime)
         measure_surface(run, SurfaceSettings(grid=5, rows=10, directions="path", extent=0.5), runtime)
         measure_sharpness(run, 10, runtime, lanczos_steps=4)
-    found = measured(gather(Path(runs[0].path.parent)))
+    found = measured(Results.load(Path(runs[0].path.parent)))
     assert found.faults == []
     (group,) = found.groups
     assert [panel["title"] for panel in group["panels"]] == [

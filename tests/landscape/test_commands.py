@@ -35,9 +35,9 @@ def _svg_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def light_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from semfocus.cli import theory
+    from semfocus.report.figures import landscape
 
-    monkeypatch.setattr(theory, "both_themes", lambda draw: draw("", "light"))
+    monkeypatch.setattr(landscape, "both_themes", lambda draw: draw("", "light"))
 
 
 def invoke(*arguments: str) -> str:

@@ -12,10 +12,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from semfocus.analysis.results import Results
 from semfocus.errors import UsageError
 from semfocus.report.figures.declared import draw_panels
 from semfocus.report.figures.drawing import keeping_figures
-from semfocus.report.page.gather import Gathered, gather
 from tests.report import measured as made_up
 from tests.report.helpers import configs, made, rows
 
@@ -36,23 +36,23 @@ class Panel:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Gathered:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     root = tmp_path_factory.mktemp("runs")
     for config in configs(TASKS, ("full", "topk:5", "topk:9"), 3, training__epochs=12):
         made_up.measure(made(root, config))
-    return gather(root)
+    return Results.load(root)
 
 
 @pytest.fixture(scope="module")
-def blocks(tmp_path_factory: pytest.TempPathFactory) -> Gathered:
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Results:
     root = tmp_path_factory.mktemp("blocks")
     for count in (2, 6):
         for config in configs(("parity",), ("full", "topk:5"), 2, training__epochs=12, model__blocks=count):
             made(root, config)
-    return gather(root)
+    return Results.load(root)
 
 
-def drawn(panel: Any, results: Gathered, **options: Any) -> list[Figure]:
+def drawn(panel: Any, results: Results, **options: Any) -> list[Figure]:
     with keeping_figures() as figures:
         draw_panels([panel], results, Path("unused"), **options)
     return figures
@@ -66,7 +66,7 @@ def labels(axes: Sequence[Axes]) -> list[str]:
     return [axis.get_ylabel() for axis in axes if axis.get_ylabel()]
 
 
-def test_curves_have_a_column_for_each_value_and_a_row_for_each_metric(results: Gathered) -> None:
+def test_curves_have_a_column_for_each_value_and_a_row_for_each_metric(results: Results) -> None:
     (figure,) = drawn(Panel("speed", ("train_loss", "heldout_accuracy")), results)
     assert len(figure.axes) == 4
     assert [axis.get_title(loc="left") for axis in figure.axes[:2]] == ["even_pairs", "parity"]
@@ -75,7 +75,7 @@ def test_curves_have_a_column_for_each_value_and_a_row_for_each_metric(results: 
     assert figure.get_suptitle().startswith("speed: median and quartiles over 3 seeds")
 
 
-def test_lines_may_be_told_apart_by_a_setting_too(blocks: Gathered) -> None:
+def test_lines_may_be_told_apart_by_a_setting_too(blocks: Results) -> None:
     panel = Panel("ablation", ("train_loss",), lines=("attention.mechanism", "model.blocks"))
     (figure,) = drawn(panel, blocks)
     assert legend_of(figure) == ["full, blocks 2", "full, blocks 6", "topk:5, blocks 2", "topk:5, blocks 6"]
@@ -83,17 +83,17 @@ def test_lines_may_be_told_apart_by_a_setting_too(blocks: Gathered) -> None:
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 4
 
 
-def test_runs_that_differ_in_more_than_their_seed_are_never_one_line(blocks: Gathered) -> None:
+def test_runs_that_differ_in_more_than_their_seed_are_never_one_line(blocks: Results) -> None:
     with pytest.raises(UsageError, match=r"the line 'full' mixes runs that differ in model\.blocks; name it in lines"):
         drawn(Panel("mixed", ("train_loss",)), blocks)
 
 
-def test_a_setting_may_be_a_column_of_its_own(blocks: Gathered) -> None:
+def test_a_setting_may_be_a_column_of_its_own(blocks: Results) -> None:
     (figure,) = drawn(Panel("columns", ("train_loss",), each=("task.name", "model.blocks")), blocks)
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["parity, blocks 2", "parity, blocks 6"]
 
 
-def test_the_band_is_the_one_declared(results: Gathered) -> None:
+def test_the_band_is_the_one_declared(results: Results) -> None:
     (whole,) = drawn(Panel("all", ("train_loss",), quantiles=(0.0, 0.5, 1.0)), results)
     (quartiles,) = drawn(Panel("some", ("train_loss",)), results)
 
@@ -106,7 +106,7 @@ def test_the_band_is_the_one_declared(results: Gathered) -> None:
     assert "percentiles 0, 50 and 100 over 3 seeds" in whole.get_suptitle().replace("\n", " ")
 
 
-def test_a_sweep_has_the_values_of_a_field_along_its_axis(results: Gathered, blocks: Gathered) -> None:
+def test_a_sweep_has_the_values_of_a_field_along_its_axis(results: Results, blocks: Results) -> None:
     panel = Panel("by k", ("converged_at", "final.heldout_accuracy"), "sweep", "attention.mechanism", ("task.name",))
     (figure,) = drawn(panel, results)
     assert [text.get_text() for text in figure.axes[2].get_xticklabels()] == ["full", "topk:5", "topk:9"]
@@ -123,14 +123,14 @@ def test_a_median_seed_that_never_converges_is_a_hollow_mark_at_the_last_epoch(t
         stuck = [row | {"train_accuracy": 0.5} for row in rows(config)]
         made(tmp_path, config, measured=stuck if config.attention.mechanism == "full" else None)
     panel = Panel("epochs", ("converged_at",), "sweep", "attention.mechanism", ("task.name",))
-    (figure,) = drawn(panel, gather(tmp_path))
+    (figure,) = drawn(panel, Results.load(tmp_path))
     hollow = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "#ffffff"]
     assert [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in hollow] == [(0.0, 12.0)]
     assert "never converged" in figure.get_suptitle().replace("\n", " ")
     assert figure.axes[0].get_ylim()[1] > 12
 
 
-def test_measured_curves_go_along_what_was_measured(results: Gathered) -> None:
+def test_measured_curves_go_along_what_was_measured(results: Results) -> None:
     fields = ("task.name", "attention.mechanism")
     (figure,) = drawn(
         Panel("masks", ("mask_stability.kept",), along="mask_stability.noise", lines=fields, each=()), results
@@ -140,14 +140,14 @@ def test_measured_curves_go_along_what_was_measured(results: Gathered) -> None:
     assert list(figure.axes[0].lines[0].get_xdata()) == [0.001, 0.01, 0.1, 0.3]
     (slopes,) = drawn(Panel("slopes", ("surface.per_step", "surface.per_step.50"), along="surface.squares"), results)
     assert "percentile 95" in slopes.get_suptitle()
-    stored = results.measurements[results.groups[0].runs("full")[0].id]["surface"]
+    stored = results.measurements[results.groups[0].runs("full")[0].id]["surface"].document
     known = [
         square for square, slope in zip(stored["squares"], stored["per_step"]["95"], strict=True) if slope is not None
     ]
     assert list(slopes.axes[0].lines[0].get_xdata()) == known
 
 
-def test_a_scatter_has_a_point_for_each_line(results: Gathered) -> None:
+def test_a_scatter_has_a_point_for_each_line(results: Results) -> None:
     fields = ("task.name", "attention.mechanism")
     panel = Panel("masks and speed", ("speed_up",), "scatter", "mask_stability.kept", fields, ())
     (figure,) = drawn(panel, results)
@@ -160,14 +160,14 @@ def test_a_scatter_has_a_point_for_each_line(results: Gathered) -> None:
     assert figures[0].axes[0].get_xlabel().endswith("start of training")
 
 
-def test_surfaces_are_drawn_for_one_seed_a_figure_for_each_task(results: Gathered) -> None:
+def test_surfaces_are_drawn_for_one_seed_a_figure_for_each_task(results: Results) -> None:
     figures = drawn(Panel("loss surface", ("surface",), "surface"), results)
     assert len(figures) == 2
     assert [axis.get_title() for axis in figures[0].axes if axis.get_title()][:1] == ["full"]
     assert figures[1].get_suptitle().startswith("loss surface: parity, seed ")
 
 
-def test_a_table_has_every_measured_percentile(results: Gathered) -> None:
+def test_a_table_has_every_measured_percentile(results: Results) -> None:
     (figure,) = drawn(Panel("spread", ("dispersion.checkpoints.last.delta",), "table"), results)
     cells = figure.axes[0].tables[0].get_celld()
     texts = {place: cell.get_text().get_text() for place, cell in cells.items()}
@@ -176,13 +176,13 @@ def test_a_table_has_every_measured_percentile(results: Gathered) -> None:
     assert len([place for place in texts if place[1] == -1]) == 6
 
 
-def test_a_panel_shows_only_its_own_runs(results: Gathered) -> None:
+def test_a_panel_shows_only_its_own_runs(results: Results) -> None:
     own = [record.id for record in results.records if record.mechanism != "topk:9"]
     (figure,) = drawn(Panel("own", ("train_loss",)), results, shown=lambda panel: own)
     assert legend_of(figure) == ["full", "topk:5"]
 
 
-def test_what_was_not_measured_is_not_drawn(blocks: Gathered) -> None:
+def test_what_was_not_measured_is_not_drawn(blocks: Results) -> None:
     each = ("task.name", "model.blocks")
     kinds = {"curves": "mask_stability.noise", "scatter": "mask_stability.separation", "surface": "", "table": ""}
     for kind, along in kinds.items():
@@ -190,12 +190,12 @@ def test_what_was_not_measured_is_not_drawn(blocks: Gathered) -> None:
         assert drawn(Panel("nothing", (metric,), kind, along, each=each), blocks) == []
 
 
-def test_an_unknown_kind_is_refused_by_name(blocks: Gathered) -> None:
+def test_an_unknown_kind_is_refused_by_name(blocks: Results) -> None:
     with pytest.raises(UsageError, match="panel 'pie': kind 'pie' is not one of curves, sweep"):
         drawn(Panel("pie", ("train_loss",), "pie"), blocks)
 
 
-def test_files_are_numbered_by_panel(results: Gathered, tmp_path: Path) -> None:
+def test_files_are_numbered_by_panel(results: Results, tmp_path: Path) -> None:
     panels = [Panel("a", ("train_loss",)), Panel("b", ("train_accuracy",))]
     written = draw_panels(panels, results, tmp_path / "figure_1", formats=("svg",))
     assert [path.name for path in written] == ["figure_1-1.svg", "figure_1-2.svg"]

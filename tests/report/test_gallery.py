@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semfocus.analysis.comparison import compare_records
-from semfocus.analysis.groups import grouped
+from semfocus.analysis.groups import group_records
 from semfocus.analysis.records import Record
 from semfocus.report.figures.curves import draw_curves
 from semfocus.report.figures.gallery import draw_all, write_figures
@@ -45,7 +45,7 @@ def test_every_figure_of_a_store_is_drawn_in_every_format_and_theme_asked_for(tm
 
 def test_many_tasks_are_split_into_sheets_of_four(tmp_path: Path) -> None:
     tasks = ("even_pairs", "parity", "missing_duplicate", "cycle_navigation", "solve_equation")
-    groups = grouped(made_up(config) for config in configs(tasks, seeds=1, training__epochs=6)).groups
+    groups = group_records(made_up(config) for config in configs(tasks, seeds=1, training__epochs=6)).groups
     names = [path.name for path in draw_all(groups, tmp_path, formats=["svg"])]
     assert names == ["curves-1.svg", "convergence-1.svg", "curves-2.svg", "convergence-2.svg", "speed-up.svg"]
 
@@ -56,7 +56,7 @@ def test_a_figure_survives_every_name(tmp_path: Path) -> None:
         runs += [record("full", 1, [0.5, 1.0]), record("topk:5", 1, [1.0])]
         for run in runs[-2:]:
             run.config["task"]["name"] = name
-    written = draw_all(grouped(runs).groups, tmp_path, formats=["svg"])
+    written = draw_all(group_records(runs).groups, tmp_path, formats=["svg"])
     assert len(written) == 3
     for path in written:
         assert "<script>" not in path.read_text()
@@ -69,7 +69,7 @@ def test_nothing_measured_means_no_figure_and_nothing_learned_means_no_wrong_one
         (run / "metrics.jsonl").write_bytes(b"")
     assert write_figures(tmp_path / "empty", tmp_path / "out") == []
     stuck = [record(m, s, [0.5] * 10) for s in range(3) for m in ("full", "topk:5")]
-    assert draw_all(grouped(stuck).groups, tmp_path / "stuck", formats=["svg"])
+    assert draw_all(group_records(stuck).groups, tmp_path / "stuck", formats=["svg"])
 
 
 def test_a_cell_tells_faster_slower_never_and_not_even_full_attention_apart() -> None:

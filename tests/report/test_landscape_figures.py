@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 
+from semfocus.measurements import Sharpness
 from semfocus.report.figures.drawing import keeping_figures
 from semfocus.report.figures.landscape import draw_sharpness
 from semfocus.report.figures.surfaces import MARKS, Scale
+from tests.measurements import payloads
 
 
 def sharpness_panel(epochs: list[float]) -> Axes:
     """The last panel."""
     values = [1.0 + epoch for epoch in epochs]
+    payload = payloads.sharpness(epochs=epochs, gradient_norm=values, hessian_top=values)
     with keeping_figures() as figures:
-        payload = {"epochs": epochs, "gradient_norm": values, "hessian_top": values}
-        draw_sharpness({"full": [payload]}, Path("unused"))
+        draw_sharpness({"full": [Sharpness.from_payload(payload)]}, Path("unused"))
     (figure,) = figures
     return figure.axes[-1]
 

@@ -11,14 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from semfocus.analysis.dispersion_vs_speedup import dispersion_against_speed, dispersion_points
+from semfocus.analysis.results import Results
 from semfocus.analysis.table6 import published, two_models
 from semfocus.cli import app
 from semfocus.errors import UsageError
+from semfocus.measurements import Dispersion
 from semfocus.report.figures.style import PALETTES
 from semfocus.report.page import cross_task_panels, measured, measured_surfaces, pictures
-from semfocus.report.page.gather import gather
 from semfocus.report.page.page import render
-from semfocus.report.page.stored import dispersion as read_dispersion
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.measurements import write_measurement
 from semfocus.training.loading import document
@@ -39,7 +39,7 @@ def measured_store(root: Path, tasks: tuple[str, ...] = ("even_pairs",), seeds: 
 
 
 def runs_of(root: Path) -> dict[str, RunDirectory]:
-    found = [RunDirectory(root / record.id) for record in gather(root).records]
+    found = [RunDirectory(root / record.id) for record in Results.load(root).records]
     return {run.config()["attention"]["mechanism"]: run for run in found}
 
 
@@ -49,7 +49,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     for config in configs(("parity",), ("full", "topk:5"), 1, training__epochs=12):
         run = made(root, config)
         write_measurement(run, "dispersion", made_up.dispersion(run))
-    return render(gather(root))
+    return render(Results.load(root))
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_runs_without_measurements_have_no_such_section(tmp_path: Path) -> None:
     for config in configs(seeds=1, training__epochs=6):
         made(tmp_path / "runs", config)
-    page = render(gather(tmp_path / "runs"))
+    page = render(Results.load(tmp_path / "runs"))
     assert 'id="measured"' not in page
     assert "#measured" not in page
     assert "data:image" not in page
@@ -105,10 +105,10 @@ def test_pictures_are_inside_the_page_once_for_light_and_once_for_dark(page: str
 def test_table_6_has_w_and_x_of_the_runs_beside_the_paper_s_and_marks_what_is_vacuous(tmp_path: Path) -> None:
     root = measured_store(tmp_path / "runs")
     runs = runs_of(root)
-    own = two_models(*(read_dispersion(made_up.dispersion(runs[name])) for name in ("full", "topk:5")))
+    own = two_models(*(Dispersion.from_payload(made_up.dispersion(runs[name])) for name in ("full", "topk:5")))
     paper = published("even_pairs")
     assert paper is not None
-    page = render(gather(root))
+    page = render(Results.load(root))
     table = page[page.index("Table 6, topk:5</bdi>") :]
     lines = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", line) for line in re.findall(r"<tr.*?</tr>", table, re.DOTALL)]
     by_line = {(line[0], line[1]): line for line in lines[1:]}
@@ -126,11 +126,11 @@ def test_table_6_has_w_and_x_of_the_runs_beside_the_paper_s_and_marks_what_is_va
 
 def test_numbers_are_medians_over_seeds_and_pairs_are_of_one_seed(tmp_path: Path, undrawn: dict[str, Any]) -> None:
     root = measured_store(tmp_path / "runs", seeds=3)
-    words = text_of(render(gather(root)))
+    words = text_of(render(Results.load(root)))
     assert "two models, 3 pairs" in words
     assert "Median over 3 seeds." in words
     (lines,) = undrawn["Dispersion over training"]
-    own = [run for run in gather(root).records if run.mechanism == "full"]
+    own = [run for run in Results.load(root).records if run.mechanism == "full"]
     last = [made_up.dispersion(RunDirectory(root / run.id))["checkpoints"]["20"]["delta_full"]["95"] for run in own]
     assert lines[0]["mechanism"] == "full"
     assert lines[0]["checkpoints"]["20"]["delta_full"]["95"] == pytest.approx(sorted(last)[1])
@@ -138,8 +138,8 @@ def test_numbers_are_medians_over_seeds_and_pairs_are_of_one_seed(tmp_path: Path
 
 def test_surfaces_stand_side_by_side_full_first_and_of_one_seed(tmp_path: Path, undrawn: dict[str, Any]) -> None:
     root = measured_store(tmp_path / "runs", seeds=2)
-    first = min(record.seed for record in gather(root).records)
-    words = text_of(render(gather(root)))
+    first = min(record.seed for record in Results.load(root).records)
+    words = text_of(render(Results.load(root)))
     (surfaces,) = undrawn["Loss surface"]
     assert list(surfaces) == ["full", "topk:5"]
     assert f"seed {first}, 21 x 21 points over 100 rows, one colour scale for all" in words
@@ -149,7 +149,7 @@ def test_what_was_measured_in_another_way_is_not_mixed_in(tmp_path: Path, undraw
     root = measured_store(tmp_path / "runs", seeds=2)
     run = runs_of(root)["topk:5"]
     write_measurement(run, "dispersion", made_up.dispersion(run) | {"split": "heldout"})
-    words = text_of(render(gather(root)))
+    words = text_of(render(Results.load(root)))
     assert "1 measured in another way left out." in words
     assert "two models, 1 pair" in words
 
@@ -185,18 +185,18 @@ def test_masks_of_different_checkpoints_are_not_mixed_and_the_last_is_shown(
 
 
 def _notes(root: Path) -> dict[str, str]:
-    found = measured.measured(gather(root))
+    found = measured.measured(Results.load(root))
     return {panel["title"]: panel["note"] for group in found.groups for panel in group["panels"]}
 
 
 def test_a_checkpoint_that_does_not_say_how_few_keys_a_query_sees_may_have_queries_of_two(tmp_path: Path) -> None:
     (run,) = (made(tmp_path / "runs", config) for config in configs(("parity",), ("full",), 1))
     payload = made_up.dispersion(run)
-    last = read_dispersion(payload)["checkpoints"]["last"]
-    assert (last["fewest_keys"], last["uneven"]) == (2, 1)
+    last = Dispersion.from_payload(payload).checkpoints["last"]
+    assert (last.fewest_keys, last.uneven) == (2, 1)
     payload["checkpoints"]["last"] |= {"fewest_keys": 7, "uneven": 0}
-    last = read_dispersion(payload)["checkpoints"]["last"]
-    assert (last["fewest_keys"], last["uneven"]) == (7, 0)
+    last = Dispersion.from_payload(payload).checkpoints["last"]
+    assert (last.fewest_keys, last.uneven) == (7, 0)
 
 
 BROKEN: list[tuple[str, Any]] = [
@@ -220,8 +220,8 @@ def test_a_measurement_that_is_not_one_is_named_and_the_rest_is_shown(
     root = measured_store(tmp_path / "runs")
     run = runs_of(root)["topk:5"]
     write_measurement(run, name, payload)
-    words = text_of(render(gather(root)))
-    assert f"{run.id} the measurement '{name}' is not shown:" in words
+    words = text_of(render(Results.load(root)))
+    assert f"{run.id} corrupt: the measurement '{name}' is not shown:" in words
     assert "1 not readable as a run" in words
     assert "Loss surface" in undrawn  # of the full run, or of both
 
@@ -233,7 +233,7 @@ def test_a_surface_without_its_losses_is_left_out_and_a_damaged_one_is_named(
     runs = runs_of(root)
     (runs["full"].path / "measurements" / "surface.safetensors").unlink()
     (runs["topk:5"].path / "measurements" / "surface.safetensors").write_bytes(b"\x00" * 40)
-    words = text_of(render(gather(root)))
+    words = text_of(render(Results.load(root)))
     assert "Loss surface" not in undrawn
     assert "Slopes of the loss surface" in undrawn
     assert f"{runs['topk:5'].id} its loss surface is not shown:" in words
@@ -243,7 +243,7 @@ def test_pictures_beyond_the_budget_are_left_out_and_tables_stay(
     tmp_path: Path, undrawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measured, "MOST_BYTES", 600)  # what stands for a picture is its title: one task has room
-    page = render(gather(measured_store(tmp_path / "runs", ("even_pairs", "parity"))))
+    page = render(Results.load(measured_store(tmp_path / "runs", ("even_pairs", "parity"))))
     words = text_of(page)
     assert sum(map(len, re.findall(r'src="(data:[^"]*)"', page))) <= 600
     assert words.count("Left out, for the page would grow too large") == 1
@@ -262,13 +262,13 @@ def test_what_has_not_changed_is_not_drawn_again_and_what_has_is(
     monkeypatch.setattr(pictures, "_both", both)
     monkeypatch.setattr(pictures, "_drawn", {})
     root = measured_store(tmp_path / "runs")
-    first = render(gather(root))
+    first = render(Results.load(root))
     assert len(drawn) == 5
-    assert render(gather(root)) == first
+    assert render(Results.load(root)) == first
     assert len(drawn) == 5
     run = runs_of(root)["topk:5"]
     write_measurement(run, "sharpness", made_up.sharpness(run) | {"hessian_top": [9.0, 8.0, 7.0, 6.0]})
-    render(gather(root))
+    render(Results.load(root))
     assert drawn[5:] == ["draw_sharpness"]
 
 
@@ -282,7 +282,7 @@ def test_markup_in_a_mechanism_s_name_stays_text_in_every_panel(tmp_path: Path) 
             writer.append_metrics(row)
         writer.write_status("done")
     write_measurement(run, "dispersion", made_up.dispersion(run))
-    page = render(gather(tmp_path / "runs"))
+    page = render(Results.load(tmp_path / "runs"))
     assert page.count("<script") == 2
     assert not re.findall(r"<img(?! class=\"on-)", page)
     assert f"Table 6, topk:5{NASTY}" not in page
@@ -293,7 +293,7 @@ def test_markup_in_a_mechanism_s_name_stays_text_in_every_panel(tmp_path: Path) 
 
 def test_masks_of_two_tasks_are_held_against_how_soon_they_learn(tmp_path: Path, undrawn: dict[str, Any]) -> None:
     root = measured_store(tmp_path / "runs", ("even_pairs", "parity"), seeds=2)
-    (panel,) = [one for one in measured.measured(gather(root)).over if one["title"].startswith("Stability")]
+    (panel,) = [one for one in measured.measured(Results.load(root)).over if one["title"].startswith("Stability")]
     (points,) = undrawn["Stability of masks against speed"]
     assert [(point.task, point.seeds, point.kept is None) for point in points] == [
         ("even_pairs", 2, False), ("parity", 2, False),
@@ -309,7 +309,7 @@ def test_dispersion_against_speed_up_is_drawn_from_the_command_line(tmp_path: Pa
     figures = tmp_path / "figures"
     found = CliRunner().invoke(app, ["theory", "speed", "--runs", str(tmp_path / "runs"), "--out", str(figures)])
     assert found.exit_code == 0, found.output
-    points = dispersion_points(gather(tmp_path / "runs").records, gather(tmp_path / "runs").measurements)
+    points = dispersion_points(Results.load(tmp_path / "runs").records, Results.load(tmp_path / "runs").measurements)
     correlation = dispersion_against_speed(points)
     assert correlation.rho is not None
     for point in points:

@@ -16,11 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 from semfocus import recipes
+from semfocus.analysis.results import Results
 from semfocus.cli import app
 from semfocus.config import RunConfig
 from semfocus.errors import StorageError, UsageError
 from semfocus.experiments.compare import plan
-from semfocus.report.page.gather import gather
 from semfocus.report.page.page import embedded, render, write_page
 from semfocus.report.page.provenance import command
 from semfocus.store import RunStore
@@ -74,7 +74,7 @@ def test_the_page_says_what_was_asked_found_and_how_it_was_made(runs: Path, tmp_
 
 
 def test_the_page_needs_nothing_from_anywhere(runs: Path) -> None:
-    page = render(gather(runs))
+    page = render(Results.load(runs))
     assert "default-src 'none'" in unescape(page)
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)""", page)
     assert "@import" not in page
@@ -139,7 +139,7 @@ def test_each_state_is_shown_for_what_it_is_and_nothing_is_dropped(tmp_path: Pat
     (root / "0123456789abcdef").mkdir()
     (root / "fedcba9876543210").symlink_to(tmp_path)
     with held.lock():
-        words = text_of(render(gather(root)))
+        words = text_of(render(Results.load(root)))
     for part in ("1 done", "1 running", "1 interrupted", "1 diverged", "1 empty", "5 not readable as a run"):
         assert part in words, part
     for part in (
@@ -158,14 +158,14 @@ def test_a_damaged_measurement_is_reported_and_stops_nothing(tmp_path: Path) -> 
     run = made(tmp_path, config)
     write_measurement(run, "dispersion", {"k": 5})
     (run.path / "measurements" / "dispersion.json").write_text("{")
-    assert "dispersion.json" in text_of(render(gather(tmp_path)))
+    assert "dispersion.json" in text_of(render(Results.load(tmp_path)))
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_a_store_where_nothing_is_learned_or_one_seed_claims_no_test(seeds: int, tmp_path: Path) -> None:
     for config in configs(seeds=seeds, training__epochs=5):
         made(tmp_path, config, measured=[row | {"train_accuracy": 0.5} for row in rows(config)])
-    words = text_of(render(gather(tmp_path)))
+    words = text_of(render(Results.load(tmp_path)))
     assert "No mechanism learns faster than full attention beyond chance" in words
     assert "Beyond chance, after Holm" not in words
     assert "nan" not in words.split()
@@ -220,7 +220,7 @@ def test_the_command_shown_makes_these_very_runs(choices: dict, tmp_path: Path) 
     job = plan("parity", **choices, out=tmp_path)
     task = job.configs[0].task.build()
     RunStore(tmp_path).create_or_open_all({c.run_id(c.task.build()): document(c, task) for c in job.configs})
-    (group,) = gather(tmp_path).groups
+    (group,) = Results.load(tmp_path).groups
     words = shlex.split(command(group) or "")
     assert words[:3] == ["semfocus", "compare", "parity"]
     again = _planned(words[2:])
@@ -245,7 +245,7 @@ def _planned(words: list[str]) -> list[RunConfig]:
 def test_seeds_of_ones_own_have_no_single_command_but_each_config_trains(tmp_path: Path) -> None:
     config = recipes.configure("parity", "full", 7)
     made(tmp_path, config, measured=[])
-    page = render(gather(tmp_path))
+    page = render(Results.load(tmp_path))
     assert "No single command makes these runs" in text_of(page)
     shown = data_of(page)["groups"][0]["config"]
     assert RunConfig.model_validate(shown) == config
@@ -257,7 +257,7 @@ def test_a_task_name_cannot_smuggle_words_into_the_command(tmp_path: Path) -> No
     for number, name in enumerate(("x.csv; rm -rf ~", "--help")):
         fields["task"]["name"] = name
         RunStore(tmp_path / str(number)).create_or_open("cd" * 8, fields)
-        (group,) = gather(tmp_path / str(number)).groups
+        (group,) = Results.load(tmp_path / str(number)).groups
         text = command(group)
         assert text is None or shlex.split(text)[2] == name
         assert text is None or not name.startswith("-")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from semfocus.analysis.records import Record
+from semfocus.measurements import Measurements
 
 LAST = "last"
 USUAL = {"checkpoint": LAST}  # where a measurement does not say
@@ -47,12 +48,10 @@ class Alike:
     left_out: Mapping[str, tuple[LeftOut, ...]]  # by task
 
 
-def seen(
-    record: Record, measurements: Mapping[str, Mapping[str, Mapping[str, Any]]], name: str, fields: Sequence[str]
-) -> Seen:
+def seen(record: Record, measurements: Measurements, name: str, fields: Sequence[str]) -> Seen:
     """A run with these settings of its measurement."""
-    payload = measurements.get(record.id, {}).get(name)
-    found = None if payload is None else {field: payload.get(field, USUAL.get(field)) for field in fields}
+    measured = measurements.get(record.id, {}).get(name)
+    found = None if measured is None else {field: getattr(measured, field, USUAL.get(field)) for field in fields}
     return Seen(record, found)
 
 

@@ -13,27 +13,25 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from semfocus.analysis.comparison import BASE
 from semfocus.analysis.consistent_settings import Alike, LeftOut, Seen, alike, seen
 from semfocus.analysis.correlation import Correlation, spearman
-from semfocus.analysis.records import Record, load_records
+from semfocus.analysis.records import Record
+from semfocus.analysis.results import Results
 from semfocus.analysis.speedup import SpeedUp
-from semfocus.analysis.verdicts.measured import number
 from semfocus.analysis.verdicts.pairs import gained
-from semfocus.analysis.verdicts.settings import Setting, choose, gather
+from semfocus.analysis.verdicts.settings import Setting, choose, settings_from
 from semfocus.errors import UsageError, unknown
-from semfocus.store import RunDirectory, RunStore
-from semfocus.store.measurements import read_measurements
+from semfocus.measurements import Dispersion, Measurements
 
 When = Literal["start", "end"]
 WHENS: tuple[When, ...] = ("start", "end")
-NAME = "dispersion"  # the measurement
+NAME = Dispersion.NAME  # the measurement
 START, LAST = "0", "last"  # its checkpoints
-Measurements = Mapping[str, Mapping[str, Mapping[str, Any]]]  # by run id and name
 EVERYWHERE, HERE = ("split", "k"), ("rows",)  # in what measurements of all tasks, and of one, have to agree
 
 
@@ -78,7 +76,7 @@ def chosen_settings(
     records: Sequence[Record], mechanism: str, has: Callable[[Record], bool] = lambda record: True
 ) -> dict[str, Setting]:
     """By task, in order, one setting that has both arms, measured (`has`) where there is such a one."""
-    settings, arms = gather(records), (BASE, mechanism)
+    settings, arms = settings_from(records), (BASE, mechanism)
     chosen = {}
     for task in sorted({setting.task for setting in settings}):
         setting = choose(settings, task, mechanisms=arms, usable=has) or choose(settings, task, mechanisms=arms)
@@ -87,12 +85,13 @@ def chosen_settings(
     return chosen
 
 
-def stored_points(store: RunStore, mechanism: str = "topk:5", percent: str = "95") -> list[Point]:
-    """The points of all runs of a store; an error that says what to do where not one task was measured."""
-    points = dispersion_points(*stored_measurements(store, mechanism), mechanism, percent)
+def stored_points(results: Results, mechanism: str = "topk:5", percent: str = "95") -> list[Point]:
+    """The points of all runs of a store; an error that says what to do if no task was measured."""
+    require_mechanism(results, mechanism)
+    points = dispersion_points(results.records, results.measurements, mechanism, percent)
     if not any(point.start is not None or point.end is not None for point in points):
         raise UsageError(
-            f"{store.root} has no task with a measured dispersion of both {BASE} and {mechanism}"
+            f"{results.root} has no task with a measured dispersion of both {BASE} and {mechanism}"
             f"{why_none(points)}; measure its runs first: semfocus diagnose RUN ... --checkpoint all"
         )
     return points
@@ -104,13 +103,11 @@ def why_none(points: Sequence[Any]) -> str:
     return f" in the same way (run {left_out[0].record.id} has {left_out[0].why})" if left_out else ""
 
 
-def stored_measurements(store: RunStore, mechanism: str) -> tuple[list[Record], Measurements]:
-    """The runs of a store and what was measured on them; an error where none has this mechanism."""
-    records = load_records(store).records
-    present = {record.mechanism for record in records} - {BASE}
+def require_mechanism(results: Results, mechanism: str) -> None:
+    """Raise an error if the store has no run of this mechanism, or if it is full attention."""
+    present = {record.mechanism for record in results.records} - {BASE}
     if mechanism not in present:
-        raise unknown("mechanism", mechanism, present, f" (those with runs in {store.root}, {BASE} aside)")
-    return records, {record.id: read_measurements(RunDirectory(store.root / record.id)) for record in records}
+        raise unknown("mechanism", mechanism, present, f" (those with runs in {results.root}, {BASE} aside)")
 
 
 def dispersion_against_speed(points: Sequence[Point], when: When = "start") -> Correlation:
@@ -172,4 +169,6 @@ def _ratio(measurements: Measurements, full: Record, heavy: Record, checkpoint: 
 
 
 def _value(measurements: Measurements, run: Record, checkpoint: str, name: str, percent: str) -> float | None:
-    return number(measurements.get(run.id, {}).get(NAME), "checkpoints", checkpoint, name, percent)
+    measured = measurements.get(run.id, {}).get(NAME)
+    at = measured.checkpoints.get(checkpoint) if isinstance(measured, Dispersion) else None
+    return None if at is None else at.at(name, percent)

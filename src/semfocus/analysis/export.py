@@ -1,6 +1,6 @@
 """All runs as one tidy table: a row for each run and evaluation, the configuration in columns beside the metrics.
 
-    export_records(load_records("runs").records, Path("runs.parquet"), "parquet")
+    export_records(Results.load("runs").records, Path("runs.parquet"), "parquet")
 
     SELECT attention_mechanism, seed, min(epoch) FROM 'runs.parquet' WHERE train_accuracy >= 0.95 GROUP BY ALL
 

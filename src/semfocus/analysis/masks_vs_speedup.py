@@ -20,18 +20,18 @@ from typing import Any, Literal, get_args
 from semfocus.analysis.comparison import BASE
 from semfocus.analysis.consistent_settings import Alike, LeftOut, alike, seen
 from semfocus.analysis.correlation import Correlation, spearman
-from semfocus.analysis.dispersion_vs_speedup import Measurements, chosen_settings, stored_measurements, why_none
+from semfocus.analysis.dispersion_vs_speedup import chosen_settings, require_mechanism, why_none
 from semfocus.analysis.records import THRESHOLD, Record
+from semfocus.analysis.results import Results
 from semfocus.analysis.speedup import SpeedUp
-from semfocus.analysis.verdicts.measured import number
 from semfocus.analysis.verdicts.pairs import gained
 from semfocus.analysis.verdicts.settings import Setting
 from semfocus.errors import UsageError, unknown
-from semfocus.store import RunStore
+from semfocus.measurements import MaskStability, Measurements
 
 Outcome = Literal["epochs", "speed-up"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-NAME = "mask_stability"  # the measurement
+NAME = MaskStability.NAME  # the measurement
 EVERYWHERE, HERE = ("split", "k", "checkpoint", "noise"), ("rows",)
 
 
@@ -76,12 +76,13 @@ def mask_points(records: Sequence[Record], measurements: Measurements, mechanism
     return MaskPoints(points, dict(found.shared))
 
 
-def stored_mask_points(store: RunStore, mechanism: str = "topk:5") -> MaskPoints:
-    """The points of all runs of a store; an error that says what to do where not one task was measured."""
-    found = mask_points(*stored_measurements(store, mechanism), mechanism)
+def stored_mask_points(results: Results, mechanism: str = "topk:5") -> MaskPoints:
+    """The points of all runs of a store; an error that says what to do if no task was measured."""
+    require_mechanism(results, mechanism)
+    found = mask_points(results.records, results.measurements, mechanism)
     if all(point.kept is None for point in found.points):
         raise UsageError(
-            f"{store.root} has no task with runs of {BASE} and {mechanism} whose masks were measured"
+            f"{results.root} has no task with runs of {BASE} and {mechanism} whose masks were measured"
             f"{why_none(found.points)}; measure its runs first: semfocus diagnose RUN ... --mask-stability"
         )
     return found
@@ -122,7 +123,5 @@ def _runs(setting: Setting, mechanism: str) -> list[Record]:
 
 def _kept(run: Record, measurements: Measurements) -> float | None:
     """The mean over the sizes of noise; None where one of them is missing."""
-    shares = measurements.get(run.id, {}).get(NAME, {}).get("kept")
-    values = [number({"share": share}, "share") for share in shares] if isinstance(shares, list) else []
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
+    measured = measurements.get(run.id, {}).get(NAME)
+    return measured.mean_kept if isinstance(measured, MaskStability) else None

@@ -1,26 +1,26 @@
-"""Runs as analysis sees them: what was asked, what was measured, how it ended.
+"""A run as analysis sees it: its configuration, its metrics and its state.
 
-found = load_records("runs")
-found.records      every run that can be read, whatever its state: done, diverged, running, interrupted, ...
-found.faults       everything else in the store, and what is wrong with it
+    records, faults = read_records(store.entries())
+
+A record is any run that can be read, in any state. Everything else in the store is a fault that says what is wrong.
+`analysis.results` reads a whole store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from semfocus.analysis.metrics import Column, Metrics, read_metrics, read_seconds
-from semfocus.errors import CorruptData, SemfocusError, UsageError
-from semfocus.store import Entry, RunDirectory, RunStore, read_measurement
-from semfocus.store.measurements import measurement_names
+from semfocus.errors import CorruptData, SemfocusError
+from semfocus.measurements import Measurement, Measurements, read_all
+from semfocus.store import Entry, RunDirectory
 
 THRESHOLD = 0.95  # training accuracy at which a run counts as converged, as in the paper
-FIELDS = {"task.name": str, "attention.mechanism": str, "training.epochs": int, "seed": int}  # no record without
+FIELDS = {"task.name": str, "attention.mechanism": str, "training.epochs": int, "seed": int}  # required in config.json
 MEASURED = ("epoch", "train_loss", "train_accuracy", "heldout_loss", "heldout_accuracy")  # in every row
 
 
@@ -30,18 +30,14 @@ class Record:
 
     id: str
     config: dict[str, Any]
-    metrics: Sequence[Mapping[str, Any]]  # kept by column; any rows are taken
+    metrics: Sequence[Mapping[str, Any]]  # rows, kept by column
     state: str
-    seconds: float  # spent on it, by its own clock
+    seconds: float  # of training, by the run's own clock
+    why: str = ""  # what the store says about the state
 
     def __post_init__(self) -> None:
         if not isinstance(self.metrics, Metrics):
             object.__setattr__(self, "metrics", Metrics.of(self.metrics))
-
-    @staticmethod
-    def read(run: RunDirectory) -> Record:
-        status = run.status() or {"state": "new"}
-        return Record(run.id, run.config(), read_metrics(run), status["state"], read_seconds(run))
 
     @property
     def mechanism(self) -> str:
@@ -57,7 +53,7 @@ class Record:
 
     @property
     def converged_at(self) -> float | None:
-        """The first epoch whose training accuracy is at the threshold; None if there is none."""
+        """The first epoch with a training accuracy of at least the threshold; None if there is none."""
         return self.first_at(THRESHOLD)
 
     @property
@@ -66,14 +62,14 @@ class Record:
         return self.state in ("done", "diverged")
 
     def column(self, name: str) -> Column:
-        """All values of a metric, one an evaluation; empty without rows."""
+        """All values of a metric, one per evaluation; empty without rows."""
         metrics = self.metrics
         return metrics.column(name) if isinstance(metrics, Metrics) and len(metrics) else np.empty(0)
 
     def first_at(self, level: float, name: str = "train_accuracy") -> float | None:
-        """The first epoch at which a metric is at `level` or above; None if there is none."""
-        there = np.flatnonzero(self.column(name) >= level)
-        return self.column("epoch")[there[0]].item() if len(there) else None
+        """The first epoch at which a metric is at least `level`; None if there is none."""
+        reached = np.flatnonzero(self.column(name) >= level)
+        return self.column("epoch")[reached[0]].item() if len(reached) else None
 
     def final(self, name: str) -> float | None:
         """The last value of a metric."""
@@ -85,65 +81,43 @@ class Record:
 
 
 class Fault(NamedTuple):
-    """Something in a store that is not a run that can be read."""
+    """Something that is not shown as a run or a measurement, and why."""
 
-    name: str  # its file name
-    what: str  # `corrupt: ...`, `unrecognised: ...` or `empty: ...`
+    name: str  # of the entry in the store, or the id of the run
+    kind: str  # "corrupt", "unrecognised", "empty" or "repeated"
+    what: str
 
-
-@dataclass(frozen=True)
-class Loaded:
-    """A whole store, nothing left out: what is not among the records is among the faults."""
-
-    records: list[Record]
-    faults: list[Fault]
+    @property
+    def text(self) -> str:
+        """`corrupt: metrics.jsonl has ...`."""
+        return f"{self.kind}: {self.what}"
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What was measured on trained models, by run id and name, and the measurements that are damaged."""
-
-    by_run: dict[str, dict[str, dict[str, Any]]]
-    faults: list[Fault]
-
-
-def load_measurements(store: RunStore, records: Sequence[Record]) -> Measured:
-    """The measurements of these runs; a damaged one spoils nothing but itself."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    faults: list[Fault] = []
-    for record in records:
-        run = RunDirectory(store.root / record.id)
-        try:
-            names = measurement_names(run)
-        except SemfocusError as error:
-            faults.append(Fault(record.id, f"corrupt: {error}"))
-            continue
-        for name in names:
-            try:
-                payload = read_measurement(run, name)
-            except SemfocusError as error:
-                faults.append(Fault(record.id, f"corrupt: {error}"))
-            else:
-                found.setdefault(record.id, {})[name] = payload or {}
-    return Measured(found, faults)
-
-
-def load_records(store: RunStore | Path | str) -> Loaded:
-    """Read everything in a store, in the order of names. One bad directory spoils nothing but itself."""
-    store = store if isinstance(store, RunStore) else RunStore(store)
-    if not store.root.is_dir():
-        raise UsageError(f"{store.root} is not a directory of runs; make some: semfocus compare even_pairs --quick")
+def read_records(entries: Iterable[Entry]) -> tuple[list[Record], list[Fault]]:
+    """Read the runs among these entries; every other entry becomes a fault."""
     records: list[Record] = []
     faults: list[Fault] = []
-    for entry in store.entries():
+    for entry in entries:
         if entry.config is None:
-            faults.append(Fault(entry.name, f"{entry.state}: {entry.why}"))
+            faults.append(Fault(entry.name, entry.state, entry.why))
             continue
         try:
             records.append(_record(entry, entry.config))
         except SemfocusError as error:
-            faults.append(Fault(entry.name, f"corrupt: {error}"))
-    return Loaded(records, faults)
+            faults.append(Fault(entry.name, "corrupt", str(error)))
+    return records, faults
+
+
+def read_run_measurements(runs: Iterable[RunDirectory]) -> tuple[Measurements, list[Fault]]:
+    """Read the measurements of these runs; a damaged one becomes a fault and does not affect the others."""
+    measurements: dict[str, dict[str, Measurement]] = {}
+    faults: list[Fault] = []
+    for run in runs:
+        stored = read_all(run)
+        if stored.measurements:
+            measurements[run.id] = stored.measurements
+        faults += [Fault(run.id, "corrupt", one.text) for one in stored.unreadable]
+    return measurements, faults
 
 
 def _record(entry: Entry, config: dict[str, Any]) -> Record:
@@ -158,11 +132,11 @@ def _record(entry: Entry, config: dict[str, Any]) -> Record:
     run = RunDirectory(entry.path)
     metrics = read_metrics(run)
     _check(metrics, config["training"]["epochs"])
-    return Record(entry.name, config, metrics, entry.state, read_seconds(run))
+    return Record(entry.name, config, metrics, entry.state, read_seconds(run), entry.why)
 
 
 def _check(metrics: Metrics, horizon: int) -> None:
-    """What everything after this relies on: the columns are there, epochs and shares are within their bounds."""
+    """Check what all analysis relies on: the columns exist, and epochs and accuracies are within their bounds."""
     if not len(metrics):
         return
     for name in MEASURED:

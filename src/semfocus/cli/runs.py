@@ -21,15 +21,16 @@ def list_runs(
     """List the runs: state, epochs, accuracies, epoch of convergence, time. Nothing is left out silently."""
     from rich.table import Table
 
-    from semfocus.analysis.overview import overview
+    from semfocus.analysis.results import Results
     from semfocus.store import RunStore
 
-    rows = overview(RunStore(directory))
+    store = RunStore(directory)
+    rows = Results.load(store).overview() if store.root.is_dir() else []
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
     if not rows:
-        typer.echo(f"no runs in {RunStore(directory).root}; make some: semfocus compare even_pairs --quick")
+        typer.echo(f"no runs in {store.root}; make some: semfocus compare even_pairs --quick")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("run", "task", "mechanism", "seed", "state", "epochs", "train", "held out", "95 % at", "time"):

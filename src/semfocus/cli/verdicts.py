@@ -26,30 +26,25 @@ def verdicts_command(
 
     The rules are fixed in the code: see --long, or docs/verdicts.md. Missing data are an answer, not an error.
     """
-    from semfocus.analysis.records import load_measurements, load_records
-    from semfocus.analysis.verdicts import judge
+    from semfocus.analysis.results import Results
     from semfocus.store import RunStore
 
-    store = RunStore(directory)
-    found = load_records(store)
-    measured = load_measurements(store, found.records)
-    verdicts = judge(found.records, measured.by_run)
-    faults = [*found.faults, *measured.faults]
+    results = Results.load(RunStore(directory))
     if as_json:
         document = {
-            "runs": len(found.records),
-            "verdicts": [verdict.to_dict() for verdict in verdicts],
-            "unfinished": [record.id for record in found.records if not record.ended],
-            "faults": [fault._asdict() for fault in faults],
+            "runs": len(results.records),
+            "verdicts": [verdict.to_dict() for verdict in results.verdicts],
+            "unfinished": [record.id for record in results.records if not record.ended],
+            "faults": [{"name": fault.name, "what": fault.text} for fault in results.faults],
         }
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
         return
-    for verdict in verdicts:
+    for verdict in results.verdicts:
         typer.echo(_at_length(verdict) if long else _line(verdict))
-    for record in found.records:
+    for record in results.records:
         if not record.ended:
             typer.echo(f"{record.id}: {record.state}, left out", err=True)
-    _report(faults)
+    _report(results.faults)
 
 
 def export_command(
@@ -59,15 +54,15 @@ def export_command(
 ) -> None:
     """Write all runs as one tidy table: a row for each run and evaluation, the configuration in columns beside."""
     from semfocus.analysis.export import export_records
-    from semfocus.analysis.records import load_records
+    from semfocus.analysis.results import Results
     from semfocus.store import RunStore
 
-    found = load_records(RunStore(directory))
-    written = export_records(found.records, out or Path(f"runs.{to}"), to)
+    results = Results.load(RunStore(directory))
+    written = export_records(results.records, out or Path(f"runs.{to}"), to)
     typer.echo(f"wrote {written.path}: {written.rows} rows of {written.runs} runs")
     if written.without_rows:
         typer.echo(f"without metrics, and so without rows: {', '.join(written.without_rows)}", err=True)
-    _report(found.faults)
+    _report(results.unreadable)
 
 
 def _line(verdict: Verdict) -> str:
@@ -98,5 +93,5 @@ def _at_length(verdict: Verdict) -> str:
 
 def _report(faults: list[Fault]) -> None:
     """What is not a run, and why, beside the results."""
-    for name, what in faults:
-        typer.echo(f"{name}: {what}", err=True)
+    for fault in faults:
+        typer.echo(f"{fault.name}: {fault.text}", err=True)

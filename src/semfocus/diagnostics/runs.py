@@ -1,12 +1,13 @@
 """Trained runs under the glass: how their models attend, at any kept checkpoint, stored with the run.
 
-measured = measure_run(run, split="train", rows=1000, checkpoint="all")
-measured["checkpoints"]["last"]["delta_full"]["95"]
+measured = measure_run(run, split="train", rows=1000, checkpoint="all").measured
+measured.checkpoints["last"].delta_full["95"]
 tables(measurements)                            Table 6, as the paper does it and from one model each
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +16,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from semfocus.analysis.comparability import comparability_key
 from semfocus.analysis.conditions import finite
 from semfocus.analysis.table6 import one_model, published, two_models
 from semfocus.attention.mechanisms import TopK, parse_mechanism
 from semfocus.config import RunConfig
 from semfocus.diagnostics.aggregate import PERCENTS, Aggregate, Summary
 from semfocus.diagnostics.diagnosing import observe
-from semfocus.diagnostics.keeping import LAST, keep
 from semfocus.diagnostics.norms import weight_norms
 from semfocus.diagnostics.sentences import left_out
 from semfocus.errors import UsageError, check_int, unknown
+from semfocus.measurements import Dispersion, keep
+from semfocus.measurements.kinds import LAST
 from semfocus.model import Encoder
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks.base import Batch
@@ -32,11 +35,9 @@ from semfocus.theory import stability
 from semfocus.training import data
 from semfocus.training.loading import checkpoint_epochs, config_of, load
 
-NAME = "dispersion"
 ALL = "all"
 ERROR = 0.001  # of quantiles over more than a few thousand queries, relative
 K, ROWS = 5, 1000  # unless told otherwise
-SETTINGS = ("k", "split", "rows", "error")  # that tell measurements of one run apart
 PER_HEAD = ("delta", "delta_full", "delta_heavy", "separation", "in_degree", "entropy", "top_share", "jacobian")
 TOKENS_AT_ONCE = 2**13
 Split = Literal["train", "heldout"]
@@ -45,17 +46,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRun:
-    """A run, what it was, and what its "dispersion" measurement says, now and before."""
+    """A run with its configuration and its dispersion, of the checkpoints measured now and before."""
 
     run: RunDirectory
     config: RunConfig
-    measured: dict[str, Any]
+    measured: Dispersion
     asked: tuple[str, ...]  # its checkpoints that were measured now
 
     @property
-    def now(self) -> dict[str, Any]:
+    def now(self) -> Dispersion:
         """The measurement with no other checkpoints than those asked for."""
-        return self.measured | {"checkpoints": {key: self.measured["checkpoints"][key] for key in self.asked}}
+        return self.measured.only(self.asked)
 
     @property
     def task(self) -> str:
@@ -98,26 +99,28 @@ def measure_run(
     batch = first_rows(splits, split, rows)
     k = focus_of(config, k)
     chosen = _chosen(run, checkpoint)
-    found: dict[str, dict[str, Any]] = {}
+    checkpoints: dict[str, dict[str, Any]] = {}
     for done, (key, (epoch, step)) in enumerate(chosen.items()):
         progress(done, len(chosen))
         model = load(run, step).to(device)
-        found[key] = {"epoch": float(epoch), **_at_checkpoint(model, batch, k, device)}
+        checkpoints[key] = {"epoch": float(epoch), **_at_checkpoint(model, batch, k, device)}
     progress(len(chosen), len(chosen))
-    measured = {"k": k, "split": split, "rows": len(batch), "error": ERROR, "checkpoints": found}
+    document = {"k": k, "split": split, "rows": len(batch), "error": ERROR, "checkpoints": checkpoints}
+    measured = Dispersion.from_payload(document, math.inf)
     usual = {"k": focus_of(config, K), "split": "train", "rows": min(ROWS, len(splits["train"])), "error": ERROR}
-    return MeasuredRun(run, config, keep(run, NAME, measured, by=SETTINGS, usual=usual), tuple(found))
+    return MeasuredRun(run, config, keep(run, measured, usual), tuple(checkpoints))
 
 
 def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
     """Rows of Table 6 at the checkpoints asked for: a full and a top-k run that are otherwise alike, each run alone,
     and the paper's own."""
     found: list[dict[str, Any]] = []
+    keys = {run.run.id: (comparability_key(run.run.config()), run.config.seed) for run in runs}
     for heavy in runs:
         if not heavy.mechanism.startswith("topk:"):
             continue
         for full in runs:
-            if full.mechanism == "full" and _setting(full.config) == _setting(heavy.config):
+            if full.mechanism == "full" and keys[full.run.id] == keys[heavy.run.id]:
                 shared = [key for key in heavy.asked if key in full.asked]
                 found += [
                     {**_about(heavy), "full": full.run.id, **two_models(full.now, heavy.now, key)} for key in shared
@@ -132,10 +135,10 @@ def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
 
 def warnings_of(found: MeasuredRun) -> list[str]:
     """What to know before reading the numbers of the newest checkpoint that was asked for."""
-    newest = max(found.now["checkpoints"].values(), key=lambda checkpoint: checkpoint["epoch"])
-    if newest["not_finite"] and not newest["queries"]:
+    newest = max(found.now.checkpoints.values(), key=lambda checkpoint: checkpoint.epoch)
+    if newest.not_finite and not newest.queries:
         return [f"{found.label}: no query has finite scores; this run has diverged, and there is nothing to measure."]
-    return [f"{found.label}: {line}" for line in left_out(newest["not_finite"], newest["empty"])]
+    return [f"{found.label}: {line}" for line in left_out(newest.not_finite, newest.empty)]
 
 
 def splits_of_run(run: RunDirectory, config: RunConfig) -> dict[str, Batch]:
@@ -169,11 +172,6 @@ def batches_of(batch: Batch, device: str | torch.device) -> Iterator[Batch]:
     for first in range(0, len(batch), size):
         rows = slice(first, first + size)
         yield Batch(*(part[rows].to(device) for part in (batch.tokens, batch.labels, batch.lengths)))
-
-
-def _setting(config: RunConfig) -> dict[str, Any]:
-    """Task, model, recipe and seed: everything but how it attends."""
-    return config.model_dump(mode="json", exclude={"attention", "label"})
 
 
 def _about(found: MeasuredRun) -> dict[str, Any]:

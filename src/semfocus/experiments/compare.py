@@ -13,7 +13,7 @@ from typing import Any
 
 from semfocus import recipes
 from semfocus.analysis.comparison import Comparison, compare_records
-from semfocus.analysis.records import Record
+from semfocus.analysis.results import Results
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.config import RunConfig
 from semfocus.config_files import apply_overrides, parse_config
@@ -109,7 +109,7 @@ def _distinct(configs: list[RunConfig]) -> list[RunConfig]:
 def carry_out(job: Job, runtime: Runtime = Runtime(), watcher: Callable = lambda progress: None) -> Outcome:
     """Train what is not there yet, compare all of it, and leave the curves and a page beside the runs."""
     outcomes = train(job.configs, job.store.root, runtime, watcher)
-    records = [Record.read(outcome.run) for outcome in outcomes]
+    records = Results.load(job.store, [outcome.run.id for outcome in outcomes]).records
     task = job.configs[0].task
     name = Path(task.name).stem if "." in task.name else task.name
     comparison = compare_records(name, records, task.build().baselines)

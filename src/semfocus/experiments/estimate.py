@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import torch
 
-from semfocus.analysis.groups import differing, setting_text, settings_of, task_label
+from semfocus.analysis.comparability import differing, setting_text, settings_of, task_label
 from semfocus.config import RunConfig
 from semfocus.errors import SemfocusError
 from semfocus.experiments.run_study import Planned, StudyJob

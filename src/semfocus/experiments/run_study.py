@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from semfocus.analysis.records import Record
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.config import RunConfig
 from semfocus.errors import UsageError, unknown
@@ -121,12 +120,12 @@ def carry_out(job: StudyJob, runtime: Runtime = Runtime(), watcher: Callable = l
 
 
 def _parts(job: StudyJob, outcomes: list[RunOutcome]) -> list[Outcome]:
-    from semfocus.analysis.groups import grouped
+    from semfocus.analysis.results import Results
     from semfocus.report.figures.curves import draw_curves
 
     by_id = {outcome.run.id: outcome for outcome in outcomes}
     parts = []
-    for group in grouped(Record.read(outcome.run) for outcome in outcomes).groups:
+    for group in Results.load(job.store, list(by_id)).groups:
         stem = job.store.root / f"{job.study.name}-{_slug(group.name)}"
         measured = any(len(record.metrics) for record in group.records)
         figures = draw_curves(group.comparison, group.records, stem) if measured else []

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,9 +95,10 @@ class RunStore:
             return _at_path(Path(text))
         raise UsageError(f"no run in {self.root} has an id that begins with {text!r}; there are: {_some(self._ids())}")
 
-    def entries(self) -> list[Entry]:
-        """Everything in the store by name, each for what it is."""
-        return [self._entry(name) for name in self._names() if not _DRAWN.fullmatch(name)]
+    def entries(self, names: Sequence[str] | None = None) -> list[Entry]:
+        """Everything in the store by name, each for what it is; or only these names, in their order."""
+        names = self._names() if names is None else names
+        return [self._entry(name) for name in names if not _DRAWN.fullmatch(name)]
 
     def remove(self, name: str) -> None:
         """Delete the run of this id, or a leftover that `entries` shows; Locked while a process writes to it."""

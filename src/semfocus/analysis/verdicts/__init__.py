@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from semfocus.analysis.records import Record
+from semfocus.analysis.records import Measurements, Record
 from semfocus.analysis.verdicts import ablations, generalisation, learning, masks, measured, surfaces, text
-from semfocus.analysis.verdicts.evidence import Claim, Measurements, Outcome, Verdict, conclude
-from semfocus.analysis.verdicts.settings import gather
+from semfocus.analysis.verdicts.evidence import Claim, Outcome, Verdict, conclude
+from semfocus.analysis.verdicts.settings import settings_from
 
 __all__ = ["CLAIMS", "Claim", "Measurements", "Outcome", "Verdict", "judge"]
 
@@ -30,5 +30,5 @@ CLAIMS: tuple[Claim, ...] = tuple(
 
 def judge(records: Sequence[Record], measurements: Measurements = NOTHING) -> list[Verdict]:
     """Judge C1 to C14, in this order. Runs that have not ended say nothing; the order of runs makes no difference."""
-    settings = gather(records)
+    settings = settings_from(records)
     return [conclude(claim, claim.parts(settings, measurements)) for claim in CLAIMS]

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from semfocus.analysis.verdicts.evidence import Claim, Measurements, Part, merged
+from semfocus.analysis.records import Measurements
+from semfocus.analysis.verdicts.evidence import Claim, Part, merged
 from semfocus.analysis.verdicts.generalisation import as_well_and_earlier
 from semfocus.analysis.verdicts.pairs import faster_on
 from semfocus.analysis.verdicts.settings import TASKS, Setting, departures

@@ -14,18 +14,18 @@ That a difference is not significant never refutes anything: an interval has to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any, Literal
 
 from semfocus.analysis.intervals import Interval
 from semfocus.analysis.multiple import ALPHA, holm
+from semfocus.analysis.records import Measurements
 from semfocus.analysis.verdicts.settings import Setting
 
 Decision = Literal["yes", "no", "undecided"]
 Outcome = Literal["holds", "holds in part", "does not hold", "not enough data"]
-Measurements = Mapping[str, Mapping[str, dict[str, Any]]]  # by run id and name
 _SHOWN, _SHOWN_OPEN = 8, 3
 
 

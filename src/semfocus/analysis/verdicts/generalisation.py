@@ -11,7 +11,8 @@ from semfocus.analysis.intervals import ACCURACY_MARGIN, Margin, equivalence
 from semfocus.analysis.margins import one_sided_p, tost_p
 from semfocus.analysis.multiple import ALPHA, not_enough
 from semfocus.analysis.noninferiority import PAIRS_FOR_GROUPS, sign_p, two_groups
-from semfocus.analysis.verdicts.evidence import Claim, Decision, Measurements, Part, missing
+from semfocus.analysis.records import Measurements
+from semfocus.analysis.verdicts.evidence import Claim, Decision, Part, missing
 from semfocus.analysis.verdicts.pairs import FITTED, earlier, generalises_as_well, last_accuracies
 from semfocus.analysis.verdicts.settings import FULL, TASKS, TOPK, Setting, choose, failed
 from semfocus.errors import SemfocusError
@@ -71,8 +72,8 @@ def _generalises(name: str, setting: Setting, claimed: bool) -> Part:
 
 def baseline(setting: Setting) -> float:
     """The best accuracy that needs no learning: chance, or always the commonest class where that is known."""
-    own = {name.removeprefix("task."): value for name, value in setting.fields.items() if name.startswith("task.")}
-    options = {name: value for name, value in own.items() if name not in ("train_rows", "heldout_rows")}
+    prefix = "task.options."
+    options = {name.removeprefix(prefix): value for name, value in setting.fields.items() if name.startswith(prefix)}
     return _baseline(setting.task, json.dumps(options, sort_keys=True))
 
 

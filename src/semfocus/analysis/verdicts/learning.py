@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from semfocus.analysis.intervals import SPEEDUP_MARGIN
 from semfocus.analysis.margins import logs, one_sided_p
 from semfocus.analysis.multiple import ALPHA, holm, not_enough
+from semfocus.analysis.records import Measurements
 from semfocus.analysis.speedup import SpeedUp
-from semfocus.analysis.verdicts.evidence import Claim, Decision, Measurements, Part, missing
+from semfocus.analysis.verdicts.evidence import Claim, Decision, Part, missing
 from semfocus.analysis.verdicts.pairs import about, faster, faster_on, gained, interval_text
 from semfocus.analysis.verdicts.settings import FULL, TASKS, TOPK, Setting, choose
 
@@ -96,7 +97,7 @@ def _equal_at_last(name: str, setting: Setting) -> Part:
 
 def _widest(setting: Setting) -> str:
     """Top-k that keeps every key of the setting's rows."""
-    return f"topk:{setting.fields['sizes.seq_len']}"
+    return f"topk:{setting.seq_len}"
 
 
 CLAIMS = (

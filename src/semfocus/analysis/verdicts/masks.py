@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from semfocus.analysis.multiple import ALPHA, holm, not_enough
 from semfocus.analysis.paired import paired_logrank
-from semfocus.analysis.verdicts.evidence import Claim, Decision, Measurements, Part, missing
+from semfocus.analysis.records import Measurements
+from semfocus.analysis.verdicts.evidence import Claim, Decision, Part, missing
 from semfocus.analysis.verdicts.pairs import FITTED, faster, gained, no_gain_p
 from semfocus.analysis.verdicts.settings import FULL, TASKS, Setting, choose
 from semfocus.recipes import GRID

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,9 +19,10 @@ from semfocus.analysis.multiple import ALPHA, not_enough
 from semfocus.analysis.noninferiority import sign_p
 from semfocus.analysis.paired import EXACT_PAIRS, exact_swap_p, sampled_swap_p
 from semfocus.analysis.records import Record
-from semfocus.analysis.verdicts.evidence import Claim, Decision, Measurements, Part, missing
+from semfocus.analysis.verdicts.evidence import Claim, Decision, Part, missing
 from semfocus.analysis.verdicts.pairs import gained, interval_text
 from semfocus.analysis.verdicts.settings import FULL, TASKS, TOPK, Setting, choose
+from semfocus.measurements import Dispersion, MaskStability, Measurements
 
 K = 5
 TABLED = ("listops", "parity", "even_pairs", "missing_duplicate")  # table 6 and figure 27
@@ -34,20 +34,19 @@ EVERYWHERE, HERE = ("split", "checkpoint"), ("rows",)  # in what measurements of
 Has = Callable[[Record], bool]  # whether a run counts
 
 
-def number(values: Any, *path: str) -> float | None:
-    """The finite number at the end of a path through a measurement; None when there is none."""
-    for name in path:
-        values = values.get(name) if isinstance(values, Mapping) else None
-    is_number = isinstance(values, (int, float)) and not isinstance(values, bool)
-    return float(values) if is_number and math.isfinite(values) else None
+def _dispersion(record: Record, measurements: Measurements) -> Dispersion | None:
+    """What was measured on the run, if it was with the paper's k."""
+    found = measurements.get(record.id, {}).get(Dispersion.NAME)
+    return found if isinstance(found, Dispersion) and found.k == K else None
 
 
 def c9(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
     """For each task of the paper's table: a lower dispersion, and the theory's two conditions."""
 
     def last(record: Record, name: str, percentile: str) -> float | None:
-        payload = measurements.get(record.id, {}).get("dispersion")
-        return number(payload, "checkpoints", "last", name, percentile) if number(payload, "k") == K else None
+        measured = _dispersion(record, measurements)
+        at = measured.checkpoints.get("last") if measured is not None else None
+        return None if at is None else at.at(name, percentile)
 
     def has(record: Record) -> bool:
         names = ("delta", "separation", "in_degree") if record.mechanism == TOPK else ("delta",)
@@ -133,24 +132,24 @@ def measured_runs(setting: Setting, has: Has) -> list[Record]:
 def c12(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
     """Over tasks: separation against the share of keys that stay under noise, and against the speed-up."""
 
-    def payload(record: Record) -> dict[str, Any]:
-        found = measurements.get(record.id, {}).get("mask_stability", {})
-        return found if number(found, "k") == K else {}
+    def masks(record: Record) -> MaskStability | None:
+        found = measurements.get(record.id, {}).get(MaskStability.NAME)
+        return found if isinstance(found, MaskStability) and found.k == K else None
 
     def stays(record: Record) -> float | None:
-        kept = payload(record).get("kept")
-        values = [number({"": item}, "") for item in kept] if isinstance(kept, list) else []
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if known and len(known) == len(values) else None
+        measured = masks(record)
+        return None if measured is None else measured.mean_kept
 
     def gap(record: Record) -> float | None:
-        return number(payload(record), "separation", "50")
+        measured = masks(record)
+        return None if measured is None else measured.separation["50"]
 
     def known(record: Record) -> bool:
         return record.mechanism == FULL or (stays(record) is not None and gap(record) is not None)
 
     chosen, has = _chosen_alike(settings, measurements, "mask_stability", (TOPK,), known)
-    levels = {str(payload(r).get("noise")) for s in chosen.values() for r in s.arms[TOPK].values() if has(r)}
+    counted = [masks(run) for setting in chosen.values() for run in setting.arms[TOPK].values() if has(run)]
+    levels = {str(measured.noise) for measured in counted if measured is not None}
     names = "small separation: unstable masks", "small separation: slower"
     if len(levels) > 1:
         return [missing(name, "masks were tried with different levels of noise") for name in names]
@@ -166,8 +165,9 @@ def c13(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
     """Over tasks: the ratio of dispersions before training against the speed-up."""
 
     def delta(record: Record) -> float | None:
-        payload = measurements.get(record.id, {}).get("dispersion")
-        return number(payload, "checkpoints", "0", "delta", THEOREM) if number(payload, "k") == K else None
+        measured = _dispersion(record, measurements)
+        at = measured.checkpoints.get("0") if measured is not None else None
+        return None if at is None else at.delta[THEOREM]
 
     def known(record: Record) -> bool:
         return (delta(record) or 0.0) > 0

@@ -1,10 +1,11 @@
-"""Runs that may be compared: the same in everything but seed and mechanism. Never by a study's name.
+"""The settings that claims are judged on: comparable runs that ended, by mechanism and seed.
 
-    settings = gather(records)
+    settings = settings_from(records)
     choose(settings, "listops", {"model.blocks": 15})      the setting nearest to the paper's that has 15 blocks
 
-How far a setting is from the paper's is counted field by field against the recipe `paper`; the quirks that the clean
-recipe turns off count less than anything else.
+Runs are selected by their configuration, never by the name of a study. The distance of a setting from the paper's is
+the number of fields that differ from the recipe `paper`; the quirks that the clean recipe turns off count less than
+any other field.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from functools import cache
 from typing import Any
 
 from semfocus import recipes
+from semfocus.analysis.comparability import Settings, comparability_key, settings_of, task_name
 from semfocus.analysis.multiple import pairs_needed
 from semfocus.analysis.paired import PairedTest
 from semfocus.analysis.records import Record
 from semfocus.analysis.survival import ConvergenceTimes
 from semfocus.tasks import get_task
 
-TASKS = tuple(recipes.PAPER)  # the eight of the paper
+# The eight tasks of the paper. Claims are about these: a task added to the package or by a user changes no verdict.
+TASKS = (
+    "parity", "even_pairs", "missing_duplicate", "cycle_navigation",
+    "stack_manipulation", "modular_arithmetic", "solve_equation", "listops",
+)  # fmt: skip
 FULL, TOPK = "full", "topk:5"
 NEXT_TOKEN = "next_token"
 QUIRKS = frozenset(
@@ -39,14 +45,15 @@ _SHOWN = 4
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """All runs of one task, model, recipe and data; arms are the runs that ended, by mechanism and seed."""
+    """Comparable runs that ended."""
 
     key: str
     task: str
-    fields: Mapping[str, Any]  # dotted field -> value
-    departures: Mapping[str, Any]  # those in which it is not the paper's
-    arms: dict[str, dict[int, Record]] = field(default_factory=dict)
-    tests: dict[Any, PairedTest] = field(default_factory=dict)  # results that several claims ask for
+    fields: Settings
+    departures: Mapping[str, Any]  # the fields that are not as in the paper
+    seq_len: Any  # of the data, as recorded with the first run
+    arms: dict[str, dict[int, Record]] = field(default_factory=dict)  # by mechanism and seed
+    tests: dict[Any, PairedTest] = field(default_factory=dict)  # cached: several claims use the same ones
 
     def seeds(self, *mechanisms: str, usable: Callable[[Record], bool] = lambda record: True) -> list[int]:
         """The seeds of which every one of these mechanisms has a run that ended and can be used."""
@@ -90,19 +97,20 @@ def failed(record: Record) -> bool:
     return record.state == "diverged"
 
 
-def gather(records: Sequence[Record]) -> list[Setting]:
+def settings_from(records: Sequence[Record]) -> list[Setting]:
     """The settings of all runs that ended, in the order of their keys.
 
-    Of two runs of one seed and mechanism, which no store has, the one of smaller id counts.
+    Of two runs with the same seed and mechanism the one with the smaller id counts.
     """
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for record in sorted((record for record in records if record.ended), key=lambda record: record.id):
-        task, fields = _task(record), flat(record.config)
-        key = json.dumps([task, fields], sort_keys=True, default=str)
-        if key not in found:
-            found[key] = Setting(key, task, fields, departures(task, fields))
-        found[key].arms.setdefault(record.mechanism, {}).setdefault(record.seed, record)
-    return [found[key] for key in sorted(found)]
+        key = comparability_key(record.config)
+        if key not in settings:
+            fields = settings_of(record.config)
+            task = task_name(fields)
+            settings[key] = Setting(key, task, fields, departures(task, fields), _seq_len(record))
+        settings[key].arms.setdefault(record.mechanism, {}).setdefault(record.seed, record)
+    return [settings[key] for key in sorted(settings)]
 
 
 def choose(
@@ -141,39 +149,19 @@ def choose(
 
 
 def departures(task: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a configuration is not the paper's; nothing is known of tasks that the paper does not have."""
-    wanted = _paper(task) if task in TASKS else {}
+    """The fields that are not as in the paper; empty for a task that the paper does not have."""
+    wanted = _paper_settings(task) if task in TASKS else {}
     return {name: fields[name] for name, value in wanted.items() if name in fields and fields[name] != value}
 
 
-def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides a result, by dotted field, seed and mechanism aside; options of the task as `task.<option>`."""
-    task, data = _dict(config, "task"), _dict(config, "data")
-    parts = {part: _dict(config, part) for part in ("model", "training", "attention")}
-    parts["task"] = {name: task.get(name) for name in ("train_rows", "heldout_rows")}
-    parts["task"] |= _dict(data, "options") if "options" in data else _dict(task, "options")
-    parts["data"] = {name: value for name, value in data.items() if name not in ("options", "task")}
-    fields = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
-    fields.pop("attention.mechanism", None)
-    return fields | {
-        "precision": config.get("precision", "fp32"),
-        "sizes.seq_len": _dict(config, "sizes").get("seq_len"),
-    }
-
-
 @cache
-def _paper(task: str) -> dict[str, Any]:
+def _paper_settings(task: str) -> Settings:
     config = recipes.configure(task, FULL, 0, "paper").model_dump(mode="json")
     options = json.loads(json.dumps(get_task(task).options))
-    wanted = flat(config | {"data": {"options": options}})
-    return {name: value for name, value in wanted.items() if name not in ("precision", "sizes.seq_len")}
+    wanted = settings_of(config | {"data": {"options": options}})
+    return {name: value for name, value in wanted.items() if name != "precision"}
 
 
-def _task(record: Record) -> str:
-    return str(_dict(record.config, "data").get("task", record.config["task"]["name"]))
-
-
-def _dict(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A part of a configuration; a stranger's may hold anything under any name."""
-    part = values.get(name)
-    return part if isinstance(part, dict) else {}
+def _seq_len(record: Record) -> Any:
+    sizes = record.config.get("sizes")
+    return sizes.get("seq_len") if isinstance(sizes, dict) else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from semfocus.analysis.verdicts.evidence import Claim, Measurements, Part, missing
+from semfocus.analysis.records import Measurements
+from semfocus.analysis.verdicts.evidence import Claim, Part, missing
 from semfocus.analysis.verdicts.pairs import earlier, generalises_as_well
 from semfocus.analysis.verdicts.settings import FULL, NEXT_TOKEN, TOPK, Setting, choose
 

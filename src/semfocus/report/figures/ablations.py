@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from semfocus.analysis.groups import Group, Settings, differing, setting_text, setting_words
+from semfocus.analysis.comparability import Settings, differing, setting_text, setting_title
+from semfocus.analysis.groups import Group
 
 _OPTIMISER = {"training.optimizer", "training.lr", "training.decay"}
 
@@ -24,7 +25,7 @@ class Ablation:
 
     @property
     def title(self) -> str:
-        return f"{self.task}, {setting_words(self.setting)}"
+        return f"{self.task}, {setting_title(self.setting)}"
 
     @property
     def mechanisms(self) -> list[str]:

@@ -142,13 +142,13 @@ def _draw_sweep(sheet: Sheet) -> list[Path]:
     numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in swept)
 
     def points(sheet: Sheet, metric: str, runs: Runs, label: str) -> Points:
-        found: Points = {}
+        swept_points: Points = {}
         for (value,), own in runs.split([sheet.panel.along]).items():
             check_alike(sheet.panel.title, f"{label}, {key_text([sheet.panel.along], (value,))}", own.records)
             values = own.values(metric)
             if values:
-                found[float(value) if numeric else float(swept.index(value))] = values
-        return found
+                swept_points[float(value) if numeric else float(swept.index(value))] = values
+        return swept_points
 
     return _draw_points(sheet, [] if numeric else [str(value) for value in swept], points)
 

@@ -10,7 +10,7 @@ import numpy as np
 from semfocus.analysis.comparison import BASE
 from semfocus.analysis.dispersion_vs_speedup import When, dispersion_against_speed, dispersion_points, drawn_points
 from semfocus.errors import SemfocusError
-from semfocus.landscape.stored import Surface, read_surface
+from semfocus.measurements import Surface, read_surface
 from semfocus.report.figures.drawing import caption, drawing, is_wide, logarithmic, save
 from semfocus.report.figures.panel_values import MECHANISM, Sheet, check_alike, key_text, metric_text
 from semfocus.report.figures.point_names import name_points
@@ -88,8 +88,8 @@ def draw_surface(sheet: Sheet) -> list[Path]:
         seeds = sorted({seed for _, own in lines for seed in own})
         surfaces: dict[str, Surface] = {}
         for seed in sorted(seeds, key=lambda seed: -sum(seed in own for _, own in lines)):
-            found = [(label, _surface(sheet.root / own[seed].id, directions)) for label, own in lines if seed in own]
-            surfaces = {label: surface for label, surface in found[:ACROSS] if surface is not None}
+            stored = [(label, _surface(sheet.root / own[seed].id, directions)) for label, own in lines if seed in own]
+            surfaces = {label: surface for label, surface in stored[:ACROSS] if surface is not None}
             if surfaces:
                 break
         if surfaces:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -53,6 +53,11 @@ def drawing(theme: Theme = "light") -> Iterator[None]:
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script without glyphs in the font
         warnings.filterwarnings("ignore", message="Attempting to set identical low and high")  # all values the same
         yield
+
+
+def both_themes(draw: Callable[[str, Theme], list[Path]]) -> list[Path]:
+    """Draw in light and in dark; `draw` takes the end of the file's name and the theme."""
+    return [*draw("", "light"), *draw("-dark", "dark")]
 
 
 @contextmanager

@@ -9,8 +9,9 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from semfocus.analysis.groups import Group, grouped, short_name
-from semfocus.analysis.records import THRESHOLD, load_records
+from semfocus.analysis.groups import Group, short_name
+from semfocus.analysis.records import THRESHOLD
+from semfocus.analysis.results import Results
 from semfocus.report.figures.ablations import ablations, main_groups
 from semfocus.report.figures.curves import draw_columns
 from semfocus.report.figures.drawing import FORMATS, caption, drawing, heading, legend, save
@@ -25,7 +26,7 @@ def write_figures(
     store_root: Path, directory: Path, formats: Sequence[str] = FORMATS, themes: Sequence[Theme] = ("light", "dark")
 ) -> list[Path]:
     """Draw what the runs allow; a dark figure's name ends in `-dark`. No measured run: no figure."""
-    groups = [group for group in grouped(load_records(store_root).records).groups if _measured(group)]
+    groups = [group for group in Results.load(store_root).groups if _measured(group)]
     written: list[Path] = []
     for theme in themes:
         end = "-dark" if theme == "dark" else ""

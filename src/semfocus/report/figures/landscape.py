@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from semfocus.analysis.mechanism_order import mechanism_order
 from semfocus.errors import UsageError
-from semfocus.landscape.slopes import PERCENTILES
-from semfocus.report.figures.drawing import FORMATS, drawing, legend, logarithmic, plain, save
+from semfocus.measurements import Sharpness, Surface, SurfaceMeta
+from semfocus.measurements.kinds import PERCENTILES
+from semfocus.report.figures.drawing import FORMATS, both_themes, drawing, legend, logarithmic, plain, save
 from semfocus.report.figures.style import Theme, mechanism_style
+from semfocus.report.figures.surfaces import draw_surfaces
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +26,7 @@ MEASURED = {"gradient_norm": "gradient norm", "hessian_top": "largest Hessian ei
 
 
 def draw_slopes(
-    payloads: Mapping[str, Sequence[Mapping[str, Any]]],
+    slopes: Mapping[str, Sequence[SurfaceMeta]],
     stem: Path,
     *,
     title: str = "",
@@ -39,9 +41,9 @@ def draw_slopes(
         axes = figure.subplots(len(UNITS), len(PERCENTILES), sharex=True, sharey="row", squeeze=False)
         for row, (unit, words) in zip(axes, UNITS.items(), strict=True):
             for panel, percentile in zip(row, PERCENTILES, strict=True):
-                for mechanism in sorted(payloads, key=mechanism_order):
-                    _slope_line(panel, mechanism, [p[unit][str(percentile)] for p in payloads[mechanism]],
-                                payloads[mechanism][0]["squares"], theme)  # fmt: skip
+                for mechanism in sorted(slopes, key=mechanism_order):
+                    _slope_line(panel, mechanism, [getattr(one, unit)[str(percentile)] for one in slopes[mechanism]],
+                                slopes[mechanism][0].squares, theme)  # fmt: skip
                 logarithmic(panel, "y")
             row[0].set_ylabel(f"slope {words}")
         for panel, percentile in zip(axes[0], PERCENTILES, strict=True):
@@ -74,7 +76,7 @@ def _slope_line(
 
 
 def draw_sharpness(
-    payloads: Mapping[str, Sequence[Mapping[str, Any]]],
+    measured: Mapping[str, Sequence[Sharpness]],
     stem: Path,
     *,
     title: str = "",
@@ -85,22 +87,20 @@ def draw_sharpness(
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator
 
-    epochs = sorted({epoch for runs in payloads.values() for payload in runs for epoch in payload["epochs"]})
-    shows_bound = any(payload.get("certified") for runs in payloads.values() for payload in runs)
+    epochs = sorted({epoch for runs in measured.values() for one in runs for epoch in one.epochs})
+    shows_bound = any(one.certified for runs in measured.values() for one in runs)
     count = len(MEASURED) + shows_bound
     with drawing(theme):
         figure = Figure(figsize=(0.8 + 2.9 * count, 3.5), layout="constrained")
         axes = figure.subplots(1, count, sharex=True, squeeze=False)[0]
-        for mechanism in sorted(payloads, key=mechanism_order):
-            for number, payload in enumerate(payloads[mechanism]):
+        for mechanism in sorted(measured, key=mechanism_order):
+            for number, one in enumerate(measured[mechanism]):
                 label = mechanism if number == 0 else "_"
                 for panel, name in zip(axes, MEASURED, strict=False):
-                    _epoch_line(panel, mechanism, payload["epochs"], payload[name], label, theme)
-                if payload.get("certified"):
-                    shares = [
-                        _ratio(*pair) for pair in zip(payload["gradient_norm"], payload["certified"], strict=True)
-                    ]
-                    _epoch_line(axes[-1], mechanism, payload["epochs"], shares, label, theme)
+                    _epoch_line(panel, mechanism, one.epochs, getattr(one, name), label, theme)
+                if one.certified:
+                    shares = [_ratio(*pair) for pair in zip(one.gradient_norm, one.certified, strict=True)]
+                    _epoch_line(axes[-1], mechanism, one.epochs, shares, label, theme)
         titles = [*MEASURED.values(), *(["gradient / certified bound"] if shows_bound else [])]
         for panel, words in zip(axes, titles, strict=True):
             panel.set_title(words)
@@ -144,3 +144,24 @@ def _place(epoch: float) -> float:
 
 def _ratio(measured: float | None, bound: float | None) -> float | None:
     return None if measured is None or not bound else measured / bound
+
+
+def write_surface_figures(
+    surfaces: Mapping[str, Surface], slopes: Mapping[str, Sequence[SurfaceMeta]], directory: Path, task: str
+) -> list[Path]:
+    """Surfaces by label and slopes by mechanism, of one task, in both themes."""
+    directions = next(iter(surfaces.values())).meta.directions
+    title = f"{task}: training loss around the trained models (+), {directions} directions, one scale"
+    below = f"{task}: slopes of the surface inside growing squares"
+    return both_themes(lambda end, theme: [
+        *draw_surfaces(surfaces, directory / f"surface-{task}-{directions}{end}", title=title, theme=theme),
+        *draw_slopes(slopes, directory / f"slopes-{task}-{directions}{end}", title=below, theme=theme),
+    ])  # fmt: skip
+
+
+def write_sharpness_figures(measured: Mapping[str, Sequence[Sharpness]], directory: Path, task: str) -> list[Path]:
+    """Sharpness by mechanism, of one task, in both themes."""
+    title = f"{task}: gradient and curvature of the training loss along training"
+    return both_themes(
+        lambda end, theme: draw_sharpness(measured, directory / f"sharpness-{task}{end}", title=title, theme=theme)
+    )

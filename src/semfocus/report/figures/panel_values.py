@@ -13,18 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from semfocus.analysis.groups import (
-    Group,
-    baselines_of,
-    differing,
-    setting_text,
-    setting_words,
-    settings_of,
-    task_label,
-)
+from semfocus.analysis.comparability import differing, setting_text, setting_title, settings_of, task_label
+from semfocus.analysis.groups import Group, baselines_of
 from semfocus.analysis.mechanism_order import mechanism_order
 from semfocus.analysis.records import THRESHOLD, Record
 from semfocus.errors import UsageError
+from semfocus.measurements import Measurements
 from semfocus.report.figures.series import METRICS, Quantiles
 from semfocus.report.figures.style import STYLES, MechanismStyle, Theme, mechanism_style, step_style
 
@@ -40,7 +34,6 @@ LABELS = {
     "surface.squares": "half side of the square",
 }
 T = TypeVar("T")
-Measurements = Mapping[str, Mapping[str, Any]]  # by run id and name
 Key = tuple[Any, ...]  # values of several fields
 
 
@@ -135,8 +128,8 @@ class Runs:
 
     def percentiles(self, field: str) -> list[str]:
         """The percentiles that a field of a measurement has; none for a single number."""
-        found = [self._stored(record, field) for record in self.records]
-        return list(dict.fromkeys(str(name) for value in found if isinstance(value, Mapping) for name in value))
+        values = [self._stored(record, field) for record in self.records]
+        return list(dict.fromkeys(str(name) for value in values if isinstance(value, Mapping) for name in value))
 
     def measured(self, record: Record, field: str) -> Any:
         """The value of a measurement's field; None where it was not measured."""
@@ -144,8 +137,10 @@ class Runs:
         return value.get(PERCENTILE) if isinstance(value, Mapping) else value
 
     def _stored(self, record: Record, field: str) -> Any:
-        value: Any = self.measurements.get(record.id, {})
-        for name in field.split("."):
+        kind, *names = field.split(".")
+        measurement = self.measurements.get(record.id, {}).get(kind)
+        value: Any = None if measurement is None else measurement.document
+        for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value
 
@@ -217,7 +212,7 @@ def metric_text(metric: str) -> str:
     if kind in ("final", "best") and name in METRICS:
         return f"{kind} {METRICS[name]}"
     if kind in CONFIG_PARTS:
-        return setting_words(metric)
+        return setting_title(metric)
     return LABELS.get(metric) or METRICS.get(metric) or metric.replace("_", " ").replace(".", ", ")
 
 

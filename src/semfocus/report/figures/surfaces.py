@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from semfocus.errors import UsageError
-from semfocus.landscape.stored import Surface
+from semfocus.measurements import Surface
 from semfocus.report.figures.drawing import FORMATS, drawing, is_wide, save
 from semfocus.report.figures.style import PALETTES, Theme
 
@@ -77,7 +77,7 @@ def draw_surfaces(
     """Draw a column for each name: the surface above, its heat map below. Losses that are not finite are red."""
     from matplotlib.figure import Figure
 
-    kinds = {surface.payload["directions"] for surface in surfaces.values()}
+    kinds = {surface.meta.directions for surface in surfaces.values()}
     if len(kinds) > 1:
         raise UsageError(
             f"surfaces along different directions share no scale: {', '.join(sorted(kinds))}; draw each apart"
@@ -113,7 +113,7 @@ def _draw_relief(panel: Any, surface: Surface, scale: Scale, theme: Theme) -> No
     panel.view_init(elev=32, azim=-55)
     panel.set_box_aspect((1, 1, 0.72), zoom=1.25)
     panel.grid(visible=True)
-    edge = surface.payload["extent"]
+    edge = surface.meta.extent
     for sides in (panel.xaxis, panel.yaxis, panel.zaxis):
         sides.set_pane_color((0, 0, 0, 0))
         sides._axinfo["grid"].update(color=palette.line, linewidth=0.5)
@@ -128,7 +128,7 @@ def _draw_relief(panel: Any, surface: Surface, scale: Scale, theme: Theme) -> No
 
 
 def _draw_map(panel: Axes, surface: Surface, scale: Scale, theme: Theme) -> None:
-    palette, axis, edge = PALETTES[theme], surface.axis, surface.payload["extent"]
+    palette, axis, edge = PALETTES[theme], surface.axis, surface.meta.extent
     half = (axis[1] - axis[0]) / 2
     panel.set_facecolor(NOT_FINITE[theme])
     panel.imshow(
@@ -152,8 +152,8 @@ def _draw_map(panel: Axes, surface: Surface, scale: Scale, theme: Theme) -> None
     for spine in panel.spines.values():
         spine.set_visible(False)
     panel.set_xlabel("first direction")
-    lost = surface.payload["not_finite"]
-    facts = [f"lowest {surface.payload['lowest']:.3g}"] if surface.payload["lowest"] is not None else []
+    lost, lowest = surface.not_finite, surface.lowest
+    facts = [f"lowest {lowest:.3g}"] if lowest is not None else []
     facts += [f"{lost} of {surface.losses.size} not finite (red)"] if lost else []
     panel.set_title("; ".join(facts), fontsize=7.5, color=palette.quiet, fontweight="normal", pad=4)
 

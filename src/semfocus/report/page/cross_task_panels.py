@@ -5,7 +5,7 @@ One point a task, for the top-k that most tasks have; two tasks make a picture.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,25 +13,25 @@ from semfocus.analysis.comparison import BASE
 from semfocus.analysis.dispersion_vs_speedup import WHENS, dispersion_against_speed, dispersion_points, drawn_points
 from semfocus.analysis.masks_vs_speedup import OUTCOMES, drawn_masks, mask_points
 from semfocus.analysis.records import Record
+from semfocus.measurements import Measurements
 from semfocus.report.figures.speedup_scatter import draw_dispersion_vs_speedup, draw_masks_vs_speedup
 from semfocus.report.page.pictures import digest, picture
-from semfocus.report.page.stored import Json
 
 AT = "95"  # the percentile that is drawn over training
-Documents = Mapping[str, Mapping[str, Json]]  # by run and name
+Json = dict[str, Any]
 
 
-def cross_task_panels(records: Sequence[Record], documents: Documents) -> list[Json]:
+def cross_task_panels(records: Sequence[Record], measurements: Measurements) -> list[Json]:
     """Dispersion against speed-up, and the stability of masks against how soon tasks are learned."""
-    return [*_dispersion(records, documents), *_masks(records, documents)]
+    return [*_dispersion(records, measurements), *_masks(records, measurements)]
 
 
-def _dispersion(records: Sequence[Record], documents: Documents) -> list[Json]:
-    runs = [record for record in records if "dispersion" in documents.get(record.id, {})]
+def _dispersion(records: Sequence[Record], measurements: Measurements) -> list[Json]:
+    runs = [record for record in records if "dispersion" in measurements.get(record.id, {})]
     focused = _focused(runs)
     if not focused or not any(record.mechanism == BASE for record in runs):
         return []
-    tasks = {name: dispersion_points(runs, documents, name) for name in focused}
+    tasks = {name: dispersion_points(runs, measurements, name) for name in focused}
     mechanism, points = max(tasks.items(), key=lambda item: len(item[1]))
     panels = []
     for when in WHENS:
@@ -50,9 +50,9 @@ def _dispersion(records: Sequence[Record], documents: Documents) -> list[Json]:
     return panels
 
 
-def _masks(records: Sequence[Record], documents: Documents) -> list[Json]:
-    focused = _focused([record for record in records if "mask_stability" in documents.get(record.id, {})])
-    tasks = {name: mask_points(records, documents, name).points for name in focused}
+def _masks(records: Sequence[Record], measurements: Measurements) -> list[Json]:
+    focused = _focused([record for record in records if "mask_stability" in measurements.get(record.id, {})])
+    tasks = {name: mask_points(records, measurements, name).points for name in focused}
     drawn = {name: [drawn_masks(points, outcome) for outcome in OUTCOMES] for name, points in tasks.items()}
     mechanism = max(drawn, key=lambda name: len(drawn[name][0]), default="")
     if not mechanism or len(drawn[mechanism][0]) < 2:

@@ -85,3 +85,8 @@ def _environment() -> Environment:
     return Environment(
         loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+
+
+def shown(text: str) -> str:
+    """`text` with what UTF-8 cannot carry written out: a file's name may hold bytes that are no text."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -12,11 +12,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from semfocus.analysis.results import Results
 from semfocus.report.figures.ablations import main_groups
 from semfocus.report.figures.series import METRICS
 from semfocus.report.page import sections
-from semfocus.report.page.gather import Gathered, gather, shown
-from semfocus.report.page.markup import asset, policy, style_sheet, template
+from semfocus.report.page.markup import asset, policy, shown, style_sheet, template
 from semfocus.report.page.measured import measured
 from semfocus.report.page.summary import LEVEL, summarise
 from semfocus.store import atomic
@@ -27,13 +27,13 @@ _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 def write_page(store_root: Path, out: Path, *, title: str | None = None, live: bool = False) -> Path:
     """Read the runs, write the page, return where; `live`: it looks for a newer one while runs are unfinished."""
-    found = gather(store_root)
+    found = Results.load(store_root)
     refresh = REFRESH if live and "running" in found.states else None
     atomic.write_text(Path(out), render(found, title=title, refresh=refresh))
     return Path(out)
 
 
-def render(found: Gathered, *, title: str | None = None, refresh: int | None = None) -> str:
+def render(found: Results, *, title: str | None = None, refresh: int | None = None) -> str:
     """The page as text."""
     from markupsafe import Markup
 
@@ -61,7 +61,7 @@ def render(found: Gathered, *, title: str | None = None, refresh: int | None = N
         "metrics": METRICS,
         "runs": sections.runs(found),
         "measured": measurements,
-        "faults": [*found.faults, *measurements.faults],
+        "faults": [*((shown(fault.name), shown(fault.text)) for fault in found.faults), *measurements.faults],
         "made": sections.made(found),
     }
     return template("page.html.j2").render(values)

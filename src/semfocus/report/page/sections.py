@@ -7,16 +7,18 @@ import shlex
 from math import isinf
 from typing import TYPE_CHECKING, Any
 
-from semfocus.analysis.groups import Group, setting_text, short_name
+from semfocus.analysis.comparability import setting_text
+from semfocus.analysis.groups import Group, short_name
 from semfocus.analysis.multiple import ALPHA
 from semfocus.analysis.records import THRESHOLD
+from semfocus.analysis.results import Results
 from semfocus.report.figures.heatmap import cell_texts, speed_cells, strength
 from semfocus.report.figures.series import METRICS
 from semfocus.report.figures.style import mechanism_style
 from semfocus.report.page import rows
-from semfocus.report.page.gather import Gathered, shown
+from semfocus.report.page.markup import shown
 from semfocus.report.page.payload import charts, shapes
-from semfocus.report.page.provenance import command, commit, config_for_training
+from semfocus.report.page.provenance import command, commit, config_for_training, facts_of
 from semfocus.report.page.summary import summary_text
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 # What a group is described by, in this order; everything else is a click away.
 TELLING = (
-    "data.options.length", "task.train_rows", "model.blocks", "model.heads", "model.d_model", "model.activation",
+    "task.options.length", "task.train_rows", "model.blocks", "model.heads", "model.d_model", "model.activation",
     "training.optimizer", "training.lr", "training.decay", "training.batch_size", "training.epochs",
     "training.stop_accuracy",
     "model.padding_visible", "precision",
@@ -39,13 +41,13 @@ MARKS = {
 }
 
 
-def title(found: Gathered) -> str:
+def title(found: Results) -> str:
     tasks = list(dict.fromkeys(group.task for group in found.groups))
     many = ", ".join(tasks[:4]) + (f" and {len(tasks) - 4} more" if len(tasks) > 4 else "")
     return f"{many or 'no runs'}: {len(found.records)} runs"
 
 
-def data(found: Gathered, mechanisms: list[str]) -> Json:
+def data(found: Results, mechanisms: list[str]) -> Json:
     drawn = charts(found.groups, mechanisms)
     for chart, group in zip(drawn, found.groups, strict=True):
         chart["config"] = config_for_training(group.records[0].config)
@@ -177,7 +179,7 @@ def _end(value: float) -> str:
     return ("∞" if value > 0 else "-∞") if isinf(value) else f"{value:.3g}"
 
 
-def runs(found: Gathered) -> list[Json]:
+def runs(found: Results) -> list[Json]:
     return [
         {
             "id": record.id, "group": place, "name": group.name, "mechanism": record.mechanism, "seed": record.seed,
@@ -188,7 +190,7 @@ def runs(found: Gathered) -> list[Json]:
     ]  # fmt: skip
 
 
-def made(found: Gathered) -> Json:
+def made(found: Results) -> Json:
     from semfocus import __version__
 
     seeds = sorted({record.seed for record in found.records})
@@ -199,4 +201,4 @@ def made(found: Gathered) -> Json:
         ("seeds", ", ".join(map(str, seeds)) or "none"),
     ]
     again = shlex.join(["semfocus", "report", shown(found.root.name) or ".", "--out", "report.html"])
-    return {"lines": lines, "facts": found.facts, "page_command": again}
+    return {"lines": lines, "facts": facts_of(found.runs), "page_command": again}

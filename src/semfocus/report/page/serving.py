@@ -7,8 +7,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from semfocus.analysis.results import Results, fingerprint
 from semfocus.errors import StorageError, UsageError
-from semfocus.report.page.gather import fingerprint, gather
 from semfocus.report.page.page import REFRESH, render, write_page
 
 EVERY = 2.0  # seconds between looks at the runs
@@ -66,7 +66,7 @@ class PageServer(ThreadingHTTPServer):
         with self._lock:
             now = fingerprint(self.store_root)
             if now != self._seen or not self._page:
-                found = gather(self.store_root)
+                found = Results.load(self.store_root)
                 refresh = REFRESH if "running" in found.states else None
                 self._page, self._seen = render(found, title=self.title, refresh=refresh).encode(), now
             return self._page
