@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,8 @@ from semfocus.analysis.verdicts import CLAIMS, Verdict
 from semfocus.analysis.verdicts.evidence import conclude
 from semfocus.analysis.verdicts.settings import TASKS, settings_from
 from semfocus.config_files import apply_overrides
+from semfocus.measurements import Malformed, Measurement
+from semfocus.measurements.store import KINDS
 from semfocus.recipes import configure
 from semfocus.tasks import get_task
 
@@ -93,7 +96,12 @@ def verdict(claim: str, records: Sequence[Record], measurements: Mapping[str, An
 
 def measure(
     records: Sequence[Record], name: str, payload: Callable[[Record], dict[str, Any] | None]
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """A measurement of each run, by run id and name."""
-    found = {record.id: payload(record) for record in records}
-    return {run_id: {name: value} for run_id, value in found.items() if value is not None}
+) -> dict[str, dict[str, Measurement]]:
+    """A measurement of each run, by run id and name; what is not one is left out, as a store does it."""
+    measurements: dict[str, dict[str, Measurement]] = {}
+    for record in records:
+        value = payload(record)
+        with suppress(Malformed):
+            if value is not None:
+                measurements[record.id] = {name: KINDS[name].from_payload(value)}
+    return measurements

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 
 from semfocus.analysis.conditions import condition
 from semfocus.analysis.table6 import COLUMNS, PUBLISHED, one_model, published, two_models
 from semfocus.errors import UsageError
+from semfocus.measurements import Dispersion
+from tests.measurements import payloads
 
 # W at 75 / 90 / 95 / 100, then X.
 WORKED_OUT = {
@@ -65,14 +68,14 @@ def test_no_constant_in_the_tokens_is_certified_where_queries_see_different_keys
     assert (even.to_dict()["uneven"], uneven.to_dict()["uneven"]) == (False, True)
 
 
-def measured(k: int, **numbers: float | None) -> dict:
-    spreads = {name: dict.fromkeys(("50", *COLUMNS), value) for name, value in numbers.items()}
-    return {"k": k, "checkpoints": {"last": {"epoch": 1.0, "keys": 40, "infinite": {}, **spreads}}}
+def measured(fields: dict[str, Any] | None = None, **numbers: float | None) -> Dispersion:
+    last = payloads.checkpoint(epoch=1.0, **numbers) | (fields or {})
+    return Dispersion.from_payload(payloads.dispersion({"last": last}))
 
 
 def test_two_models_take_the_full_dispersion_from_one_and_the_rest_from_the_other() -> None:
-    full = measured(5, delta=9.0, delta_full=9.0, delta_heavy=4.0, separation=0.5, in_degree=7)
-    heavy = measured(5, delta=2.0, delta_full=6.0, delta_heavy=2.0, separation=0.1, in_degree=8)
+    full = measured(delta=9.0, delta_full=9.0, delta_heavy=4.0, separation=0.5, in_degree=7)
+    heavy = measured(delta=2.0, delta_full=6.0, delta_heavy=2.0, separation=0.1, in_degree=8)
     cell = two_models(full, heavy)["cells"]["95"]
     assert [cell[name] for name in ("delta_full", "delta_heavy", "separation", "in_degree")] == [9.0, 2.0, 0.1, 8]
     alone = one_model(heavy)["cells"]["95"]
@@ -80,9 +83,9 @@ def test_two_models_take_the_full_dispersion_from_one_and_the_rest_from_the_othe
 
 
 def test_measurements_that_do_not_say_how_many_keys_are_seen_are_taken_for_the_worst() -> None:
-    older = measured(5, delta=2.0, delta_full=2.0, delta_heavy=1.0, separation=0.5, in_degree=8)
-    newer = measured(5, delta=2.0, delta_full=2.0, delta_heavy=1.0, separation=0.5, in_degree=8)
-    newer["checkpoints"]["last"] |= {"fewest_keys": 40, "uneven": 0}
+    older = measured(delta=2.0, delta_full=2.0, delta_heavy=1.0, separation=0.5, in_degree=8)
+    keys = {"fewest_keys": 40, "uneven": 0}
+    newer = measured(keys, delta=2.0, delta_full=2.0, delta_heavy=1.0, separation=0.5, in_degree=8)
     row = one_model(newer)
     assert (row["fewest"], row["uneven"], row["epochs"]) == (40, False, [1.0])
     assert row["cells"]["100"]["vacuous"] == []
@@ -94,14 +97,14 @@ def test_measurements_that_do_not_say_how_many_keys_are_seen_are_taken_for_the_w
 
 
 def test_a_tie_is_floored_as_in_the_paper_and_an_infinite_separation_is_one() -> None:
-    tied = measured(5, delta=2.0, delta_full=6.0, delta_heavy=2.0, separation=0.0, in_degree=8)
+    tied = measured(delta=2.0, delta_full=6.0, delta_heavy=2.0, separation=0.0, in_degree=8)
     assert one_model(tied)["cells"]["100"]["separation"] == 1e-9
-    whole = measured(5, delta=2.0, delta_full=2.0, delta_heavy=2.0, separation=None, in_degree=8)
-    assert one_model(whole)["cells"] == {}
-    whole["checkpoints"]["last"]["infinite"] = {"separation": list(COLUMNS)}
+    numbers = {"delta": 2.0, "delta_full": 2.0, "delta_heavy": 2.0, "separation": None, "in_degree": 8}
+    assert one_model(measured(**numbers))["cells"] == {}
+    whole = measured({"infinite": {"separation": list(COLUMNS)}}, **numbers)
     assert one_model(whole)["cells"]["100"]["infinite"] == ["separation"]
 
 
 def test_a_checkpoint_that_was_not_measured_is_named() -> None:
     with pytest.raises(UsageError, match="'7' was not measured; there are: last"):
-        one_model(measured(5, delta=1.0), "7")
+        one_model(measured(delta=1.0), "7")

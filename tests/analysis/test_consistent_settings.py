@@ -8,6 +8,8 @@ import pytest
 
 from semfocus.analysis.consistent_settings import MeasuredWith, consistent_settings, measured_with
 from semfocus.analysis.records import Record
+from semfocus.measurements import MaskStability
+from tests.measurements import payloads
 
 
 def record(name: str) -> Record:
@@ -63,7 +65,7 @@ def test_of_checkpoints_that_are_as_common_the_later_wins(checkpoints: tuple[str
 
 
 def test_a_measurement_that_does_not_say_its_checkpoint_is_of_the_last() -> None:
-    measurements = {"a": {"mask_stability": {"split": "train"}}}
+    measurements = {"a": {"mask_stability": MaskStability.from_payload(payloads.mask_stability([0.5]))}}
     found = measured_with(record("a"), measurements, "mask_stability", ("split", "checkpoint"))
     assert found.settings == {"split": "train", "checkpoint": "last"}
     assert measured_with(record("b"), measurements, "mask_stability", ("split",)).settings is None

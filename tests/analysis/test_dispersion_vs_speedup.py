@@ -10,6 +10,8 @@ from semfocus.analysis.correlation import spearman
 from semfocus.analysis.dispersion_vs_speedup import dispersion_against_speed, dispersion_points, smallest_p
 from semfocus.analysis.records import Record
 from semfocus.errors import UsageError
+from semfocus.measurements import Dispersion
+from tests.measurements import payloads
 
 TASKS = {"parity": (0.8, 1.0), "even_pairs": (0.2, 8.0), "listops": (0.6, 1.5), "stack_manipulation": (0.4, 3.0)}
 
@@ -21,8 +23,9 @@ def record(task: str, mechanism: str, seed: int, epoch: float | None, state: str
 
 
 def at(delta_full: float, delta_heavy: float) -> dict[str, Any]:
-    spreads = {"delta_full": {"95": delta_full}, "delta_heavy": {"95": delta_heavy}}
-    return {"dispersion": {"checkpoints": {"0": spreads, "last": {name: {"95": 2.0} for name in spreads}}}}
+    start = payloads.checkpoint(delta_full={"95": delta_full}, delta_heavy={"95": delta_heavy})
+    end = payloads.checkpoint(delta_full={"95": 2.0}, delta_heavy={"95": 2.0})
+    return {"dispersion": Dispersion.from_payload(payloads.dispersion({"0": start, "last": end}))}
 
 
 def world() -> tuple[list[Record], dict[str, dict[str, Any]]]:
@@ -76,7 +79,8 @@ def test_what_was_not_measured_or_not_finished_is_left_out_and_not_guessed() -> 
 
 
 def measured_with(measurements: dict[str, dict[str, Any]], run: str, **settings: Any) -> None:
-    measurements[run]["dispersion"] |= settings
+    measured = measurements[run]["dispersion"]
+    measurements[run]["dispersion"] = Dispersion.from_payload(measured.document | settings)
 
 
 def test_pairs_measured_in_another_way_are_left_out_and_named() -> None:

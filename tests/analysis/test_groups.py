@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semfocus.analysis.groups import baselines_of, display_order, group_records
+from semfocus.analysis.groups import baselines_of, group_records
+from semfocus.analysis.mechanism_order import mechanism_order
 from semfocus.analysis.records import Fault, Record
 from semfocus.config import RunConfig
 from semfocus.report.figures.ablations import ablations, main_groups
-from semfocus.report.figures.series import quartiles, series
+from semfocus.report.figures.series import quantiles, series
 from semfocus.report.page import payload
 from semfocus.report.page.payload import charts, thinned
 from semfocus.report.page.summary import summarise
@@ -106,9 +107,9 @@ def test_each_setting_varied_alone_is_an_ablation_and_adam_with_its_own_rate_is_
 def test_quartiles_are_numpys_and_a_run_that_is_not_finite_counts_as_the_largest() -> None:
     values = np.array([[1.0, 5.0], [2.0, 1.0], [4.0, 2.0], [8.0, 9.0]])
     expected = np.quantile(values, (0.25, 0.5, 0.75), axis=0)
-    np.testing.assert_allclose(np.stack(quartiles(values)), expected)
+    np.testing.assert_allclose(np.stack(quantiles(values)), expected)
     values[3, 0] = np.nan
-    low, middle, high = quartiles(values)
+    low, middle, high = quantiles(values)
     assert (low[0], middle[0]) == (1.75, 3.0)
     assert np.isnan(high[0])
     assert np.isfinite(high[1])
@@ -192,7 +193,7 @@ def test_runs_that_have_not_ended_decide_nothing() -> None:
 
 def test_mechanisms_are_listed_with_full_attention_first_and_sizes_rising() -> None:
     names = ["banded:9", "topk:40", "zebra", "topk:5", "banded:5+1g", "full", "banded:5"]
-    assert sorted(names, key=display_order) == [
+    assert sorted(names, key=mechanism_order) == [
         "full",
         "topk:5",
         "topk:40",

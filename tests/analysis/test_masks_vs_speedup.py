@@ -10,15 +10,18 @@ from semfocus.analysis.correlation import spearman
 from semfocus.analysis.masks_vs_speedup import drawn_masks, mask_points, masks_against
 from semfocus.analysis.records import Record
 from semfocus.errors import UsageError
+from semfocus.measurements import MaskStability
 from tests.analysis.test_dispersion_vs_speedup import record
+from tests.measurements import payloads
 
 TASKS = {"parity": (0.5, 40.0), "even_pairs": (0.9, 10.0), "listops": (0.6, 20.0), "stack_manipulation": (0.8, 16.0)}
 NOISE = [0.01, 0.1, 0.3]
 
 
-def shaken(kept: float, **settings: Any) -> dict[str, Any]:
-    about = {"k": 5, "split": "train", "rows": 200, "checkpoint": "last", "noise": NOISE}
-    return {"mask_stability": about | settings | {"kept": [kept + 0.1, kept, kept - 0.1]}}
+def shaken(share: float, **settings: Any) -> dict[str, Any]:
+    usual = {"rows": 200, "checkpoint": "last", "noise": NOISE}
+    payload = payloads.mask_stability([share + 0.1, share, share - 0.1]) | usual | settings
+    return {"mask_stability": MaskStability.from_payload(payload)}
 
 
 def world() -> tuple[list[Record], dict[str, dict[str, Any]]]:
@@ -70,7 +73,7 @@ def test_other_noise_checkpoints_or_rows_are_left_out_and_named_and_gaps_are_not
     measurements["parity/topk:5/1"] = shaken(0.9, checkpoint="0")
     measurements["listops/topk:5/3"] = shaken(0.9, rows=7)
     del measurements["even_pairs/topk:5/2"]
-    measurements["even_pairs/topk:5/3"]["mask_stability"]["kept"] = [0.5, None, 0.1]
+    measurements["even_pairs/topk:5/3"] = shaken(0.9, kept=[0.5, None, 0.1])
     points = {point.task: point for point in mask_points(records, measurements).points}
     assert {task: point.seeds for task, point in points.items()} == {
         "parity": 2, "listops": 3, "even_pairs": 2, "stack_manipulation": 4,

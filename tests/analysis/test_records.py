@@ -14,7 +14,9 @@ from semfocus.analysis.metrics import Metrics, read_metrics
 from semfocus.analysis.records import Record
 from semfocus.analysis.results import Results
 from semfocus.errors import CorruptData, UsageError
+from semfocus.measurements import Dispersion
 from semfocus.store import RunDirectory, RunStore, write_measurement
+from tests.measurements import payloads
 
 CONFIG = {
     "task": {"name": "parity"},
@@ -213,10 +215,10 @@ def test_columns_cannot_be_changed_by_accident() -> None:
 
 def test_measurements_are_found_by_run_and_a_damaged_one_is_reported(tmp_path: Path) -> None:
     good, bad = made(tmp_path, "aa" * 4), made(tmp_path, "bb" * 4, config=CONFIG | {"seed": 4})
-    write_measurement(good, "dispersion", {"k": 5})
+    write_measurement(good, "dispersion", payloads.dispersion())
     write_measurement(bad, "surface", {"grid": 3})
     (bad.path / "measurements" / "surface.json").write_text("{")
     found = Results.load(tmp_path)
-    assert found.measurements == {"aa" * 4: {"dispersion": {"k": 5}}}
+    assert found.measurements == {"aa" * 4: {"dispersion": Dispersion.from_payload(payloads.dispersion())}}
     assert [(fault.name, fault.kind) for fault in found.faults] == [("bb" * 4, "corrupt")]
     assert found.unreadable == []

@@ -11,8 +11,7 @@ from semfocus.analysis.records import Record
 from semfocus.analysis.verdicts.measured import TABLE_TASKS
 from semfocus.analysis.verdicts.settings import TASKS
 from tests.analysis.made import arm, both, measure, run, verdict
-
-PERCENTS = ("50", "75", "90", "95", "100")
+from tests.measurements import payloads
 
 
 def _dispersion(full: float, topk: float, gap: float = 1.0, degree: float = 5.0) -> Callable[[Record], dict[str, Any]]:
@@ -20,9 +19,8 @@ def _dispersion(full: float, topk: float, gap: float = 1.0, degree: float = 5.0)
 
     def payload(record: Record) -> dict[str, Any]:
         delta = (full if record.mechanism == "full" else topk) * (1 + 0.01 * record.seed)
-        values = {"delta": delta, "separation": gap, "in_degree": degree}
-        checkpoint = {name: dict.fromkeys(PERCENTS, value) for name, value in values.items()}
-        return {"k": 5, "checkpoints": {"0": checkpoint, "last": checkpoint}}
+        at = [payloads.checkpoint(delta=delta, separation=gap, in_degree=degree) for _ in range(2)]
+        return payloads.dispersion({"0": at[0], "last": at[1]})
 
     return payload
 
@@ -68,10 +66,8 @@ def test_c9_takes_a_measurement_that_is_not_one_for_none(broken: dict[str, Any] 
 def _surface(full: float, topk: float, grid: int = 51) -> Callable[[Record], dict[str, Any]]:
     def payload(record: Record) -> dict[str, Any]:
         slope = (full if record.mechanism == "full" else topk) * (1 + 0.02 * (record.seed % 4))
-        table = {percent: [slope, 2 * slope] for percent in ("50", "75", "95", "99")}
-        reverse = {percent: [1 / slope, 1 / slope] for percent in table}
-        about = {"grid": grid, "extent": 1.0, "squares": [0.1, 0.7], "rows": 100, "directions": "random", "seed": 0}
-        return about | {"per_distance": table, "per_step": reverse}
+        reverse = {percent: [1 / slope, 1 / slope] for percent in ("50", "75", "95", "99")}
+        return payloads.surface([slope, 2 * slope], grid=grid, per_step=reverse)
 
     return payload
 
@@ -150,7 +146,7 @@ def _eight(speed: Callable[[int], float]) -> list[Record]:
 def _stability(gap: Callable[[int], float], kept: Callable[[int], float], noise=(0.1, 0.2)):
     def payload(record: Record) -> dict[str, Any] | None:
         i = TASKS.index(record.config["task"]["name"])
-        found = {"k": 5, "noise": list(noise), "kept": [kept(i), kept(i) / 2], "separation": {"50": gap(i)}}
+        found = payloads.mask_stability([kept(i), kept(i) / 2], noise=list(noise), separation={"50": gap(i)})
         return None if record.mechanism == "full" else found
 
     return payload

@@ -14,12 +14,15 @@ from typer.testing import CliRunner
 from semfocus.analysis.correlation import spearman
 from semfocus.cli import app
 from semfocus.errors import DataError, UsageError
-from semfocus.report.figures.diagnosis import draw_against_speed, draw_heat_maps
-from semfocus.report.page.diagnosis import condition_rows, newest_rows, write_model_page
+from semfocus.report.figures.diagnosis import draw_heat_maps
+from semfocus.report.figures.speedup_scatter import draw_dispersion_vs_speedup
+from semfocus.report.page.diagnosis import write_model_page
 from semfocus.report.page.page import write_page
-from semfocus.store import RunDirectory, read_measurement, read_measurements
+from semfocus.report.tables import condition_rows, newest_rows
+from semfocus.store import RunDirectory, read_measurement
 from semfocus.training.loading import load
 from tests.integrations import tiny
+from tests.measurements import payloads
 
 runner = CliRunner()
 
@@ -57,7 +60,7 @@ def test_runs_are_measured_shaken_stored_and_shown(runs: list[RunDirectory]) -> 
     assert "even_pairs, topk:3, seed 1, epoch 2, block 1" in output
     assert "epoch 0" not in output  # the newest checkpoint alone is printed
     for one in runs[:2]:
-        stored = read_measurements(one)
+        stored = payloads.stored(one)
         assert set(stored) == {"dispersion", "mask_stability"}
         assert list(stored["dispersion"]["checkpoints"]) == ["0", "1", "2", "last"]
 
@@ -88,7 +91,7 @@ def test_no_keys_are_refused_and_no_rows_are_all(runs: list[RunDirectory]) -> No
         with pytest.raises(UsageError, match="k = 0"):
             run(str(one.path), "--k", "0")
     run(str(runs[0].path), "--k", "3", "--rows", "0", "--mask-stability")
-    assert {stored["rows"] for stored in read_measurements(runs[0]).values()} == {60}
+    assert {stored["rows"] for stored in payloads.stored(runs[0]).values()} == {60}
 
 
 def test_a_k_that_is_not_used_is_said_so(runs: list[RunDirectory]) -> None:
@@ -237,9 +240,9 @@ def test_dispersion_against_speed_up_is_drawn_with_its_correlation(tmp_path: Pat
     x = {"parity": 0.8, "even_pairs": 0.2, "listops": 0.6, "stack": 0.4}
     y = {"parity": 1.0, "even_pairs": 8.0, "listops": 1.5, "stack": 3.0}
     points = [(task, x[task], y[task]) for task in x]
-    (drawn,) = draw_against_speed(points, spearman(x, y), tmp_path / "speed", formats=("svg",))
+    (drawn,) = draw_dispersion_vs_speedup(points, spearman(x, y), tmp_path / "speed", formats=("svg",))
     assert "Rank correlation -1.00" in drawn.read_text()
-    (unknown,) = draw_against_speed([], spearman({}, {}), tmp_path / "none", formats=("svg",))
+    (unknown,) = draw_dispersion_vs_speedup([], spearman({}, {}), tmp_path / "none", formats=("svg",))
     assert "not enough data" in unknown.read_text()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,27 +12,23 @@ import pytest
 import torch
 from torch.nn import functional
 
-from semfocus.diagnostics import keeping
 from semfocus.diagnostics import runs as measuring
 from semfocus.diagnostics.aggregate import PERCENTS
-from semfocus.diagnostics.keeping import CHECKPOINTS, keep
 from semfocus.diagnostics.norms import weight_norms
 from semfocus.diagnostics.runs import find_run, measure_run, tables
 from semfocus.errors import CorruptData, UsageError
+from semfocus.measurements import Dispersion, keep, read
 from semfocus.model import build_inputs, sinusoidal_encoding
-from semfocus.store import (
-    DamagedMeasurement,
-    RunDirectory,
-    read_measurement,
-    read_measurements,
-    write_measurement,
-)
+from semfocus.store import DamagedMeasurement, RunDirectory, read_measurement, write_measurement
+from semfocus.store.measurements import changing
 from semfocus.tasks.base import Batch
 from semfocus.theory import stability
 from semfocus.training import data, load
 from semfocus.training.loading import config_of
 from tests.diagnostics.models import encoder
 from tests.diagnostics.plain import plain_statistics, quantile
+from tests.measurements import payloads
+from tests.measurements.payloads import stored
 
 
 def scores_by_hand(run: RunDirectory, split: str, rows: int) -> torch.Tensor:
@@ -54,7 +49,7 @@ def test_a_run_s_first_layer_has_the_numbers_of_its_scores_by_hand(
     runs: list[RunDirectory], split: str, which: int
 ) -> None:
     run = runs[which]
-    measured = measure_run(run, k=3, split=split, rows=15).measured
+    measured = measure_run(run, k=3, split=split, rows=15).measured.document
     scores = scores_by_hand(run, split, 15)
     every = torch.ones(8, 8, dtype=torch.bool)
     parts = [plain_statistics(row, every, 3) for row in scores]
@@ -70,7 +65,7 @@ def test_a_run_s_first_layer_has_the_numbers_of_its_scores_by_hand(
 
 
 def test_every_kept_checkpoint_can_be_measured_and_is_stored_with_the_run(runs: list[RunDirectory]) -> None:
-    found = measure_run(runs[0], k=3, rows=10, checkpoint="all").measured
+    found = measure_run(runs[0], k=3, rows=10, checkpoint="all").measured.document
     assert read_measurement(runs[0], "dispersion") == found
     assert list(found["checkpoints"]) == ["0", "1", "2", "last"]
     assert [found["checkpoints"][key]["epoch"] for key in found["checkpoints"]] == [0.0, 1.0, 2.0, 2.0]
@@ -84,73 +79,67 @@ def test_every_kept_checkpoint_can_be_measured_and_is_stored_with_the_run(runs: 
 
 def test_one_checkpoint_is_added_to_those_measured_the_same_way(runs: list[RunDirectory]) -> None:
     measure_run(runs[0], k=3, rows=10, checkpoint="0")
-    assert list(measure_run(runs[0], k=3, rows=10).measured["checkpoints"]) == ["0", "last"]
-    assert list(measure_run(runs[0], k=4, rows=10).measured["checkpoints"]) == ["last"]
-    stored = read_measurement(runs[0], "dispersion")
-    assert stored is not None
-    assert stored["k"] == 4
+    assert list(measure_run(runs[0], k=3, rows=10).measured.document["checkpoints"]) == ["0", "last"]
+    assert list(measure_run(runs[0], k=4, rows=10).measured.document["checkpoints"]) == ["last"]
+    shown = read(runs[0], Dispersion)
+    assert shown is not None
+    assert shown.k == 4
 
 
 def test_other_settings_take_nothing_away_from_what_was_measured_before(runs: list[RunDirectory]) -> None:
     measure_run(runs[0], k=3, rows=10, checkpoint="all")
     measure_run(runs[0], k=3, rows=5, split="heldout")
     measure_run(runs[0], k=4, rows=10)
-    kept = [document for name, document in read_measurements(runs[0]).items() if name.startswith("dispersion")]
+    kept = [document or {} for document in stored(runs[0]).values()]
     settings = [(document["k"], document["split"], document["rows"]) for document in kept]
     assert sorted(settings) == [(3, "heldout", 5), (3, "train", 10), (4, "train", 10)]
-    again = measure_run(runs[0], k=3, rows=10, checkpoint="1").measured
+    again = measure_run(runs[0], k=3, rows=10, checkpoint="1").measured.document
     assert list(again["checkpoints"]) == ["0", "1", "2", "last"]
     assert read_measurement(runs[0], "dispersion") == again
 
 
 def test_the_usual_settings_are_read_by_name_whatever_was_looked_at_later(runs: list[RunDirectory]) -> None:
     measure_run(runs[0], k=3, rows=10)
-    usual = measure_run(runs[0], checkpoint="0").measured
+    usual = measure_run(runs[0], checkpoint="0").measured.document
     assert (usual["k"], usual["rows"]) == (5, 60)  # it has no more
     measure_run(runs[0], split="heldout", rows=7)
     assert read_measurement(runs[0], "dispersion") == usual
-    assert len(read_measurements(runs[0])) == 3
+    assert len(stored(runs[0])) == 3
 
 
 def test_a_measurement_stored_before_there_were_others_is_read_and_kept(runs: list[RunDirectory]) -> None:
-    old = measure_run(runs[0], k=3, rows=10, checkpoint="0").measured
+    old = measure_run(runs[0], k=3, rows=10, checkpoint="0").measured.document
     for checkpoint in old["checkpoints"].values():
         del checkpoint["fewest_keys"]
     write_measurement(runs[0], "dispersion", old)
-    assert list(measure_run(runs[0], k=3, rows=10).measured["checkpoints"]) == ["0", "last"]
+    assert list(measure_run(runs[0], k=3, rows=10).measured.document["checkpoints"]) == ["0", "last"]
 
 
 def test_a_last_checkpoint_that_is_none_any_more_goes_by_its_epoch(runs: list[RunDirectory]) -> None:
-    old = measure_run(runs[0], k=3, rows=10).measured
+    old = measure_run(runs[0], k=3, rows=10).measured.document
     old["checkpoints"]["last"]["epoch"] = 0.5
     for checkpoint, expected in (("1", ["0.5", "1"]), ("last", ["0.5", "last"]), ("0", ["last", "0"])):
         write_measurement(runs[0], "dispersion", old)
         found = measure_run(runs[0], k=3, rows=10, checkpoint=checkpoint)
-        assert list(found.measured["checkpoints"]) == expected
-        assert list(found.now["checkpoints"]) == [checkpoint]
+        assert list(found.measured.document["checkpoints"]) == expected
+        assert list(found.now.checkpoints) == [checkpoint]
 
 
 def _keep_one(run: RunDirectory, epoch: int) -> None:
-    document = {"k": 5, CHECKPOINTS: {str(epoch): {"epoch": epoch}}}
-    keep(run, "dispersion", document, by=("k",), usual={"k": 5})
+    keep(run, Dispersion.from_payload(payloads.dispersion({str(epoch): payloads.checkpoint(epoch)})))
 
 
-def test_measurements_made_at_the_same_time_are_all_kept(
-    runs: list[RunDirectory], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = keeping.read_measurement
-
-    def slow(run: RunDirectory, name: str) -> dict | None:
-        found = original(run, name)
-        time.sleep(0.02)  # for the others to read the same
-        return found
-
-    monkeypatch.setattr(keeping, "read_measurement", slow)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda epoch: _keep_one(runs[0], epoch), range(4)))
-    stored = read_measurement(runs[0], "dispersion")
-    assert stored is not None
-    assert sorted(stored[CHECKPOINTS]) == ["0", "1", "2", "3"]
+def test_a_measurement_waits_for_another_process_and_keeps_what_that_has_added(runs: list[RunDirectory]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with changing(runs[0]):
+            waiting = pool.submit(_keep_one, runs[0], 1)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.1)
+            write_measurement(runs[0], "dispersion", payloads.dispersion({"0": payloads.checkpoint(0)}))
+        waiting.result(timeout=60)
+    measured = read(runs[0], Dispersion)
+    assert measured is not None
+    assert sorted(measured.checkpoints) == ["0", "1"]
 
 
 def test_a_damaged_measurement_is_made_anew_and_spoils_no_other(runs: list[RunDirectory]) -> None:
@@ -159,19 +148,19 @@ def test_a_damaged_measurement_is_made_anew_and_spoils_no_other(runs: list[RunDi
     (runs[0].path / "measurements" / "dispersion.json").write_text('{"corrupt')
     with pytest.warns(DamagedMeasurement, match=r"dispersion\.json"):
         measure_run(runs[0], k=4, rows=10)
-    stored = read_measurement(runs[0], "dispersion")
-    assert stored is not None
-    assert stored["k"] == 4
-    assert list(measure_run(runs[0], k=3, rows=10).measured["checkpoints"]) == ["0", "last"]
+    shown = read(runs[0], Dispersion)
+    assert shown is not None
+    assert shown.k == 4
+    assert list(measure_run(runs[0], k=3, rows=10).measured.document["checkpoints"]) == ["0", "last"]
 
 
 def test_a_top_k_run_is_measured_with_its_own_k(runs: list[RunDirectory]) -> None:
-    assert measure_run(runs[1], k=5, rows=5).measured["k"] == 3
-    assert measure_run(runs[0], k=5, rows=5).measured["k"] == 5
+    assert measure_run(runs[1], k=5, rows=5).measured.document["k"] == 3
+    assert measure_run(runs[0], k=5, rows=5).measured.document["k"] == 5
 
 
 def test_exact_softmax_slopes_stay_below_their_certified_bounds(runs: list[RunDirectory]) -> None:
-    last = measure_run(runs[0], k=3, rows=20).measured["checkpoints"]["last"]
+    last = measure_run(runs[0], k=3, rows=20).measured.document["checkpoints"]["last"]
     worst = last["stability"]["100"]
     assert 0 < worst["jacobian"] <= worst["full_certified"] * (1 + 1e-6)
     assert last["layers"][0]["stability"]["100"]["jacobian"] <= worst["jacobian"]
@@ -186,7 +175,7 @@ def test_certified_bounds_hold_where_rows_differ_in_length(runs: list[RunDirecto
 
     monkeypatch.setattr(measuring, "first_rows", padded)
     for run in (runs[0], runs[2]):
-        last = measure_run(run, k=k).measured["checkpoints"]["last"]
+        last = measure_run(run, k=k).measured.document["checkpoints"]["last"]
         assert (last["keys"], last["fewest_keys"]) == (8, 2)  # a single key has weight 1, whatever happens
         layers = [last, *last["layers"], *(head for layer in last["layers"] for head in layer["heads"])]
         for found in layers:
@@ -198,7 +187,7 @@ def test_certified_bounds_hold_where_rows_differ_in_length(runs: list[RunDirecto
 
 
 def test_heads_are_told_apart_and_several_are_stored(runs: list[RunDirectory]) -> None:
-    last = measure_run(runs[2], k=3, rows=5).measured["checkpoints"]["last"]
+    last = measure_run(runs[2], k=3, rows=5).measured.document["checkpoints"]["last"]
     heads = last["layers"][0]["heads"]
     assert len(heads) == 2
     assert heads[0]["delta_full"] != heads[1]["delta_full"]
@@ -209,7 +198,7 @@ def test_heads_are_told_apart_and_several_are_stored(runs: list[RunDirectory]) -
 
 
 def test_no_rows_asked_for_are_all_rows(runs: list[RunDirectory]) -> None:
-    assert measure_run(runs[0], k=3, rows=0).measured["rows"] == 60
+    assert measure_run(runs[0], k=3, rows=0).measured.document["rows"] == 60
 
 
 def test_pairs_are_made_by_task_and_seed_and_each_run_stands_alone_too(runs: list[RunDirectory]) -> None:

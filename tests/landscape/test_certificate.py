@@ -13,7 +13,7 @@ from torch import Tensor
 from semfocus.errors import UsageError
 from semfocus.landscape.certificate import certify_model, trace
 from semfocus.landscape.groups import constant_of, embedded, gradients, group_masks, looseness, mean_loss
-from semfocus.landscape.trained_model import TrainedModel, open_subject
+from semfocus.landscape.trained_model import TrainedModel, open_trained_model
 from semfocus.randomness import stream
 from semfocus.store import RunDirectory
 from tests.landscape.conftest import KINDS
@@ -24,7 +24,7 @@ Kind = Callable[[str, str], RunDirectory]
 
 
 def _subject(run: RunDirectory, rows: int = 6) -> TrainedModel:
-    return open_subject(run).first(rows)
+    return open_trained_model(run).first(rows)
 
 
 def _noise(shape: tuple[int, ...], name: str) -> Tensor:

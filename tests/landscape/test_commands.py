@@ -23,20 +23,21 @@ FAST = ["--device", "cpu", "--threads", "1"]
 @pytest.fixture(autouse=True)
 def _svg_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drawn is tested elsewhere; three formats of each would take most of the time."""
-    from semfocus.report.figures import drawing, landscape, theory
+    from semfocus.report.figures import drawing, landscape, surfaces, theory
 
     def one(figure: object, stem: Path, formats: object = None) -> list[Path]:
         return drawing.save(figure, stem, ("svg",))
 
     monkeypatch.setattr(landscape, "save", one)
+    monkeypatch.setattr(surfaces, "save", one)
     monkeypatch.setattr(theory, "save", one)
 
 
 @pytest.fixture
 def light_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from semfocus.cli import theory
+    from semfocus.report.figures import landscape
 
-    monkeypatch.setattr(theory, "both_themes", lambda draw: draw("", "light"))
+    monkeypatch.setattr(landscape, "both_themes", lambda draw: draw("", "light"))
 
 
 def invoke(*arguments: str) -> str:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from semfocus.errors import Diverged, UsageError
-from semfocus.landscape import measure_sharpness, open_subject
+from semfocus.landscape import measure_sharpness, open_trained_model
 from semfocus.landscape.groups import mean_loss
+from semfocus.measurements import Sharpness, read
 from semfocus.store import RunDirectory, RunStore
-from semfocus.store.measurements import read_measurement
 from semfocus.training.loading import document
 from tests.training.helpers import RUNTIME, tiny, trained
 
@@ -23,36 +23,36 @@ Kind = Callable[[str, str], RunDirectory]
 def test_each_checkpoint_has_its_own_gradient_and_top_eigenvalue(mechanism: str, run_of_kind: Kind) -> None:
     run = run_of_kind("pre", mechanism)
     found = measure_sharpness(run, 20, RUNTIME)
-    assert found["epochs"] == [0.0, 1.0, 2.0, 4.0, 6.0]
-    assert found["rows"] == 20
-    assert read_measurement(run, "sharpness") == found
-    assert len({round(value, 6) for value in found["gradient_norm"]}) == 5
+    assert found.epochs == [0.0, 1.0, 2.0, 4.0, 6.0]
+    assert found.rows == 20
+    assert read(run, Sharpness) == found
+    assert len({round(value, 6) for value in found.gradient_norm}) == 5
     for place in (0, 4):
-        subject = open_subject(run, steps=(found["steps"][place],)).first(20)
+        subject = open_trained_model(run, steps=(found.document["steps"][place],)).first(20)
         row = subject.parameters.double().requires_grad_()
         gradient = torch.autograd.grad(mean_loss(subject.spec, row, subject.rows), row)[0]
-        assert found["gradient_norm"][place] == pytest.approx(gradient.norm().item(), rel=1e-4)
-        assert found["residual"][place] <= 2e-3 * found["hessian_top"][place]
-        assert found["gradient_norm"][place] <= found["certified"][place]
+        assert found.gradient_norm[place] == pytest.approx(gradient.norm().item(), rel=1e-4)
+        assert found.document["residual"][place] <= 2e-3 * found.hessian_top[place]
+        assert found.gradient_norm[place] <= found.certified[place]
 
 
 def test_what_was_measured_is_read_and_other_rows_are_measured_anew(
     own_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = measure_sharpness(own_run, 10, RUNTIME)
-    assert measure_sharpness(own_run, None, RUNTIME)["rows"] == 43
-    again = measure_sharpness(own_run, 10, RUNTIME)
-    assert again == first
+    assert measure_sharpness(own_run, None, RUNTIME).rows == 43
     monkeypatch.setattr("semfocus.landscape.sharpness.top_eigenpairs", None)  # measuring would call it
     assert measure_sharpness(own_run, 10, RUNTIME) == first
+    assert read(own_run, Sharpness) == first  # what was asked for last is shown
+    assert measure_sharpness(own_run, None, RUNTIME).rows == 43
 
 
 def test_a_model_without_a_certificate_is_measured_all_the_same(tmp_path: Path) -> None:
     (run,) = trained([tiny(1, "bottomk:3", epochs=1)], tmp_path)
     found = measure_sharpness(run, 10, RUNTIME)
-    assert found["certified"] is None
-    assert "bottomk:3" in found["certified_why_not"]
-    assert all(value > 0 for value in found["gradient_norm"])
+    assert found.certified is None
+    assert "bottomk:3" in found.document["certified_why_not"]
+    assert all(value > 0 for value in found.gradient_norm)
 
 
 def test_runs_without_a_model_are_refused(tmp_path: Path) -> None:

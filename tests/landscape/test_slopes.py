@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from semfocus.landscape.slopes import SQUARES, slopes
-from semfocus.landscape.stored import grid_axis
+from semfocus.measurements import grid_axis
 
 AXIS = grid_axis(201, 1.0)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,12 @@ import torch
 from semfocus.errors import CorruptData, Diverged, UsageError
 from semfocus.landscape import Surface, SurfaceSettings, measure_surface, read_surface
 from semfocus.landscape.losses import Losses
-from semfocus.landscape.stored import read_part, surface_name, write_part
 from semfocus.landscape.surface import default_extent
-from semfocus.landscape.trained_model import open_subject
+from semfocus.landscape.trained_model import open_trained_model
+from semfocus.measurements import surface_name
+from semfocus.measurements.store import keep_surface, read_part, write_part
 from semfocus.store import RunDirectory, RunStore
-from semfocus.store.directory import LOCK
-from semfocus.store.measurements import read_arrays, read_measurement, write_arrays, write_measurement
+from semfocus.store.measurements import changing, read_arrays, read_measurement, write_arrays, write_measurement
 from semfocus.training import Interrupted
 from semfocus.training.loading import document, load
 from tests.training.helpers import RUNTIME, run_of, tiny, trained
@@ -39,7 +39,7 @@ def test_the_middle_of_a_surface_is_the_training_loss_and_other_points_are_where
     assert found.losses[2, 2] == pytest.approx(run.metrics()[-1]["train_loss"], rel=1e-6)
     arrays = read_arrays(run, _own_name(found))
     assert arrays is not None
-    subject = open_subject(run)
+    subject = open_trained_model(run)
     first, second = torch.from_numpy(arrays["directions"])
     model = load(run)
     for i, j in ((0, 3), (4, 1), (2, 0)):
@@ -50,7 +50,7 @@ def test_the_middle_of_a_surface_is_the_training_loss_and_other_points_are_where
 
 
 def _own_name(surface: Surface) -> str:
-    return surface_name(surface.payload["directions"], surface.payload["key"])
+    return surface_name(surface.meta.directions, surface.meta.key)
 
 
 def _alone(rows: int):
@@ -64,7 +64,7 @@ def test_a_surface_is_kept_with_its_run_and_read_without_being_measured_again(ow
     found = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
     assert calls[-1] == 49
     payload = read_measurement(own_run, "surface")
-    assert payload == found.payload
+    assert payload == found.meta.document
     assert {"grid", "extent", "directions", "seed", "rows", "squares", "per_step", "per_distance"} <= payload.keys()
     assert (payload["grid"], payload["directions"], payload["rows"]) == (7, "random", 43)
     assert set(payload["per_step"]) == set(payload["per_distance"]) == {"50", "75", "95", "99"}
@@ -93,7 +93,7 @@ def test_an_interrupted_surface_goes_on_and_is_identical_to_one_that_was_not(
     with pytest.raises(Interrupted) as caught:
         measure_surface(own_run, settings, RUNTIME, interrupt, again=True)
     assert caught.value.exit_code == 130
-    half = read_part(own_run, directions, whole.payload["key"])
+    half = read_part(own_run, directions, whole.meta.key)
     assert half is not None
     assert 32 <= half["plan"][3] < 81
     assert np.isnan(half["losses"]).any()
@@ -104,8 +104,8 @@ def test_an_interrupted_surface_goes_on_and_is_identical_to_one_that_was_not(
     found = measure_surface(own_run, settings, RUNTIME, lambda done, wanted: calls.append(done))
     assert calls[0] > 32
     assert np.array_equal(found.losses, whole.losses)
-    assert found.payload == whole.payload
-    assert read_part(own_run, directions, whole.payload["key"]) is None
+    assert found.meta.document == whole.meta.document
+    assert read_part(own_run, directions, whole.meta.key) is None
 
 
 def test_a_killed_surface_has_what_was_saved_and_measures_only_the_rest(
@@ -155,21 +155,21 @@ def test_what_another_machine_or_a_stranger_left_half_done_is_begun_anew(
 def test_surfaces_of_other_settings_live_side_by_side_and_the_finest_is_shown(own_run: RunDirectory) -> None:
     fine = measure_surface(own_run, SurfaceSettings(grid=9, rows=20), RUNTIME)
     coarse = measure_surface(own_run, SurfaceSettings(grid=5, rows=43), RUNTIME)
-    assert _shown(own_run) == fine.payload
+    assert _shown(own_run) == fine.meta.document
     more = measure_surface(own_run, SurfaceSettings(grid=9, rows=43), RUNTIME)
-    assert _shown(own_run) == more.payload
+    assert _shown(own_run) == more.meta.document
     assert _shown(own_run) == read_measurement(own_run, "surface")  # what pages and verdicts look at
     for surface in (fine, coarse, more):
-        kept = read_surface(own_run, key=surface.payload["key"])
+        kept = read_surface(own_run, key=surface.meta.key)
         assert kept is not None
-        assert kept.payload == surface.payload
+        assert kept.meta.document == surface.meta.document
         assert np.array_equal(kept.losses, surface.losses)
 
 
 def _shown(run: RunDirectory) -> dict:
     shown = read_surface(run)
     assert shown is not None
-    return shown.payload
+    return shown.meta.document
 
 
 def test_one_that_is_interrupted_takes_nothing_from_one_that_is_finished(own_run: RunDirectory) -> None:
@@ -186,52 +186,43 @@ def test_one_that_is_interrupted_takes_nothing_from_one_that_is_finished(own_run
     assert np.array_equal(kept.losses, whole.losses)
 
 
-def test_one_killed_while_it_is_being_kept_is_shown_by_the_next_call(
-    own_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def kill(run: RunDirectory, name: str, payload: dict) -> None:
-        if name == "surface":
-            raise KeyError(name)
-        write_measurement(run, name, payload)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("semfocus.landscape.stored.write_measurement", kill)
-        with pytest.raises(KeyError):
-            measure_surface(own_run, FEW, RUNTIME)
+def test_one_killed_while_it_is_being_kept_is_shown_by_the_next_call(own_run: RunDirectory) -> None:
+    found = measure_surface(own_run, FEW, RUNTIME)
+    write_part(own_run, "random", found.meta.key, found.arrays)  # as it is before the surface is shown
+    (own_run.path / "measurements" / "surface.json").unlink()
     assert read_surface(own_run) is None
     calls: list[int] = []
-    found = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
+    again = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
     assert not calls
-    assert _shown(own_run) == found.payload
+    assert _shown(own_run) == again.meta.document == found.meta.document
 
 
-def test_while_one_is_being_kept_no_other_process_changes_what_is_shown(
-    own_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held: list[str] = []
-
-    def write(run: RunDirectory, name: str, payload: dict) -> None:
-        with open(run.path / "measurements" / LOCK) as another, pytest.raises(BlockingIOError):
-            fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held.append(name)
-        write_measurement(run, name, payload)
-
-    monkeypatch.setattr("semfocus.landscape.stored.write_measurement", write)
-    found = measure_surface(own_run, FEW, RUNTIME)
-    assert held == [_own_name(found), "surface"]
+def test_while_another_process_changes_measurements_a_surface_waits_to_be_kept(own_run: RunDirectory) -> None:
+    fine, coarse = (measure_surface(own_run, SurfaceSettings(grid=grid), RUNTIME) for grid in (9, 7))
+    shown = own_run.path / "measurements" / "surface.json"
+    shown.unlink()
+    with ThreadPoolExecutor(1) as pool:
+        with changing(own_run):
+            waiting = pool.submit(keep_surface, own_run, coarse)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.1)
+            assert not shown.exists()
+            write_measurement(own_run, "surface", fine.meta.document)
+        waiting.result(timeout=60)
+    assert _shown(own_run) == fine.meta.document  # it has seen what was written while it waited
 
 
 def test_what_an_earlier_version_left_is_read_and_named_apart_when_a_finer_one_comes(own_run: RunDirectory) -> None:
     old = _as_of_an_earlier_version(own_run, measure_surface(own_run, FEW, RUNTIME))
-    assert _shown(own_run) == old.payload
+    assert _shown(own_run) == old.meta.document
     calls: list[int] = []
     measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
     assert not calls
     measure_surface(own_run, SurfaceSettings(grid=5), RUNTIME)
-    assert _shown(own_run) == old.payload
+    assert _shown(own_run) == old.meta.document
     measure_surface(own_run, SurfaceSettings(grid=9), RUNTIME)
     assert _shown(own_run)["grid"] == 9
-    kept = read_surface(own_run, key=old.payload["key"])
+    kept = read_surface(own_run, key=old.meta.key)
     assert kept is not None
     assert np.array_equal(kept.losses, old.losses)
     assert not (own_run.path / "measurements" / "surface.safetensors").exists()
@@ -246,18 +237,18 @@ def _as_of_an_earlier_version(run: RunDirectory, surface: Surface) -> Surface:
 
 def test_a_surface_around_a_newer_checkpoint_is_shown_before_a_finer_one_around_an_older(own_run: RunDirectory) -> None:
     fine = measure_surface(own_run, SurfaceSettings(grid=9), RUNTIME)
-    write_measurement(own_run, "surface", fine.payload | {"step": fine.payload["step"] - 1})
+    write_measurement(own_run, "surface", fine.meta.document | {"step": fine.meta.document["step"] - 1})
     newer = measure_surface(own_run, FEW, RUNTIME)
-    assert _shown(own_run) == newer.payload
+    assert _shown(own_run) == newer.meta.document
 
 
 def test_along_the_path_the_grid_reaches_as_far_as_training_went(own_run: RunDirectory) -> None:
     found = measure_surface(own_run, SurfaceSettings(grid=5, directions="path"), RUNTIME)
     assert found.path is not None
     reach = np.abs(found.path).max()
-    assert reach < found.payload["extent"] < 1.25 * reach
+    assert reach < found.meta.document["extent"] < 1.25 * reach
     asked = measure_surface(own_run, SurfaceSettings(grid=5, directions="path", extent=0.7), RUNTIME)
-    assert asked.payload["extent"] == 0.7
+    assert asked.meta.document["extent"] == 0.7
     assert default_extent(own_run, "random") == default_extent(own_run, "hessian") == 1.0
 
 
@@ -266,9 +257,9 @@ def test_losses_that_are_not_finite_stay_what_they_are(own_run: RunDirectory) ->
     lost = int((~np.isfinite(found.losses)).sum())
     assert 0 < lost < 25
     assert math.isfinite(found.losses[2, 2])
-    assert found.payload["not_finite"] == lost
-    assert found.payload["lowest"] == found.losses[np.isfinite(found.losses)].min()
-    assert found.payload["per_step"]["99"][-1] is None
+    assert found.meta.document["not_finite"] == lost
+    assert found.meta.document["lowest"] == found.losses[np.isfinite(found.losses)].min()
+    assert found.meta.document["per_step"]["99"][-1] is None
     kept = read_surface(own_run)
     assert kept is not None
     assert np.array_equal(kept.losses, found.losses, equal_nan=True)
@@ -280,9 +271,9 @@ def test_planes_of_the_path_and_of_the_hessian_say_what_they_are(run_of_kind: Ki
     assert path.path is not None
     assert len(path.path) == 5
     assert np.abs(path.path[-1]).max() < 1e-6
-    assert 0 < sum(path.payload["share_of_path"]) <= 1 + 1e-9
+    assert 0 < sum(path.meta.document["share_of_path"]) <= 1 + 1e-9
     top = measure_surface(run, SurfaceSettings(grid=5, directions="hessian"), RUNTIME)
-    assert top.payload["eigenvalues"][0] > top.payload["eigenvalues"][1]
+    assert top.meta.document["eigenvalues"][0] > top.meta.document["eigenvalues"][1]
     kept = read_surface(run, "path")
     assert kept is not None
     assert np.array_equal(kept.losses, path.losses)
@@ -292,7 +283,9 @@ def test_along_its_top_eigenvector_the_loss_bends_by_the_top_eigenvalue(tmp_path
     (run,) = trained([tiny(1, "full", model={"activation": "gelu"})], tmp_path)
     found = measure_surface(run, SurfaceSettings(grid=5, directions="hessian", extent=0.004), RUNTIME)
     across, up = found.losses[2], found.losses[:, 2]
-    for line, length, value in zip((across, up), found.payload["lengths"], found.payload["eigenvalues"], strict=True):
+    for line, length, value in zip(
+        (across, up), found.meta.document["lengths"], found.meta.document["eigenvalues"], strict=True
+    ):
         bend = (line[0] - 2 * line[2] + line[4]) / (0.004 * length) ** 2
         assert bend == pytest.approx(value, rel=0.02)
 
@@ -369,6 +362,6 @@ def test_a_run_trained_on_has_its_surface_measured_anew(tmp_path: Path) -> None:
     first = tiny(1, epochs=2)
     (run,) = trained([first], tmp_path)
     assert run_of(first, tmp_path).id == run.id
-    before = measure_surface(run, FEW, RUNTIME).payload
+    before = measure_surface(run, FEW, RUNTIME).meta.document
     assert before["step"] == 10
     assert before["epoch"] == 2.0

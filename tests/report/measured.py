@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from semfocus.landscape.slopes import PERCENTILES, SQUARES, slopes
-from semfocus.landscape.stored import grid_axis
-from semfocus.report.page.stored import PERCENTS, SPREADS
+from semfocus.landscape.slopes import SQUARES, slopes
+from semfocus.measurements import grid_axis
+from semfocus.measurements.kinds import PERCENTILES, PERCENTS, SPREADS
 from semfocus.store import RunDirectory
 from semfocus.store.measurements import write_arrays, write_measurement
 

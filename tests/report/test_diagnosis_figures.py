@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import FillBetweenPolyCollection
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
 from semfocus.cli.shared import console
-from semfocus.report.figures import diagnosis
 from semfocus.report.figures.diagnosis import (
     draw_conditions,
     draw_dispersion_along_training,
     draw_heat_maps,
     draw_mask_stability,
 )
-from semfocus.report.page.diagnosis import (
-    LAYER_HEADS,
-    SPREAD_HEADS,
-    norm_rows,
-    norm_table,
-    spread_rows,
-    table6_table,
-    write_runs_page,
-)
+from semfocus.report.figures.drawing import keeping_figures
+from semfocus.report.page.diagnosis import write_runs_page
+from semfocus.report.tables import LAYER_HEADS, SPREAD_HEADS, TextTable, condition_table, norm_table, spread_table
+from semfocus.report.terminal.tables import rich_table
 
 PERCENTS = ("50", "75", "90", "95", "100")
 LONG = "a_task_with_quite_a_long_name"
@@ -55,8 +48,7 @@ def run(mechanism: str, seed: int, task: str = LONG, lift: float = 0.0) -> dict[
         | {name: spread(1 + epoch / 9 + lift) for name in ("delta_full", "delta_heavy", "separation")}
         for epoch in (0.0, 1.0, 8.0)
     }
-    label = f"{task}, {mechanism}, seed {seed}"
-    return {"label": label, "mechanism": mechanism, "checkpoints": kept | {"last": kept["8"]}}
+    return {"task": task, "mechanism": mechanism, "seed": seed, "checkpoints": kept | {"last": kept["8"]}}
 
 
 def shaken(mechanism: str, seed: int) -> dict[str, Any]:
@@ -82,17 +74,10 @@ MECHANISMS = ("full", "topk:5", "banded:5+1g", "block_local:5", "randomk:5")
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+def drawn() -> Iterator[list[Figure]]:
     """The figures that were drawn, laid out as they would be in a file."""
-    figures: list[Figure] = []
-
-    def keep(figure: Figure, stem: Path, formats: object = None) -> list[Path]:
-        FigureCanvasAgg(figure).draw()
-        figures.append(figure)
-        return [stem]
-
-    monkeypatch.setattr(diagnosis, "save", keep)
-    return figures
+    with keeping_figures() as figures:
+        yield figures
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -162,56 +147,56 @@ def test_maps_and_the_table_of_a_model_name_their_percentiles(drawn: list[Figure
     assert ["1e-05", "0.0026", "0.7"] in bars  # a logarithmic one: few enough to stand apart
 
 
-def printed(table: Table, width: int) -> str:
+def printed(table: TextTable, width: int) -> str:
     text = io.StringIO()
-    Console(file=text, width=width, soft_wrap=True).print(table)
+    Console(file=text, width=width, soft_wrap=True).print(rich_table(table))
     return text.getvalue()
 
 
 @pytest.mark.parametrize("width", [40, 80, 110])
 def test_no_number_of_a_printed_table_is_cut(width: int) -> None:
-    text = printed(table6_table(row("topk:5", 1)), width)
+    text = printed(condition_table(row("topk:5", 1)), width)
     numbers = ("12.3", "5.43", "1.23e-05", "11", "2", "1.5", "1.23e+05", "6.54e+04")
     assert "…" not in text
     assert all(text.split().count(number) == 4 for number in numbers)
     runs = [run("full", 153476998)]
     text = printed(norm_table(runs), width)
     assert "…" not in text
-    assert all(cell in text.split() for cells in norm_rows(runs) for cell in cells[1:])
+    assert all(cell in text.split() for cells in norm_table(runs).rows for cell in cells[1:])
 
 
 def test_bounds_of_an_older_measurement_are_left_blank_and_its_slopes_are_not() -> None:
     one = run("full", 1, "parity")
     del one["checkpoints"]["8"]["layers"][0]["fewest_keys"]
-    older, newer = norm_rows([one])
+    older, newer = norm_table([one]).rows
     assert older[0] == "parity, full, seed 1, epoch 8, block 0"
     assert older[-3:] == ["0.123", "", ""]
     assert newer[-3:] == ["0.123", "0.654", "1.23e+05"]
 
 
 def test_a_row_of_the_last_checkpoint_names_its_epoch_too() -> None:
-    assert table6_table(row("topk:5", 1)).title == f"{LONG}, seed 1, topk:5 alone, epoch 8"
+    assert condition_table(row("topk:5", 1)).title == f"{LONG}, seed 1, topk:5 alone, epoch 8"
     pair = row("topk:5", 1) | {"way": "two models", "epochs": [8.0, 9.5]}
-    assert table6_table(pair).title == f"{LONG}, seed 1, full and top-k run, epoch 8 and 9.5"
+    assert condition_table(pair).title == f"{LONG}, seed 1, full and top-k run, epoch 8 and 9.5"
 
 
 def test_off_a_terminal_a_line_of_a_table_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     table = norm_table([run("full", 153476998, task="word " * 40)])
-    console().print(table)
+    console().print(rich_table(table))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 1 + 2  # the title, the headings, two blocks
 
 
 def test_how_a_run_attends_is_shown_by_checkpoint_and_block(tmp_path: Path) -> None:
     one = run("full", 1, "parity")
-    rows = spread_rows(one)
+    rows = spread_table(one).rows
     assert [cells[0] for cells in rows] == [f"epoch {epoch}, block {block}" for epoch in (0, 1, 8) for block in (0, 1)]
     shown = dict(zip(SPREAD_HEADS, rows[-1], strict=True))
     assert shown["entropy (nats)"] == "6.23 / 6.85 / 7.48 / 8.1 / 8.72"
     assert shown["softmax slope"] == "7.23 / 7.95 / 8.68 / 9.4 / 10.1"
     del one["checkpoints"]["8"]["layers"][0]["entropy"]  # of an older record
     one["checkpoints"]["8"]["layers"][0]["separation"]["50"] = None
-    older = dict(zip(SPREAD_HEADS, spread_rows(one)[-2], strict=True))
+    older = dict(zip(SPREAD_HEADS, spread_table(one).rows[-2], strict=True))
     assert older["entropy (nats)"] == ""
     assert older["Delta_h"].startswith("inf / ")
     page = write_runs_page([one], [row("full", 1)], [], tmp_path / "page.html").read_text()

@@ -13,7 +13,7 @@ from semfocus.report.figures.curves import draw_curves
 from semfocus.report.figures.gallery import draw_all, write_figures
 from semfocus.report.figures.heatmap import cell_texts, strength
 from semfocus.report.figures.style import PALETTES
-from semfocus.report.terminal.tables import epochs_text, interval_text
+from semfocus.report.text import epochs_text, interval_text
 from tests.analysis.test_comparison import record
 from tests.analysis.test_groups import record as made_up
 from tests.report.helpers import configs, store

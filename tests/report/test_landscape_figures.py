@@ -6,31 +6,33 @@ from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from semfocus.report.figures import landscape
-from semfocus.report.figures.landscape import MARKS, Scale, draw_sharpness
+from semfocus.measurements import Sharpness
+from semfocus.report.figures.drawing import keeping_figures
+from semfocus.report.figures.landscape import draw_sharpness
+from semfocus.report.figures.surfaces import MARKS, Scale
+from tests.measurements import payloads
 
 
-def sharpness_panel(epochs: list[float], monkeypatch: pytest.MonkeyPatch, place: Path) -> Axes:
+def sharpness_panel(epochs: list[float]) -> Axes:
     """The last panel."""
-    figures: list[Figure] = []
-    monkeypatch.setattr(landscape, "save", lambda figure, stem, formats: figures.append(figure) or [stem])
     values = [1.0 + epoch for epoch in epochs]
-    draw_sharpness({"full": [{"epochs": epochs, "gradient_norm": values, "hessian_top": values}]}, place)
+    payload = payloads.sharpness(epochs=epochs, gradient_norm=values, hessian_top=values)
+    with keeping_figures() as figures:
+        draw_sharpness({"full": [Sharpness.from_payload(payload)]}, Path("unused"))
     (figure,) = figures
     return figure.axes[-1]
 
 
-def sharpness_ticks(epochs: list[float], monkeypatch: pytest.MonkeyPatch, place: Path) -> list[str]:
-    return [label.get_text() for label in sharpness_panel(epochs, monkeypatch, place).get_xticklabels()]
+def sharpness_ticks(epochs: list[float]) -> list[str]:
+    return [label.get_text() for label in sharpness_panel(epochs).get_xticklabels()]
 
 
 @pytest.mark.parametrize("epochs", [[0.0], [0.0, 1.0, 8.0], [0.0, 5.0, 1000.0]])
 def test_no_axis_runs_through_the_marks_of_the_first_epoch_or_cuts_those_of_the_last(
-    epochs: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    epochs: list[float],
 ) -> None:
-    panel = sharpness_panel(epochs, monkeypatch, tmp_path)
+    panel = sharpness_panel(epochs)
     panel.get_figure().draw_without_rendering()
     first, last = (panel.transData.transform((epoch, 1.0))[0] for epoch in (epochs[0], epochs[-1]))
     half = 2 * panel.get_figure().dpi / 72  # of a mark
@@ -38,9 +40,9 @@ def test_no_axis_runs_through_the_marks_of_the_first_epoch_or_cuts_those_of_the_
     assert len(epochs) == 1 or first - panel.bbox.x0 < 0.06 * panel.bbox.width
 
 
-def test_every_kept_epoch_is_labelled_where_there_is_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert sharpness_ticks([0.0, 1.0, 2.0, 5.0, 8.0], monkeypatch, tmp_path) == ["0", "1", "2", "5", "8"]
-    many = sharpness_ticks([float(epoch) for epoch in range(101)], monkeypatch, tmp_path)
+def test_every_kept_epoch_is_labelled_where_there_is_room() -> None:
+    assert sharpness_ticks([0.0, 1.0, 2.0, 5.0, 8.0]) == ["0", "1", "2", "5", "8"]
+    many = sharpness_ticks([float(epoch) for epoch in range(101)])
     assert many[0] == "0"
     assert many[-1] == "100"
     assert len(many) < 16
@@ -48,6 +50,6 @@ def test_every_kept_epoch_is_labelled_where_there_is_room(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("low", "high"), [(1e-14, 3e3), (2e-7, 8.0), (0.1, 40.0), (0.9, 30.0)])
 def test_a_logarithmic_colour_bar_has_few_marks_all_of_them_on_it(low: float, high: float) -> None:
-    marks = landscape._decades(Scale(low, high, True))
+    marks = Scale(low, high, True).marks()
     assert 2 <= len(marks) <= MARKS
     assert all(low <= mark <= high for mark in marks)

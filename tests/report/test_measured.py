@@ -15,10 +15,10 @@ from semfocus.analysis.results import Results
 from semfocus.analysis.table6 import published, two_models
 from semfocus.cli import app
 from semfocus.errors import UsageError
+from semfocus.measurements import Dispersion
 from semfocus.report.figures.style import PALETTES
 from semfocus.report.page import cross_task_panels, measured, measured_surfaces, pictures
 from semfocus.report.page.page import render
-from semfocus.report.page.stored import dispersion as read_dispersion
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.measurements import write_measurement
 from semfocus.training.loading import document
@@ -105,7 +105,7 @@ def test_pictures_are_inside_the_page_once_for_light_and_once_for_dark(page: str
 def test_table_6_has_w_and_x_of_the_runs_beside_the_paper_s_and_marks_what_is_vacuous(tmp_path: Path) -> None:
     root = measured_store(tmp_path / "runs")
     runs = runs_of(root)
-    own = two_models(*(read_dispersion(made_up.dispersion(runs[name])) for name in ("full", "topk:5")))
+    own = two_models(*(Dispersion.from_payload(made_up.dispersion(runs[name])) for name in ("full", "topk:5")))
     paper = published("even_pairs")
     assert paper is not None
     page = render(Results.load(root))
@@ -192,11 +192,11 @@ def _notes(root: Path) -> dict[str, str]:
 def test_a_checkpoint_that_does_not_say_how_few_keys_a_query_sees_may_have_queries_of_two(tmp_path: Path) -> None:
     (run,) = (made(tmp_path / "runs", config) for config in configs(("parity",), ("full",), 1))
     payload = made_up.dispersion(run)
-    last = read_dispersion(payload)["checkpoints"]["last"]
-    assert (last["fewest_keys"], last["uneven"]) == (2, 1)
+    last = Dispersion.from_payload(payload).checkpoints["last"]
+    assert (last.fewest_keys, last.uneven) == (2, 1)
     payload["checkpoints"]["last"] |= {"fewest_keys": 7, "uneven": 0}
-    last = read_dispersion(payload)["checkpoints"]["last"]
-    assert (last["fewest_keys"], last["uneven"]) == (7, 0)
+    last = Dispersion.from_payload(payload).checkpoints["last"]
+    assert (last.fewest_keys, last.uneven) == (7, 0)
 
 
 BROKEN: list[tuple[str, Any]] = [
@@ -221,7 +221,7 @@ def test_a_measurement_that_is_not_one_is_named_and_the_rest_is_shown(
     run = runs_of(root)["topk:5"]
     write_measurement(run, name, payload)
     words = text_of(render(Results.load(root)))
-    assert f"{run.id} the measurement '{name}' is not shown:" in words
+    assert f"{run.id} corrupt: the measurement '{name}' is not shown:" in words
     assert "1 not readable as a run" in words
     assert "Loss surface" in undrawn  # of the full run, or of both
 

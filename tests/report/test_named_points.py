@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 from semfocus.analysis.correlation import spearman
 from semfocus.analysis.masks_vs_speedup import MaskPoint
 from semfocus.analysis.speedup import Ratio, SpeedUp
-from semfocus.report.figures import diagnosis, masks_vs_speedup
-from semfocus.report.figures.diagnosis import draw_against_speed
-from semfocus.report.figures.masks_vs_speedup import draw_masks_against_speed
+from semfocus.report.figures.drawing import keeping_figures
+from semfocus.report.figures.speedup_scatter import draw_dispersion_vs_speedup, draw_masks_vs_speedup
 
 TASKS = (
     "missing_duplicate", "even_pairs", "parity", "listops", "modular_arithmetic", "compute_sqrt", "cycle_navigation",
@@ -34,24 +32,22 @@ def cluster(count: int, width: float) -> Points:
     return [*near, ("far_below", 0.9, 0.4), ("far_above", 0.5, 12.0)]
 
 
-def drawn_panels(points: Points, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Axes, Points]]:
+def drawn_panels(points: Points) -> list[tuple[Axes, Points]]:
     """The panel of dispersions and both of masks, each with the marks on it."""
-    figures: list[Figure] = []
-    for module in (diagnosis, masks_vs_speedup):
-        monkeypatch.setattr(module, "save", lambda figure, stem, formats: figures.append(figure) or [stem])
     x, y = ({name: value[i] for name, *value in points} for i in (0, 1))
-    draw_against_speed(points, spearman(x, y), Path("unused"))
     gains = [SpeedUp(Ratio(speed, "="), None, Ratio(speed, "="), 5, 5, 5, ()) for _, _, speed in points]
     masks = [MaskPoint(name, kept, 100 * y, True, gain, 5) for (name, kept, y), gain in zip(points, gains, strict=True)]
-    draw_masks_against_speed(masks, Path("unused"))
+    with keeping_figures() as figures:
+        draw_dispersion_vs_speedup(points, spearman(x, y), Path("unused"))
+        draw_masks_vs_speedup(masks, Path("unused"))
     panels = [panel for figure in figures for panel in figure.axes]
     return list(zip(panels, (points, [(name, x, 100 * y) for name, x, y in points], points), strict=True))
 
 
 @pytest.mark.parametrize("width", [0.0, 0.002])
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_names_lie_on_no_other_name_or_mark(count: int, width: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    for panel, points in drawn_panels(cluster(count, width), monkeypatch):
+def test_names_lie_on_no_other_name_or_mark(count: int, width: float) -> None:
+    for panel, points in drawn_panels(cluster(count, width)):
         figure = panel.get_figure()
         figure.set_dpi(180)  # as it is saved, which is not as it was measured
         figure.draw_without_rendering()
@@ -66,7 +62,7 @@ def test_names_lie_on_no_other_name_or_mark(count: int, width: float, monkeypatc
         assert all(panel.bbox.contains(*corner) for box in boxes for corner in box.corners())
 
 
-def test_a_name_has_a_line_only_where_marks_are_crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_has_a_line_only_where_marks_are_crowded() -> None:
     for count, lines in ((3, 0), (8, 8)):
-        for panel, _ in drawn_panels(cluster(count, 0.002), monkeypatch):
+        for panel, _ in drawn_panels(cluster(count, 0.002)):
             assert sum(text.arrow_patch is not None for text in panel.texts) == lines

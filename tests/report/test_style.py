@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 
 import numpy as np
 import pytest
 
-from semfocus.recipes import COMPACT
+from semfocus.analysis.mechanism_order import mechanism_order
+from semfocus.attention.mechanisms import mechanism_class, mechanism_names
+from semfocus.recipes import COMPACT, GRID
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
 
 LOCAL = [f"{name}:{w}{g}" for name in ("banded", "block_local") for w in (5, 9) for g in ("", "+1g", "+3g")]
@@ -49,6 +52,44 @@ def test_no_two_mechanisms_of_a_figure_share_a_line_style_or_a_colour(names: lis
         assert len({shape.on(theme) for shape in looks}) == len(looks)
 
 
+def forms(name: str) -> list[str]:
+    """A registered mechanism in many sizes, with each of its extras and with all of them."""
+    cls = mechanism_class(name)
+    takes_size = len(cls.__match_args__) > len(cls.suffixes)
+    sizes = [f":{size}" for size in (1, 2, 3, 5, 8, 9, 40, 41, 64, 512, 4096, 4097, 2**40)] if takes_size else [""]
+    each = [f"+{value}{letter}" for letter in cls.suffixes for value in (1, 2, 3, 4, 5, 6, 7, 16, 128)]
+    every = "".join(f"+{3 + i}{letter}" for i, letter in enumerate(cls.suffixes)) if len(cls.suffixes) > 1 else ""
+    return [name + size + extras for size in sizes for extras in dict.fromkeys(("", *each, every))]
+
+
+def test_any_two_mechanisms_differ_in_colour_dash_or_marker() -> None:
+    strangers = ["lsh:8", "lsh:9", "somebody's own", "", "<script>", "topk:", "routing:4+2c"]
+    names = [*(text for name in mechanism_names() for text in forms(name)), *strangers]
+    assert len(set(names)) == len(names) > 300
+    by_style: dict[tuple[object, ...], str] = {}
+    for name in names:
+        style = mechanism_style(name)
+        for look in (("light", style.colour, style.dash, style.marker), ("dark", style.dark, style.dash, style.marker)):
+            assert by_style.setdefault(look, name) == name, (name, by_style[look])
+
+
+def test_sinks_and_a_seed_are_seen_without_comparing_single_strokes() -> None:
+    """Two mechanisms that had the same colour, dash and marker."""
+    one, other = mechanism_style("topk:8+4s+16w"), mechanism_style("randomk:5+3r")
+    assert one.colour != other.colour
+    assert one.dash != other.dash
+    assert one.marker != other.marker
+    assert mechanism_style("topk:8").marker not in (one.marker, other.marker)
+
+
+def test_the_papers_fifteen_keep_their_styles() -> None:
+    assert mechanism_style("full") == ("#1b1b1f", "#f2f2f0", (), "o")
+    assert mechanism_style("topk:5") == ("#d1500b", "#ff8a3d", (), "D")
+    assert mechanism_style("banded:5+1g") == ("#3f9bd8", "#9fd4ff", (6, 3, 1.2, 3), "s")
+    digest = hashlib.sha256(repr([tuple(mechanism_style(name)) for name in GRID]).encode()).hexdigest()
+    assert digest == "7b9b4f75531c8a5a460fd103a1ffb4cf56a5ff18fcaf02fe242e0c1100f5f6b6"
+
+
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("vision", VISION)
 def test_the_papers_six_differ_to_every_kind_of_colour_vision(vision: str, theme: Theme) -> None:
@@ -59,7 +100,7 @@ def test_the_papers_six_differ_to_every_kind_of_colour_vision(vision: str, theme
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_every_line_stands_out_from_its_ground(theme: Theme) -> None:
-    for name in (*ALL, *SWEEP, "somebody's own", "another:3"):
+    for name in (*ALL, *SWEEP, "topk:8+4s+16w", "randomk:5+3r", "randomk_replaced:9", "somebody's own", "another:3"):
         assert contrast(mechanism_style(name).on(theme), PALETTES[theme].ground) >= 2.99, name
     assert contrast(PALETTES[theme].quiet, PALETTES[theme].ground) >= 4.5  # small words
 
@@ -68,3 +109,16 @@ def test_a_look_depends_on_the_mechanism_alone_whatever_its_name() -> None:
     for name in ("", "topk:", "<script>", "topk:99999999999999999999", "ünknown:5", "\ud800"):
         assert isinstance(mechanism_style(name), MechanismStyle)
         assert mechanism_style(name) == mechanism_style(name)
+
+
+def test_mechanisms_are_listed_with_full_attention_first_and_sizes_rising() -> None:
+    names = ["banded:9", "topk:40", "zebra", "topk:5", "banded:5+1g", "full", "banded:5"]
+    assert sorted(names, key=mechanism_order) == [
+        "full",
+        "topk:5",
+        "topk:40",
+        "banded:5",
+        "banded:9",
+        "banded:5+1g",
+        "zebra",
+    ]

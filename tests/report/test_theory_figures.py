@@ -11,8 +11,9 @@ import pytest
 
 from semfocus.errors import UsageError
 from semfocus.landscape.slopes import SQUARES
-from semfocus.landscape.stored import Surface, grid_axis
-from semfocus.report.figures.landscape import Scale, draw_sharpness, draw_slopes, draw_surfaces
+from semfocus.measurements import Sharpness, Surface, SurfaceMeta, grid_axis
+from semfocus.report.figures.landscape import draw_sharpness, draw_slopes
+from semfocus.report.figures.surfaces import Scale, draw_surfaces
 from semfocus.report.figures.theory import (
     draw_attention_looseness,
     draw_model_looseness,
@@ -22,6 +23,7 @@ from semfocus.report.figures.theory import (
 )
 from semfocus.theory import region
 from semfocus.theory.looseness import AttentionRow, SoftmaxRow
+from tests.measurements import payloads
 
 SVG: dict[str, Any] = {"formats": ("svg",)}
 
@@ -29,13 +31,13 @@ SVG: dict[str, Any] = {"formats": ("svg",)}
 def surface(bottom: float = 0.5, top: float = 2.0, grid: int = 9, **fields: Any) -> Surface:
     up, across = np.meshgrid(grid_axis(grid, 1.0), grid_axis(grid, 1.0), indexing="ij")
     losses = bottom + (top - bottom) * (across**2 + up**2) / 2
-    payload = {"grid": grid, "extent": 1.0, "directions": "random", "not_finite": 0, "lowest": float(losses.min())}
-    return Surface(losses, payload | fields)
+    meta = SurfaceMeta.from_payload(payloads.surface([1.0, 1.0], grid=grid, **fields))
+    return Surface(meta, {"losses": losses})
 
 
-def slope_payload(factor: float, squares: tuple[float, ...] = SQUARES) -> dict[str, Any]:
+def slopes(factor: float, squares: tuple[float, ...] = SQUARES) -> SurfaceMeta:
     values = {str(p): [None, *(factor * p * square for square in squares[1:])] for p in (50, 75, 95, 99)}
-    return {"squares": list(squares), "per_step": values, "per_distance": values}
+    return SurfaceMeta.from_payload(payloads.surface([], squares=list(squares), per_step=values, per_distance=values))
 
 
 @pytest.mark.parametrize(("delta", "share"), [(1.2, 0.0), (2.0, 0.34), (4.0, 0.80), (8.0, 0.94)])
@@ -104,12 +106,12 @@ def test_surfaces_share_one_scale_from_the_lowest_to_the_highest_loss_of_all() -
 
 
 def test_losses_that_are_not_finite_are_drawn_red_and_counted(tmp_path: Path) -> None:
-    spoiled = surface(not_finite=2)
+    spoiled = surface()
     spoiled.losses[0, 0], spoiled.losses[3, 4] = math.nan, math.inf
     text = draw_surfaces({"full": surface(), "topk:5": spoiled}, tmp_path / "s", **SVG)[0].read_text()
     assert "2 of 81 not finite (red)" in text
     assert "#c0392b" in text
-    nothing = surface(lowest=None, not_finite=81)
+    nothing = surface()
     nothing.losses[:] = math.nan
     with pytest.raises(UsageError, match="no loss on any of the grids is finite"):
         draw_surfaces({"full": nothing}, tmp_path / "none", **SVG)
@@ -119,24 +121,27 @@ def test_losses_that_are_not_finite_are_drawn_red_and_counted(tmp_path: Path) ->
 
 def test_a_path_is_drawn_into_its_plane_and_other_planes_do_not_mix(tmp_path: Path) -> None:
     walked = surface(directions="path")
-    walked = Surface(walked.losses, walked.payload, np.array([[0.9, 0.1], [0.4, -0.2], [7.0, 0.0], [0.0, 0.0]]))
+    path = np.array([[0.9, 0.1], [0.4, -0.2], [7.0, 0.0], [0.0, 0.0]])
+    walked = Surface(walked.meta, {"losses": walked.losses, "path": path})
     with_path = draw_surfaces({"full": walked}, tmp_path / "path", **SVG)[0].read_text()
-    without = draw_surfaces({"full": Surface(walked.losses, walked.payload)}, tmp_path / "no", **SVG)[0].read_text()
+    plain = Surface(walked.meta, {"losses": walked.losses})
+    without = draw_surfaces({"full": plain}, tmp_path / "no", **SVG)[0].read_text()
     assert len(with_path) > len(without)
     with pytest.raises(UsageError, match="different directions share no scale: path, random"):
         draw_surfaces({"full": walked, "topk:5": surface()}, tmp_path / "mixed", **SVG)
 
 
 def test_slopes_and_sharpness_name_mechanisms_once_and_skip_what_is_not_known(tmp_path: Path) -> None:
-    payloads = {"topk:5": [slope_payload(1.0), slope_payload(2.0)], "full": [slope_payload(3.0)]}
-    text = draw_slopes(payloads, tmp_path / "slopes", title="<b>", **SVG)[0].read_text()
+    measured = {"topk:5": [slopes(1.0), slopes(2.0)], "full": [slopes(3.0)]}
+    text = draw_slopes(measured, tmp_path / "slopes", title="<b>", **SVG)[0].read_text()
     assert text.count(">topk:5<") == 1
     assert "<b>" not in text
     assert "99th percentile" in text
     with pytest.raises(UsageError, match="measured on different squares"):
-        draw_slopes({"full": [slope_payload(1.0), slope_payload(1.0, SQUARES[:4])]}, tmp_path / "x", **SVG)
-    run = {"epochs": [0.0, 1.0, 20.0], "gradient_norm": [0.5, None, 0.1], "hessian_top": [9.0, -1.0, 3.0]}
-    bounded = run | {"certified": [90.0, 80.0, None]}
+        draw_slopes({"full": [slopes(1.0), slopes(1.0, SQUARES[:4])]}, tmp_path / "x", **SVG)
+    payload = payloads.sharpness(epochs=[0.0, 1.0, 20.0], gradient_norm=[0.5, None, 0.1], hessian_top=[9.0, -1.0, 3.0])
+    run = Sharpness.from_payload(payload)
+    bounded = Sharpness.from_payload(payload | {"certified": [90.0, 80.0, None]})
     text = draw_sharpness({"full": [run], "topk:5": [bounded]}, tmp_path / "sharp", **SVG)[0].read_text()
     assert "gradient / certified bound" in text
     assert "certified" not in draw_sharpness({"full": [run]}, tmp_path / "plain", **SVG)[0].read_text()

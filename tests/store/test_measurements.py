@@ -11,26 +11,26 @@ import pytest
 
 from semfocus.errors import CorruptData, OtherFormat, StorageError, UsageError
 from semfocus.store import (
-    DamagedMeasurement,
     RunStore,
     read_arrays,
     read_measurement,
-    read_measurements,
     write_arrays,
     write_measurement,
 )
+from semfocus.store.measurements import delete_arrays, measurement_names
 from tests.store.helpers import CONFIG, filled, new_run
 
 
 def test_a_measurement_comes_back_and_the_next_one_replaces_it(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     assert read_measurement(run, "dispersion") is None
-    assert read_measurements(run) == {}
+    assert measurement_names(run) == []
     write_measurement(run, "dispersion", {"k": 5, "delta": {"75": 1.25, "100": None}, "format": "own field"})
     write_measurement(run, "dispersion", {"k": 9})
     write_measurement(run, "mask_stability", {"noise": [0.1, 0.2]})
     assert read_measurement(run, "dispersion") == {"k": 9}
-    assert read_measurements(run) == {"dispersion": {"k": 9}, "mask_stability": {"noise": [0.1, 0.2]}}
+    assert read_measurement(run, "mask_stability") == {"noise": [0.1, 0.2]}
+    assert measurement_names(run) == ["dispersion", "mask_stability"]
 
 
 def test_a_measurement_disturbs_neither_the_listing_nor_the_writer_nor_the_removal(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_name_that_could_leave_the_folder_is_refused(tmp_path: Path, name: str
         (b'{"format": 99, "run": "0123456789abcdef", "name": "dispersion", "payload": {}}', OtherFormat),
     ],
 )
-def test_a_damaged_measurement_is_reported_and_the_others_are_read(
+def test_a_damaged_measurement_is_named_and_the_others_are_read(
     tmp_path: Path, content: bytes, error: type[Exception]
 ) -> None:
     run = new_run(tmp_path)
@@ -83,8 +83,7 @@ def test_a_damaged_measurement_is_reported_and_the_others_are_read(
     (run.path / "measurements" / "dispersion.json").write_bytes(content)
     with pytest.raises(error, match="dispersion"):
         read_measurement(run, "dispersion")
-    with pytest.warns(DamagedMeasurement, match="dispersion"):
-        assert read_measurements(run) == {"surface": {"grid": 3}}
+    assert read_measurement(run, "surface") == {"grid": 3}
 
 
 def test_a_linked_folder_is_neither_read_nor_written_through(tmp_path: Path) -> None:
@@ -94,8 +93,8 @@ def test_a_linked_folder_is_neither_read_nor_written_through(tmp_path: Path) -> 
     (run.path / "measurements").symlink_to(elsewhere)
     with pytest.raises(CorruptData, match="symbolic link"):
         write_measurement(run, "dispersion", {})
-    with pytest.warns(DamagedMeasurement, match="symbolic link"):
-        assert read_measurements(run) == {}
+    with pytest.raises(CorruptData, match="symbolic link"):
+        measurement_names(run)
     assert len(list(elsewhere.iterdir())) == 1
 
 
@@ -115,7 +114,7 @@ def test_leftovers_and_foreign_files_are_not_taken_for_measurements(tmp_path: Pa
     write_measurement(run, "surface", {})
     for name in (".tmp-0123-x.json", "Notes.json", "plot.png"):
         (run.path / "measurements" / name).write_text("?")
-    assert read_measurements(run) == {"surface": {}}
+    assert measurement_names(run) == ["surface"]
 
 
 def test_a_run_that_is_gone_is_not_made_again_by_a_measurement(tmp_path: Path) -> None:
@@ -141,7 +140,10 @@ def test_arrays_come_back_bit_for_bit_and_apart_from_the_json(tmp_path: Path) ->
     for name, array in arrays.items():
         assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(found[name], array)
-    assert read_measurements(run) == {}
+    assert measurement_names(run) == []
+    delete_arrays(run, "surface")
+    delete_arrays(run, "surface")
+    assert read_arrays(run, "surface") is None
 
 
 def test_arrays_without_a_single_number_come_back(tmp_path: Path) -> None:

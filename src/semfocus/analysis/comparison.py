@@ -2,18 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, Literal
 
 from semfocus.analysis.accuracy import Accuracies
 from semfocus.analysis.multiple import ALPHA, holm, not_enough
 from semfocus.analysis.paired import paired_logrank
 from semfocus.analysis.records import THRESHOLD, Record
-from semfocus.analysis.speedup import SpeedUp, speed_up
+from semfocus.analysis.speedup import Ratio, SpeedUp, speed_up
 from semfocus.analysis.survival import ConvergenceTimes
 
 BASE = "full"
+FindingKind = Literal[
+    "no_base", "base_alone", "no_run", "never", "undefined", "speed_up", "hint", "beyond_chance", "no_difference"
+]  # the middle four are about one mechanism, the others about the whole comparison
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One statement that the data support; `mechanism` is empty when it is about the whole comparison."""
+
+    kind: FindingKind
+    mechanism: str = ""
+    reached: tuple[int, int] = (0, 0)  # seeds at the threshold, of how many
+    base_reached: tuple[int, int] = (0, 0)  # the same of full attention
+    ratio: Ratio | None = None
+    horizon: float = 0.0
+    comparisons: int = 0
+    decided: tuple[tuple[str, float], ...] = ()  # mechanism and p, of differences beyond chance
+    doubt: str = ""  # why the seeds cannot decide
+
+    @property
+    def text(self) -> str:
+        """The whole sentence."""
+        return self.mechanism + self.predicate()
+
+    def predicate(
+        self, level: str = f"{THRESHOLD:.0%}", ratio_text: Callable[[Ratio], str] = attrgetter("text")
+    ) -> str:
+        """The sentence without its mechanism. `level`: the threshold as text; `ratio_text` writes a ratio."""
+        share = f"{self.reached[0]} of {self.reached[1]} seeds"
+        match self.kind:
+            case "no_base":
+                return "Without full attention among the mechanisms there is nothing to compare with."
+            case "base_alone":
+                return "Full attention alone: nothing to compare with."
+            case "no_run":
+                return ": no finished run."
+            case "never":
+                return f" never reached {level} training accuracy within {self.horizon:g} epochs ({share})."
+            case "hint":
+                return f"A hint, not a proof: {self.doubt}."
+            case "beyond_chance":
+                names = ", ".join(f"{mechanism} (p = {p:.2g})" for mechanism, p in self.decided)
+                return f"Beyond chance, after Holm over {self.comparisons} comparisons: {names}."
+            case "no_difference":
+                return f"None of the differences is beyond chance after Holm over {self.comparisons} comparisons."
+        if self.kind == "undefined" or self.ratio is None:
+            return f" got there ({share}); the speed-up is undefined."
+        base = f"{self.base_reached[0]} of {self.base_reached[1]} seeds"
+        return f" got to {level} ({share}) {ratio_text(self.ratio)} as fast as full attention ({base})."
 
 
 @dataclass(frozen=True)
@@ -49,9 +99,13 @@ class Comparison:
     def arm(self, mechanism: str) -> Arm:
         return next(arm for arm in self.arms if arm.mechanism == mechanism)
 
+    def findings(self) -> list[Finding]:
+        """What the data support, and what they do not."""
+        return _findings(self)
+
     def sentences(self) -> list[str]:
-        """The findings in words: what the data support, and what they do not."""
-        return _sentences(self)
+        """The findings as text."""
+        return [finding.text for finding in self.findings()]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for machines."""
@@ -114,40 +168,34 @@ def _arm(
     )
 
 
-def _sentences(comparison: Comparison) -> list[str]:
-    if not any(arm.mechanism == BASE for arm in comparison.arms):
-        return ["Without full attention among the mechanisms there is nothing to compare with."]
-    base = comparison.arm(BASE)
+def _findings(comparison: Comparison) -> list[Finding]:
     others = [arm for arm in comparison.arms if arm.mechanism != BASE]
-    lines = [_sentence(arm, base, comparison.horizon) for arm in others]
-    decided = [arm for arm in others if arm.p is not None and arm.p <= ALPHA]
+    if len(others) == len(comparison.arms):
+        return [Finding("no_base")]
     if not others:
-        return ["Full attention alone: nothing to compare with."]
+        return [Finding("base_alone")]
+    base = comparison.arm(BASE)
+    findings = [_about(arm, base, comparison.horizon) for arm in others]
+    decided = tuple((arm.mechanism, arm.p) for arm in others if arm.p is not None and arm.p <= ALPHA)
     doubt = not_enough(len(base.times.seeds), len(others))
-    if doubt:
-        lines.append(f"A hint, not a proof: {doubt}.")
-    elif decided:
-        names = ", ".join(f"{arm.mechanism} (p = {arm.p:.2g})" for arm in decided)
-        lines.append(f"Beyond chance, after Holm over {len(others)} comparisons: {names}.")
-    else:
-        lines.append(f"None of the differences is beyond chance after Holm over {len(others)} comparisons.")
-    return lines
+    kind: FindingKind = "hint" if doubt else "beyond_chance" if decided else "no_difference"
+    return [*findings, Finding(kind, comparisons=len(others), decided=decided, doubt=doubt)]
 
 
-def _sentence(arm: Arm, base: Arm, horizon: float) -> str:
-    total, reached = len(arm.times.seeds), arm.reached
-    share = f"{reached} of {total} seeds"
-    if not total:
-        return f"{arm.mechanism}: no finished run."
-    if not reached:
-        return f"{arm.mechanism} never reached {THRESHOLD:.0%} training accuracy within {horizon:g} epochs ({share})."
+def _about(arm: Arm, base: Arm, horizon: float) -> Finding:
+    seeds = {
+        "reached": (arm.reached, len(arm.times.seeds)),
+        "base_reached": (base.reached, len(base.times.seeds)),
+    }
     ratio = arm.speed_up.ratio if arm.speed_up else None
-    if ratio is None or ratio.value is None:
-        return f"{arm.mechanism} got there ({share}); the speed-up is undefined."
-    base_share = f"{base.reached} of {len(base.times.seeds)}"
-    return (
-        f"{arm.mechanism} got to {THRESHOLD:.0%} ({share}) {ratio.text} as fast as full attention ({base_share} seeds)."
-    )
+    kind: FindingKind = "speed_up"
+    if not arm.times.seeds:
+        kind = "no_run"
+    elif not arm.reached:
+        kind = "never"
+    elif ratio is None or ratio.value is None:
+        kind = "undefined"
+    return Finding(kind, arm.mechanism, **seeds, ratio=ratio, horizon=horizon)
 
 
 def _arm_dict(arm: Arm) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from semfocus.analysis.records import Record
+from semfocus.measurements import Measurements
 
 LAST = "last"
 DEFAULTS = {"checkpoint": LAST}  # of settings that a measurement does not state
@@ -48,12 +49,10 @@ class ConsistentRuns:
     left_out: Mapping[str, tuple[LeftOut, ...]]  # by task
 
 
-def measured_with(
-    record: Record, measurements: Mapping[str, Mapping[str, Mapping[str, Any]]], name: str, fields: Sequence[str]
-) -> MeasuredWith:
+def measured_with(record: Record, measurements: Measurements, name: str, fields: Sequence[str]) -> MeasuredWith:
     """A run and these settings of its measurement."""
-    payload = measurements.get(record.id, {}).get(name)
-    settings = None if payload is None else {field: payload.get(field, DEFAULTS.get(field)) for field in fields}
+    measured = measurements.get(record.id, {}).get(name)
+    settings = None if measured is None else {field: getattr(measured, field, DEFAULTS.get(field)) for field in fields}
     return MeasuredWith(record, settings)
 
 

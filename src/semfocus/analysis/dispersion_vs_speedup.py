@@ -27,17 +27,17 @@ from semfocus.analysis.consistent_settings import (
     measured_with,
 )
 from semfocus.analysis.correlation import Correlation, spearman
-from semfocus.analysis.records import Measurements, Record
+from semfocus.analysis.records import Record
 from semfocus.analysis.results import Results
 from semfocus.analysis.speedup import SpeedUp
-from semfocus.analysis.verdicts.measured import finite_number
 from semfocus.analysis.verdicts.pairs import arm_speed_up
 from semfocus.analysis.verdicts.settings import Setting, choose, settings_from
 from semfocus.errors import UsageError, unknown
+from semfocus.measurements import Dispersion, Measurements
 
 When = Literal["start", "end"]
 WHENS: tuple[When, ...] = ("start", "end")
-NAME = "dispersion"  # the measurement
+NAME = Dispersion.NAME  # the measurement
 START, LAST = "0", "last"  # its checkpoints
 EVERYWHERE = ("split", "k")  # settings that measurements of all tasks have to share
 WITHIN_TASK = ("rows",)  # settings that measurements of one task have to share
@@ -179,4 +179,6 @@ def _ratio(measurements: Measurements, full: Record, heavy: Record, checkpoint: 
 
 
 def _value(measurements: Measurements, run: Record, checkpoint: str, name: str, percent: str) -> float | None:
-    return finite_number(measurements.get(run.id, {}).get(NAME), "checkpoints", checkpoint, name, percent)
+    measured = measurements.get(run.id, {}).get(NAME)
+    at = measured.checkpoints.get(checkpoint) if isinstance(measured, Dispersion) else None
+    return None if at is None else at.at(name, percent)

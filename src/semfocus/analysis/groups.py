@@ -8,7 +8,6 @@ A group is named by its task and by the settings that differ between the groups 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,11 +22,10 @@ from semfocus.analysis.comparability import (
     task_label,
 )
 from semfocus.analysis.comparison import Comparison, compare_records
+from semfocus.analysis.mechanism_order import mechanism_order
 from semfocus.analysis.records import Fault, Record
 from semfocus.errors import SemfocusError
 from semfocus.tasks import get_task, task_names
-
-FAMILIES = ("full", "topk", "bottomk", "randomk", "banded", "block_local")  # the order in which they are shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +70,7 @@ class Grouping:
 
 def group_records(records: Iterable[Record]) -> Grouping:
     """Group runs by task and settings; sort the runs of a group by mechanism and seed."""
-    ordered = sorted(records, key=lambda r: (task_label(r.config), display_order(r.mechanism), r.seed, r.id))
+    ordered = sorted(records, key=lambda r: (task_label(r.config), mechanism_order(r.mechanism), r.seed, r.id))
     by_key: dict[str, list[Record]] = {}
     first_ids: dict[tuple[str, str, int], str] = {}
     repeated = []
@@ -126,15 +124,7 @@ def short_name(group: Group, among: Sequence[Group]) -> str:
 
 def base_first(names: Iterable[str]) -> list[str]:
     """Distinct mechanisms in display order: full attention first."""
-    return sorted(set(names), key=display_order)
-
-
-def display_order(mechanism: str) -> tuple[int, list[int], list[int], str]:
-    """Sort key of a mechanism's text form: family, then additions (`+1g`), then size, then text."""
-    family, _, options = mechanism.partition(":")
-    rank = FAMILIES.index(family) if family in FAMILIES else len(FAMILIES)
-    numbers = [int(digits) for digits in re.findall(r"\d{1,9}", options)]
-    return rank, numbers[1:], numbers[:1], mechanism
+    return sorted(set(names), key=mechanism_order)
 
 
 def _sort_key(value: Any) -> tuple[int, float, str]:

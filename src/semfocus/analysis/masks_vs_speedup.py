@@ -21,17 +21,17 @@ from semfocus.analysis.comparison import BASE
 from semfocus.analysis.consistent_settings import ConsistentRuns, LeftOut, consistent_settings, measured_with
 from semfocus.analysis.correlation import Correlation, spearman
 from semfocus.analysis.dispersion_vs_speedup import chosen_settings, require_mechanism, why_none
-from semfocus.analysis.records import THRESHOLD, Measurements, Record
+from semfocus.analysis.records import THRESHOLD, Record
 from semfocus.analysis.results import Results
 from semfocus.analysis.speedup import SpeedUp
-from semfocus.analysis.verdicts.measured import finite_number
 from semfocus.analysis.verdicts.pairs import arm_speed_up
 from semfocus.analysis.verdicts.settings import Setting
 from semfocus.errors import UsageError, unknown
+from semfocus.measurements import MaskStability, Measurements
 
 Outcome = Literal["epochs", "speed-up"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-NAME = "mask_stability"  # the measurement
+NAME = MaskStability.NAME  # the measurement
 EVERYWHERE = ("split", "k", "checkpoint", "noise")  # settings that measurements of all tasks have to share
 WITHIN_TASK = ("rows",)  # settings that measurements of one task have to share
 
@@ -126,7 +126,5 @@ def _runs(setting: Setting, mechanism: str) -> list[Record]:
 
 def _kept(run: Record, measurements: Measurements) -> float | None:
     """The mean over the noise levels; None if one of them is missing."""
-    shares = measurements.get(run.id, {}).get(NAME, {}).get("kept")
-    values = [finite_number({"share": share}, "share") for share in shares] if isinstance(shares, list) else []
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
+    measured = measurements.get(run.id, {}).get(NAME)
+    return measured.mean_kept if isinstance(measured, MaskStability) else None

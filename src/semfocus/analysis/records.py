@@ -16,13 +16,12 @@ import numpy as np
 
 from semfocus.analysis.metrics import Column, Metrics, read_metrics, read_seconds
 from semfocus.errors import CorruptData, SemfocusError
-from semfocus.store import Entry, RunDirectory, read_measurement
-from semfocus.store.measurements import measurement_names
+from semfocus.measurements import Measurement, Measurements, read_all
+from semfocus.store import Entry, RunDirectory
 from semfocus.training.objective import CLASSIFICATION, Learned, Objective, get_objective
 
 THRESHOLD = CLASSIFICATION.learned.threshold  # training accuracy at which a classifier counts as converged
 FIELDS = {"task.name": str, "attention.mechanism": str, "training.epochs": int, "seed": int}  # required in config.json
-Measurements = Mapping[str, Mapping[str, dict[str, Any]]]  # by run id and name
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,22 +122,13 @@ def read_records(entries: Iterable[Entry]) -> tuple[list[Record], list[Fault]]:
 
 def read_run_measurements(runs: Iterable[RunDirectory]) -> tuple[Measurements, list[Fault]]:
     """Read the measurements of these runs; a damaged one becomes a fault and does not affect the others."""
-    measurements: dict[str, dict[str, dict[str, Any]]] = {}
+    measurements: dict[str, dict[str, Measurement]] = {}
     faults: list[Fault] = []
     for run in runs:
-        try:
-            names = measurement_names(run)
-        except SemfocusError as error:
-            faults.append(Fault(run.id, "corrupt", str(error)))
-            continue
-        for name in names:
-            try:
-                payload = read_measurement(run, name)
-            except SemfocusError as error:
-                faults.append(Fault(run.id, "corrupt", str(error)))
-                continue
-            if payload is not None:  # else it was removed meanwhile
-                measurements.setdefault(run.id, {})[name] = payload
+        stored = read_all(run)
+        if stored.measurements:
+            measurements[run.id] = stored.measurements
+        faults += [Fault(run.id, "corrupt", one.text) for one in stored.unreadable]
     return measurements, faults
 
 

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from semfocus.analysis.conditions import condition
 from semfocus.errors import UsageError
+from semfocus.measurements import Dispersion
+from semfocus.measurements.kinds import Checkpoint
 
 COLUMNS = ("75", "90", "95", "100")
 FLOOR = 1e-9  # the paper's, under separations: a tie would make every bound infinite
@@ -45,65 +47,47 @@ def published(task: str) -> dict[str, Any] | None:
     return {"way": "published", "task": task, "k": PAPER_K, "length": length, "cells": cells}
 
 
-def two_models(full: Mapping[str, Any], heavy: Mapping[str, Any], checkpoint: str = "last") -> dict[str, Any]:
+def two_models(full: Dispersion, heavy: Dispersion, checkpoint: str = "last") -> dict[str, Any]:
     """The paper's way, from the "dispersion" measurements of a full and of a top-k run."""
     whole, focused = _at(full, checkpoint), _at(heavy, checkpoint)
     sources = {"delta_full": whole, "delta_heavy": focused, "separation": focused, "in_degree": focused}
     names = {"delta_heavy": "delta"}  # what the top-k model itself keeps
-    return _row("two models", heavy["k"], checkpoint, sources, names, whole["keys"])
+    return _row("two models", heavy.k, checkpoint, sources, names, whole.keys)
 
 
-def one_model(measured: Mapping[str, Any], checkpoint: str = "last") -> dict[str, Any]:
+def one_model(measured: Dispersion, checkpoint: str = "last") -> dict[str, Any]:
     """Both dispersions from the same scores of one run."""
     whole = _at(measured, checkpoint)
     sources = dict.fromkeys(("delta_full", "delta_heavy", "separation", "in_degree"), whole)
-    return _row("one model", measured["k"], checkpoint, sources, {}, whole["keys"])
-
-
-def _fewest(checkpoint: Mapping[str, Any]) -> int:
-    """The smallest number of keys of a query. Old measurements lack it: a bound for two keys holds for more."""
-    return checkpoint.get("fewest_keys", min(2, checkpoint["keys"]))
-
-
-def _uneven(checkpoint: Mapping[str, Any]) -> bool:
-    """Whether queries of a sequence may see different keys. Old measurements lack it, so assume that they do."""
-    return bool(checkpoint.get("uneven", 1))
+    return _row("one model", measured.k, checkpoint, sources, {}, whole.keys)
 
 
 def _row(
     way: Way,
     k: int,
     checkpoint: str,
-    sources: Mapping[str, Mapping[str, Any]],
+    sources: Mapping[str, Checkpoint],
     names: Mapping[str, str],
     length: int,
 ) -> dict[str, Any]:
-    fewest = min(_fewest(source) for source in sources.values())
-    keys = {"length": length, "fewest": fewest, "uneven": any(_uneven(source) for source in sources.values())}
+    fewest = min(source.fewest_keys for source in sources.values())
+    keys = {"length": length, "fewest": fewest, "uneven": any(source.uneven for source in sources.values())}
     cells = {}
     for percent in COLUMNS:
-        numbers = [_number(source, names.get(name, name), percent) for name, source in sources.items()]
+        numbers = [getattr(source, names.get(name, name)).or_infinite(percent) for name, source in sources.items()]
         known = [number for number in numbers if number is not None]
         if len(known) == len(sources):
             spread, heavy, gap, degree = known
             cell = condition(spread, heavy, max(gap, FLOOR), degree, k=k, **keys)
             cells[percent] = cell.to_dict()
-    diverged = all(source.get("queries") == 0 for source in sources.values())
-    epochs = sorted({source["epoch"] for source in sources.values()})
+    diverged = all(source.queries == 0 for source in sources.values())
+    epochs = sorted({source.epoch for source in sources.values()})
     about = {"way": way, "k": k, "checkpoint": checkpoint, "epochs": epochs, **keys}
     return about | {"diverged": diverged, "cells": cells}
 
 
-def _number(source: Mapping[str, Any], name: str, percent: str) -> float | None:
-    """A stored quantile; an infinite one (nothing is dropped) is stored as null and listed under `infinite`."""
-    value = source[name][percent]
-    if value is None and percent in source.get("infinite", {}).get(name, ()):
-        return float("inf")
-    return value
-
-
-def _at(measured: Mapping[str, Any], checkpoint: str) -> Mapping[str, Any]:
-    known = measured["checkpoints"]
+def _at(measured: Dispersion, checkpoint: str) -> Checkpoint:
+    known = measured.checkpoints
     if checkpoint not in known:
         raise UsageError(f"checkpoint {checkpoint!r} was not measured; there are: {', '.join(known)}")
     return known[checkpoint]

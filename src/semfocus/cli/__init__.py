@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from semfocus.cli import compare, diagnose, report, runs, studies, tasks, theory, verdicts
+from semfocus.cli import compare, diagnose, landscape, report, runs, studies, tasks, theory, verdicts
 from semfocus.errors import SemfocusError, UsageError
 
 
@@ -63,8 +63,8 @@ app.command("verdicts")(verdicts.verdicts_command)
 app.command("export")(verdicts.export_command)
 app.command("report")(report.report_command)
 app.command("diagnose")(diagnose.diagnose_command)
-app.command("surface")(theory.surface_command)
-app.command("sharpness")(theory.sharpness_command)
+app.command("surface")(landscape.surface_command)
+app.command("sharpness")(landscape.sharpness_command)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(theory.app, name="theory")
 

@@ -13,6 +13,7 @@ from semfocus.errors import UsageError
 
 if TYPE_CHECKING:
     from semfocus.diagnostics.runs import MeasuredRun
+    from semfocus.measurements import MaskStability
 
 
 def diagnose_command(
@@ -99,7 +100,7 @@ def _diagnose_runs(
     place = Runtime(device=device).torch_device()
     found = [find_run(name, out) for name in dict.fromkeys(names)]
     measured: list[MeasuredRun] = []
-    shaken: list[dict[str, Any]] = []
+    shaken: list[MaskStability] = []
     for run in found:
         with progress_bar(f"measuring {run.id}") as progress:
             measured.append(measure_run(run, **options, device=place, progress=progress))
@@ -111,14 +112,15 @@ def _diagnose_runs(
     rows_of_table = tables(measured)
     if as_json:
         both = [
-            {"run": run.run.id, "dispersion": run.measured} | ({"mask_stability": shaken[i]} if shaken else {})
+            {"run": run.run.id, "dispersion": run.measured.document}
+            | ({"mask_stability": shaken[i].document} if shaken else {})
             for i, run in enumerate(measured)
         ]
         typer.echo(json.dumps({"runs": both, "table6": rows_of_table}, indent=2))
     else:
         _print_runs(measured, rows_of_table, shaken)
     for run in measured:
-        asked, own = options.get("k"), run.measured["k"]
+        asked, own = options.get("k"), run.measured.k
         if asked not in (None, own):
             typer.echo(f"{run.label}: measured with its own k = {own}, not with --k {asked}", err=as_json)
         for line in warnings_of(run):
@@ -128,25 +130,27 @@ def _diagnose_runs(
 
         documents = [_document(run) for run in measured]
         pairs = zip(documents, shaken, strict=False)  # either all runs were shaken, or none
-        stable = [document | {"measured": one} for document, one in pairs]
+        stable = [document | {"measured": one.document} for document, one in pairs]
         typer.echo(f"\npage: {write_runs_page(documents, rows_of_table, stable, page)}", err=as_json)
 
 
 def _document(run: MeasuredRun) -> dict[str, Any]:
-    return {"label": run.label, "mechanism": run.mechanism, "checkpoints": run.now["checkpoints"]}
+    about = {"task": run.task, "mechanism": run.mechanism, "seed": run.config.seed}
+    return about | {"checkpoints": run.now.document["checkpoints"]}
 
 
-def _print_runs(measured: list[MeasuredRun], rows: list[dict[str, Any]], shaken: list[dict[str, Any]]) -> None:
-    from semfocus.report.page.diagnosis import newest_rows, norm_table, table6_table
+def _print_runs(measured: list[MeasuredRun], rows: list[dict[str, Any]], shaken: list[MaskStability]) -> None:
+    from semfocus.report.tables import condition_table, newest_rows, norm_table
+    from semfocus.report.terminal.tables import rich_table
 
     for row in newest_rows(rows):
-        console().print(table6_table(row))
+        console().print(rich_table(condition_table(row)))
         typer.echo("")
-    console().print(norm_table([_document(run) for run in measured]))
+    console().print(rich_table(norm_table([_document(run) for run in measured])))
     typer.echo("")
     for run, stability in zip(measured, shaken, strict=False):
-        pairs = zip(stability["noise"], stability["kept"], strict=True)
-        epoch = max(checkpoint["epoch"] for checkpoint in run.now["checkpoints"].values())
+        pairs = zip(stability.noise, stability.kept, strict=True)
+        epoch = max(checkpoint.epoch for checkpoint in run.now.checkpoints.values())
         said = ", ".join(f"{size:g}: {share:.1%}" for size, share in pairs if share is not None)
         said = said or "no query of finite scores drops a key"
         typer.echo(f"{run.label}, epoch {epoch:g}: kept keys that stay, by noise: {said}")

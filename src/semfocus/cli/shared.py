@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from semfocus.errors import UsageError
 
@@ -63,3 +65,10 @@ def nearby(path: Path) -> str:
     """A path as one would type it from here."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def name_figures(written: Sequence[Path]) -> None:
+    """Print where the figures are; nothing where none was drawn."""
+    shown = [path for path in written if path.suffix == ".svg" and not path.stem.endswith("-dark")]
+    if shown:
+        typer.echo("\nfigures (also as .pdf and .png, and -dark): " + ", ".join(map(str, shown)))

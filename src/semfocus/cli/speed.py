@@ -1,19 +1,16 @@
-"""`semfocus theory speed`: what was measured on how models attend, against how soon they learn."""
+"""`semfocus theory speed`: measurements of how models attend against how soon they learn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from semfocus.cli.figures import both_themes, name_figures
-from semfocus.cli.shared import console
+from semfocus.cli.shared import console, name_figures
 
 if TYPE_CHECKING:
-    from semfocus.analysis.consistent_settings import LeftOut
-    from semfocus.analysis.correlation import Correlation
     from semfocus.analysis.results import Results
 
 
@@ -54,69 +51,38 @@ def speed_command(
 
 def _dispersion(results: Results, mechanism: str, percentile: str, out: Path) -> None:
     from semfocus.analysis.dispersion_vs_speedup import WHENS, dispersion_against_speed, drawn_points, stored_points
-    from semfocus.report.figures.diagnosis import draw_against_speed
+    from semfocus.report.figures.drawing import both_themes
+    from semfocus.report.figures.speedup_scatter import draw_dispersion_vs_speedup
+    from semfocus.report.terminal.theory import correlation_lines, dispersion_table, left_out_lines
 
     points = stored_points(results, mechanism, percentile)
-    rows = []
-    for point in points:
-        ratios = ["" if ratio is None else f"{ratio:.3g}" for ratio in (point.start, point.end)]
-        counts = dict.fromkeys((point.start_seeds, point.end_seeds))
-        seeds = f"{' / '.join(map(str, counts))} of {point.speed_up.pairs}"
-        rows.append((point.task, *ratios, point.speed_up.ratio.text, seeds))
-    _print(("task", "ratio, start", "ratio, end", "speed-up", "seeds measured"), rows)
-    _name_left_out(one for point in points for one in point.left_out)
-    found = {when: dispersion_against_speed(points, when) for when in WHENS}
-    _say({f"{when} of training": correlation for when, correlation in found.items()})
+    correlations = {when: dispersion_against_speed(points, when) for when in WHENS}
+    lines = correlation_lines({f"{when} of training": correlation for when, correlation in correlations.items()})
+    console().print(dispersion_table(points))
+    _print([*left_out_lines(points), "", *lines])
     name_figures(both_themes(lambda end, theme: [
-        path for when, correlation in found.items() if drawn_points(points, when)
-        for path in draw_against_speed(drawn_points(points, when), correlation, out / f"dispersion-speed-{when}{end}",
-                                       when=when, theme=theme)
+        path for when, correlation in correlations.items() if drawn_points(points, when)
+        for path in draw_dispersion_vs_speedup(drawn_points(points, when), correlation,
+                                               out / f"dispersion-speed-{when}{end}", when=when, theme=theme)
     ]))  # fmt: skip
 
 
 def _masks(results: Results, mechanism: str, out: Path) -> None:
     from semfocus.analysis.masks_vs_speedup import OUTCOMES, masks_against, stored_mask_points
-    from semfocus.report.figures.masks_vs_speedup import draw_masks_against_speed
+    from semfocus.report.figures.drawing import both_themes
+    from semfocus.report.figures.speedup_scatter import draw_masks_vs_speedup
+    from semfocus.report.terminal.theory import correlation_lines, left_out_lines, mask_line, mask_table
 
-    found = stored_mask_points(results, mechanism)
-    rows = []
-    for point in found.points:
-        kept = "" if point.kept is None else f"{point.kept:.1%}"
-        epochs = f"{'' if point.all_reached else '>= '}{point.epochs:.3g}"
-        rows.append((point.task, kept, epochs, point.speed_up.ratio.text, f"{point.seeds} of {point.speed_up.pairs}"))
-    _print(("task", "keys that stay", "epochs to 95 %", "speed-up", "seeds measured"), rows)
-    about = ", ".join(f"{name} = {value}" for name, value in found.settings.items() if value is not None)
-    typer.echo(f"\nKept keys of {mechanism} that stay, mean over the sizes of noise ({about}).")
-    _name_left_out(one for point in found.points for one in point.left_out)
-    _say({f"masks against {outcome}": masks_against(found.points, outcome) for outcome in OUTCOMES})
-    name_figures(both_themes(lambda end, theme: draw_masks_against_speed(
-        found.points, out / f"masks-speed{end}", mechanism=mechanism, theme=theme
+    measured = stored_mask_points(results, mechanism)
+    points = measured.points
+    lines = correlation_lines({f"masks against {outcome}": masks_against(points, outcome) for outcome in OUTCOMES})
+    console().print(mask_table(points))
+    _print(["", mask_line(measured, mechanism), *left_out_lines(points), "", *lines])
+    name_figures(both_themes(lambda end, theme: draw_masks_vs_speedup(
+        points, out / f"masks-speed{end}", mechanism=mechanism, theme=theme
     )))  # fmt: skip
 
 
-def _print(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from semfocus.report.page.diagnosis import rich_table
-
-    console().print(rich_table("", titles, rows))
-
-
-def _name_left_out(left_out: Iterable[LeftOut]) -> None:
-    for record, why in left_out:
-        task = record.config["task"]["name"]
-        typer.echo(f"left out: run {record.id} ({task}, {record.mechanism}, seed {record.seed}), measured with {why}")
-
-
-def _say(found: dict[str, Correlation]) -> None:
-    """The correlations; and, where there are so few tasks that nothing could come of it, that."""
-    from semfocus.analysis.dispersion_vs_speedup import smallest_p
-    from semfocus.analysis.multiple import ALPHA
-    from semfocus.report.figures.diagnosis import correlation_text
-
-    typer.echo()
-    for name, correlation in found.items():
-        typer.echo(f"{name}: {correlation_text(correlation)}")
-    few = min((one.items for one in found.values() if one.rho is not None), default=0)
-    if few and smallest_p(few) > ALPHA:
-        typer.echo(
-            f"With {few} tasks even a perfect order has p = {smallest_p(few):.2g}: it takes more to show anything."
-        )
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(line)

@@ -137,7 +137,7 @@ def _heading(job: Plan) -> str:
 
 def _print_estimate(job: Plan, cost: Estimate, jobs: int, as_json: bool) -> None:
     from semfocus.experiments.estimate import SOURCES
-    from semfocus.report.terminal.progress import duration
+    from semfocus.report.text import duration
 
     rows = cost.by_task()
     if as_json:
@@ -160,7 +160,7 @@ def _print_estimate(job: Plan, cost: Estimate, jobs: int, as_json: bool) -> None
 def _size_table(rows: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
-    from semfocus.report.terminal.progress import duration
+    from semfocus.report.text import duration
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("task", "runs", "there", "to train", "steps a run", "steps in all", "time", "disk"):

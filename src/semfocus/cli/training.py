@@ -26,7 +26,8 @@ def print_run(outcome: RunOutcome) -> None:
 
 def print_comparison(comparison: Comparison) -> None:
     """The table of mechanisms, and what the data support."""
-    from semfocus.report.terminal.tables import baseline_text, comparison_table
+    from semfocus.report.terminal.tables import comparison_table
+    from semfocus.report.text import baseline_text
 
     typer.echo(f"{comparison.task}: {comparison.seeds} seeds, at most {comparison.horizon:g} epochs\n")
     console().print(comparison_table(comparison))

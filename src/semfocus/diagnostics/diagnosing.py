@@ -84,7 +84,7 @@ class Diagnosis:
         return write_model_page(self.to_dict(), Path(path))
 
     def __str__(self) -> str:
-        from semfocus.report.page.diagnosis import model_text
+        from semfocus.report.terminal.tables import model_text
 
         return model_text(self.to_dict())
 

@@ -24,24 +24,22 @@ from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.positions import Positions
 from semfocus.attention.selection import best_indices
 from semfocus.diagnostics.aggregate import spread
-from semfocus.diagnostics.keeping import keep
 from semfocus.diagnostics.runs import LAST, K, Progress, Split, batches_of, first_rows, focus_of, splits_of_run
 from semfocus.diagnostics.scores import chunks, counting_queries, scores_of, visible_keys
 from semfocus.diagnostics.sketch import Sketch
 from semfocus.errors import UsageError
+from semfocus.measurements import MaskStability, keep
 from semfocus.model import EAGER, Encoder, build_inputs, forward
 from semfocus.randomness import stream
 from semfocus.store import RunDirectory
 from semfocus.tasks.base import Batch
 from semfocus.training.loading import config_of, load
 
-NAME = "mask_stability"
 NOISE = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 BORDERS = (1e-3, 1e-2, 1e-1, 1.0)  # between the groups of separations
 LOW = 0.05
 ERROR = 0.001
 ROWS = 200  # unless told otherwise
-SETTINGS = ("k", "split", "rows", "checkpoint", "noise")  # that tell measurements of one run apart
 
 
 def measure_mask_stability(
@@ -54,7 +52,7 @@ def measure_mask_stability(
     checkpoint: str = LAST,
     device: str | torch.device = "cpu",
     progress: Progress = lambda done, total: None,
-) -> dict[str, Any]:
+) -> MaskStability:
     """How stable the choice of the k heaviest keys is at the last, or one kept, checkpoint of a run.
 
     What was measured before with other settings is kept beside it; `rows` 0 are all.
@@ -75,7 +73,7 @@ def measure_mask_stability(
     measured = {"k": k, "split": split, "rows": len(batch), "checkpoint": checkpoint, "noise": sizes}
     usual = {"k": focus_of(config, K), "split": "train", "rows": min(ROWS, len(splits["train"]))}
     usual |= {"checkpoint": LAST, "noise": list(NOISE)}
-    return keep(run, NAME, measured | _summary(layers), by=SETTINGS, usual=usual)
+    return keep(run, MaskStability.from_payload(measured | _summary(layers), math.inf), usual)
 
 
 class _Layer:

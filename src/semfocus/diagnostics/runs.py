@@ -1,12 +1,13 @@
 """Trained runs under the glass: how their models attend, at any kept checkpoint, stored with the run.
 
-measured = measure_run(run, split="train", rows=1000, checkpoint="all")
-measured["checkpoints"]["last"]["delta_full"]["95"]
+measured = measure_run(run, split="train", rows=1000, checkpoint="all").measured
+measured.checkpoints["last"].delta_full["95"]
 tables(measurements)                            Table 6, as the paper does it and from one model each
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,11 @@ from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.config import RunConfig
 from semfocus.diagnostics.aggregate import PERCENTS, Aggregate, Summary
 from semfocus.diagnostics.diagnosing import observe
-from semfocus.diagnostics.keeping import LAST, keep
 from semfocus.diagnostics.norms import weight_norms
 from semfocus.diagnostics.sentences import left_out
 from semfocus.errors import UsageError, check_int, unknown
+from semfocus.measurements import Dispersion, keep
+from semfocus.measurements.kinds import LAST
 from semfocus.model import Encoder
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks.base import Batch
@@ -33,11 +35,9 @@ from semfocus.theory import stability
 from semfocus.training import data
 from semfocus.training.loading import checkpoint_epochs, config_of, load
 
-NAME = "dispersion"
 ALL = "all"
 ERROR = 0.001  # of quantiles over more than a few thousand queries, relative
 K, ROWS = 5, 1000  # unless told otherwise
-SETTINGS = ("k", "split", "rows", "error")  # that tell measurements of one run apart
 PER_HEAD = ("delta", "delta_full", "delta_heavy", "separation", "in_degree", "entropy", "top_share", "jacobian")
 TOKENS_AT_ONCE = 2**13
 Split = Literal["train", "heldout"]
@@ -46,17 +46,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRun:
-    """A run, what it was, and what its "dispersion" measurement says, now and before."""
+    """A run with its configuration and its dispersion, of the checkpoints measured now and before."""
 
     run: RunDirectory
     config: RunConfig
-    measured: dict[str, Any]
+    measured: Dispersion
     asked: tuple[str, ...]  # its checkpoints that were measured now
 
     @property
-    def now(self) -> dict[str, Any]:
+    def now(self) -> Dispersion:
         """The measurement with no other checkpoints than those asked for."""
-        return self.measured | {"checkpoints": {key: self.measured["checkpoints"][key] for key in self.asked}}
+        return self.measured.only(self.asked)
 
     @property
     def task(self) -> str:
@@ -99,15 +99,16 @@ def measure_run(
     batch = first_rows(splits, split, rows)
     k = focus_of(config, k)
     chosen = _chosen(run, checkpoint)
-    found: dict[str, dict[str, Any]] = {}
+    checkpoints: dict[str, dict[str, Any]] = {}
     for done, (key, (epoch, step)) in enumerate(chosen.items()):
         progress(done, len(chosen))
         model = load(run, step).to(device)
-        found[key] = {"epoch": float(epoch), **_at_checkpoint(model, batch, k, device)}
+        checkpoints[key] = {"epoch": float(epoch), **_at_checkpoint(model, batch, k, device)}
     progress(len(chosen), len(chosen))
-    measured = {"k": k, "split": split, "rows": len(batch), "error": ERROR, "checkpoints": found}
+    document = {"k": k, "split": split, "rows": len(batch), "error": ERROR, "checkpoints": checkpoints}
+    measured = Dispersion.from_payload(document, math.inf)
     usual = {"k": focus_of(config, K), "split": "train", "rows": min(ROWS, len(splits["train"])), "error": ERROR}
-    return MeasuredRun(run, config, keep(run, NAME, measured, by=SETTINGS, usual=usual), tuple(found))
+    return MeasuredRun(run, config, keep(run, measured, usual), tuple(checkpoints))
 
 
 def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
@@ -134,10 +135,10 @@ def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
 
 def warnings_of(found: MeasuredRun) -> list[str]:
     """What to know before reading the numbers of the newest checkpoint that was asked for."""
-    newest = max(found.now["checkpoints"].values(), key=lambda checkpoint: checkpoint["epoch"])
-    if newest["not_finite"] and not newest["queries"]:
+    newest = max(found.now.checkpoints.values(), key=lambda checkpoint: checkpoint.epoch)
+    if newest.not_finite and not newest.queries:
         return [f"{found.label}: no query has finite scores; this run has diverged, and there is nothing to measure."]
-    return [f"{found.label}: {line}" for line in left_out(newest["not_finite"], newest["empty"])]
+    return [f"{found.label}: {line}" for line in left_out(newest.not_finite, newest.empty)]
 
 
 def splits_of_run(run: RunDirectory, config: RunConfig) -> dict[str, Batch]:

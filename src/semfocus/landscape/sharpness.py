@@ -1,6 +1,6 @@
 """How steep and how curved the loss is along training: at every checkpoint that a run kept.
 
-    measure_sharpness(run)      {"epochs": [0, 1, 2, ...], "gradient_norm": [...], "hessian_top": [...], ...}
+    measure_sharpness(run).hessian_top      one number for each kept checkpoint
 
 All checkpoints of a run are members of one parameter matrix, so that they are measured together. Beside the
 measured gradient stands the bound that docs/theory.md certifies for it, where that applies to the model.
@@ -12,16 +12,15 @@ import math
 from pathlib import Path
 from typing import Any
 
-from semfocus.errors import UsageError, check_int
+from semfocus.errors import CorruptData, UsageError, check_int
 from semfocus.landscape.certificate import certify_model
 from semfocus.landscape.directions import normal_row
 from semfocus.landscape.hessian import STEPS, Curvature, top_eigenpairs
-from semfocus.landscape.trained_model import TrainedModel, find_run, open_subject
+from semfocus.landscape.trained_model import TrainedModel, find_run, open_trained_model
+from semfocus.measurements import Sharpness, keep, read
 from semfocus.store import RunDirectory
-from semfocus.store.measurements import read_measurement, write_measurement
 from semfocus.training.runtime import Runtime, numerics
 
-NAME = "sharpness"
 CERTIFIED_ROWS = 200  # norms are measured in float64, row by row; these many tell the order of the bound
 
 
@@ -33,7 +32,7 @@ def measure_sharpness(
     seed: int = 0,
     lanczos_steps: int = STEPS,
     out: Path | str | None = None,
-) -> dict[str, Any]:
+) -> Sharpness:
     """Measure and keep with the run; what was measured before on the same checkpoints and rows is read.
 
     `gradient_norm` is that of the mean training loss, `hessian_top` its largest eigenvalue by Lanczos, `residual` how
@@ -46,16 +45,26 @@ def measure_sharpness(
     steps = tuple(sorted(found.checkpoint_steps()))
     if not steps:
         raise UsageError(f"run {found.id} has no checkpoint yet; train it first")
-    subject = open_subject(found, steps=steps, device=device)
+    subject = open_trained_model(found, steps=steps, device=device)
     subject = subject if rows is None else subject.first(rows)
     asked = {"steps": list(steps), "rows": subject.rows.count, "seed": seed, "lanczos_steps": lanczos_steps}
-    known = read_measurement(found, NAME)
-    if known is not None and all(known.get(name) == value for name, value in asked.items()):
-        return known
+    shown = _sound(found)
+    if shown is not None and shown.settings == asked:
+        return shown
+    known = _sound(found, asked)
+    if known is not None:
+        return keep(found, known)
     with numerics("fp32", runtime.threads or runtime.num_threads()):
         payload = asked | {"epochs": subject.epochs} | _measured(subject, seed, lanczos_steps) | _certified(subject)
-    write_measurement(found, NAME, payload)
-    return payload
+    return keep(found, Sharpness.from_payload(payload, math.inf))
+
+
+def _sound(run: RunDirectory, settings: dict[str, Any] | None = None) -> Sharpness | None:
+    """What was measured before; None where it is damaged, so that it is measured again."""
+    try:
+        return read(run, Sharpness, settings, largest=math.inf)
+    except CorruptData:
+        return None
 
 
 def _measured(subject: TrainedModel, seed: int, lanczos_steps: int) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from semfocus.measurements.kinds import PERCENTILES
+
 SQUARES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
-PERCENTILES = (50, 75, 95, 99)
 ROUNDING = 1e-9  # a point on a square's border is inside it
 
 

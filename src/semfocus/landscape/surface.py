@@ -26,9 +26,11 @@ from semfocus.errors import CorruptData, UsageError, check_int, unknown
 from semfocus.landscape.directions import KINDS, Plane, hessian_plane, normal_row, path_plane, random_plane
 from semfocus.landscape.hessian import Curvature, top_eigenpairs
 from semfocus.landscape.losses import Losses, Plan, plan
-from semfocus.landscape.slopes import PERCENTILES, SQUARES, slopes
-from semfocus.landscape.stored import Surface, grid_axis, keep_surface, read_part, read_surface, write_part
-from semfocus.landscape.trained_model import TrainedModel, find_run, open_subject
+from semfocus.landscape.slopes import SQUARES, slopes
+from semfocus.landscape.trained_model import TrainedModel, find_run, open_trained_model
+from semfocus.measurements import Surface, SurfaceMeta, grid_axis, keep_surface, read_surface
+from semfocus.measurements.kinds import PERCENTILES
+from semfocus.measurements.store import read_part, write_part
 from semfocus.model import EAGER
 from semfocus.store import RunDirectory
 from semfocus.training.runtime import Runtime, facts, numerics
@@ -120,7 +122,7 @@ def measure_surface(
     found, device = find_run(run), runtime.torch_device()
     extent = settings.extent or default_extent(found, settings.directions)
     path = tuple(sorted(found.checkpoint_steps())) if settings.directions == "path" else ()
-    subject = open_subject(found, device=device)
+    subject = open_trained_model(found, device=device)
     subject = subject if settings.rows is None else subject.first(settings.rows)
     key = _digest({**asdict(settings), "extent": extent, "rows": subject.rows.count, "steps": [*path, *subject.steps]})
     stored = None if again else _finished(found, settings, key)
@@ -145,10 +147,9 @@ def measure_surface(
         )  # fmt: skip
     if not finished:
         raise Interrupted(interruption.signal)
-    payload = _payload(walk, subject, settings)
-    keep_surface(found, payload, walk.arrays())
-    path_found = None if walk.plane.path is None else walk.plane.path.numpy()
-    return Surface(walk.arrays()["losses"], payload, path_found)
+    surface = _surface(walk, subject, settings)
+    keep_surface(found, surface)
+    return surface
 
 
 def default_extent(run: str | RunDirectory, directions: str) -> float:
@@ -157,7 +158,7 @@ def default_extent(run: str | RunDirectory, directions: str) -> float:
         return WHOLE
     found = find_run(run)
     steps = tuple(sorted(found.checkpoint_steps()))
-    plane = path_plane(open_subject(found).parameters[0], open_subject(found, steps=steps).parameters)
+    plane = path_plane(open_trained_model(found).parameters[0], open_trained_model(found, steps=steps).parameters)
     reach = PAST_THE_PATH * plane.reach
     unit = 10.0 ** (math.floor(math.log10(reach)) - 1)
     return float(f"{math.ceil(reach / unit) * unit:.2g}")
@@ -230,7 +231,7 @@ def _plane(run: RunDirectory, subject: TrainedModel, settings: SurfaceSettings, 
     if settings.directions == "random":
         return random_plane(spec, row, settings.seed)
     if settings.directions == "path":
-        return path_plane(row, open_subject(run, steps=path).parameters)
+        return path_plane(row, open_trained_model(run, steps=path).parameters)
     curvature = Curvature(spec, subject.rows)
     found = top_eigenpairs(
         lambda vectors: curvature.product(subject.parameters, vectors),
@@ -248,7 +249,7 @@ def _finished(run: RunDirectory, settings: SurfaceSettings, key: bytes) -> Surfa
             stored = read_surface(run, settings.directions, name)
         except CorruptData:
             continue
-        if stored is not None and stored.payload["key"] == key.hex():
+        if stored is not None and stored.meta.key == key.hex():
             return stored
     return None
 
@@ -277,10 +278,11 @@ def _taken_up(
         return None  # it can be measured again, which is what happens now
 
 
-def _payload(walk: _Walk, subject: TrainedModel, settings: SurfaceSettings) -> dict[str, Any]:
-    losses = walk.arrays()["losses"]
+def _surface(walk: _Walk, subject: TrainedModel, settings: SurfaceSettings) -> Surface:
+    arrays = walk.arrays()
+    losses = arrays["losses"]
     finite = losses[np.isfinite(losses)]
-    payload: dict[str, Any] = {
+    document: dict[str, Any] = {
         "grid": settings.grid,
         "extent": float(walk.extent),
         "directions": settings.directions,
@@ -299,7 +301,8 @@ def _payload(walk: _Walk, subject: TrainedModel, settings: SurfaceSettings) -> d
         "key": walk.key.hex(),
     }
     name = VALUES.get(settings.directions)
-    return payload | ({name: list(walk.plane.values)} if name else {})
+    document |= {name: list(walk.plane.values)} if name else {}
+    return Surface(SurfaceMeta.from_payload(document, math.inf), arrays)
 
 
 def _digest(value: dict[str, Any]) -> bytes:

@@ -50,7 +50,7 @@ def find_run(run: str | Path | RunDirectory, out: Path | str | None = None) -> R
     return found
 
 
-def open_subject(
+def open_trained_model(
     run: str | Path | RunDirectory,
     *,
     steps: tuple[int, ...] | None = None,

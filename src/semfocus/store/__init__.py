@@ -18,7 +18,6 @@ from semfocus.store.measurements import (
     DamagedMeasurement,
     read_arrays,
     read_measurement,
-    read_measurements,
     write_arrays,
     write_measurement,
 )
@@ -40,7 +39,6 @@ __all__ = [
     "load_common",
     "read_arrays",
     "read_measurement",
-    "read_measurements",
     "save_checkpoints",
     "write_arrays",
     "write_measurement",

@@ -1,12 +1,12 @@
-"""What was measured on a run after it was trained: `measurements/<name>.json`, and `<name>.safetensors` for arrays.
+"""The files of measurements: `measurements/<name>.json`, and `<name>.safetensors` for arrays.
 
     write_measurement(run, "dispersion", {"k": 5, ...})      replaces what was there, in one step
     read_measurement(run, "dispersion")                      None when it was never measured
-    read_measurements(run)                                   all of them; a damaged one is warned about, and left out
     with changing(run): ...                                  read and write again, while no other process does
 
-Measurements can be made again from the run's checkpoints. They do not take the run's lock: its writer never comes here.
-As with everything in a run directory, what is read may be a stranger's.
+`semfocus.measurements` gives the names and types the payloads; everything else goes through it. Measurements can be
+made again from the run's checkpoints. They do not take the run's lock, because its writer never opens them. Anybody may
+have written what is read, as with everything in a run directory.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semfocus.errors import CorruptData, OtherFormat, StorageError, UsageError
+from semfocus.errors import CorruptData, StorageError, UsageError
 from semfocus.store import atomic, formats, safe_json, tensors
 from semfocus.store.directory import LOCK, RunDirectory
 
@@ -33,7 +32,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 
 
 class DamagedMeasurement(UserWarning):
-    """A measurement that cannot be read, and is left out."""
+    """A measurement cannot be read, and is left out."""
 
 
 def write_measurement(run: RunDirectory, name: str, payload: Mapping[str, Any]) -> None:
@@ -55,35 +54,16 @@ def read_measurement(run: RunDirectory, name: str) -> dict[str, Any] | None:
     return payload
 
 
-def read_measurements(run: RunDirectory) -> dict[str, dict[str, Any]]:
-    """Every measurement of the run by name; one that cannot be read gives a DamagedMeasurement warning instead."""
-    found: dict[str, dict[str, Any]] = {}
-    try:
-        names = measurement_names(run)
-    except (CorruptData, StorageError) as error:
-        warnings.warn(f"the measurements of run {run.id} are left out: {error}", DamagedMeasurement, stacklevel=2)
-        return found
-    for name in names:
-        try:
-            payload = read_measurement(run, name)
-        except (CorruptData, OtherFormat, StorageError) as error:
-            warnings.warn(f"a measurement of run {run.id} is left out: {error}", DamagedMeasurement, stacklevel=2)
-        else:
-            if payload is not None:
-                found[name] = payload
-    return found
-
-
 @contextmanager
 def changing(run: RunDirectory) -> Iterator[None]:
-    """One process at a time: who adds to what is there would else lose what another has added since it was read."""
+    """Keep other processes out between a read and a write; else what one of them adds in between would be lost."""
     folder = _folder(run)
     if not run.path.is_dir():
         raise StorageError(f"{run.path} is gone; there is no run to keep measurements with")
     atomic.make_directories(folder)
     handle = atomic.open_lock(folder / LOCK)
     try:
-        with suppress(OSError):  # a file system without locks: as good as it goes
+        with suppress(OSError):  # a file system without locks: go on without
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
@@ -132,6 +112,13 @@ def read_arrays(run: RunDirectory, name: str) -> dict[str, np.ndarray] | None:
         return {key: value.numpy() for key, value in values.items()}
     except TypeError as error:
         raise CorruptData(f"{path} holds numbers of a kind that arrays do not have: {error}") from None
+
+
+def delete_arrays(run: RunDirectory, name: str) -> None:
+    """Remove the arrays kept under this name, if there are any."""
+    path = _place(run, name, ARRAYS)
+    with atomic.refusals(path):
+        path.unlink(missing_ok=True)
 
 
 def _write(run: RunDirectory, name: str, suffix: str, data: bytes) -> None:

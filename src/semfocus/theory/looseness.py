@@ -5,7 +5,7 @@ python -m semfocus.theory.looseness        # about two minutes on one core; prin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from semfocus.theory.attention_witnesses import steepest
@@ -14,6 +14,7 @@ from semfocus.theory.witnesses import nearest_softmax_pair
 
 SOFTMAX_FORMS = ("paper", "simple", "sharp", "certified")
 ATTENTION_FORMS = ("paper", "certified")
+NORMS, DELTAS, KS, SEPARATIONS = (2, 1), (0.05, 1.0, 3.0), (5,), (None, 0.1, 0.5, 1.0, 4.0)  # of the softmax
 ATTENTION_SETTINGS = (
     ("full", "w", 1.0, 4),
     ("full", "x", 0.1, 4),
@@ -49,11 +50,40 @@ class AttentionRow:
     shares: dict[str, float]
 
 
+@dataclass(frozen=True)
+class Looseness:
+    """What a search attains of every bound."""
+
+    softmax: list[SoftmaxRow]
+    attention: list[AttentionRow]
+
+    def largest_shares(self) -> dict[str, float]:
+        """The largest share of each form that was attained anywhere."""
+        largest: dict[str, float] = {}
+        for row in (*self.softmax, *self.attention):
+            for form, share in row.shares.items():
+                largest[form] = max(largest.get(form, 0.0), share)
+        return largest
+
+
+def search_looseness(*, seed: int = 0, steps: int = 300, progress: Callable[[int, int], None]) -> Looseness:
+    """Search every setting of both tables; `progress` takes the settings done and the settings wanted."""
+    found = Looseness([], [])
+    wanted = len(NORMS) * len(DELTAS) * len(KS) * len(SEPARATIONS) + len(ATTENTION_SETTINGS)
+    for row in softmax_looseness(seed=seed, steps=steps):
+        found.softmax.append(row)
+        progress(len(found.softmax), wanted)
+    for row in attention_looseness(seed=seed, steps=steps):
+        found.attention.append(row)
+        progress(len(found.softmax) + len(found.attention), wanted)
+    return found
+
+
 def softmax_looseness(
-    norms: Sequence[int] = (2, 1),
-    deltas: Sequence[float] = (0.05, 1.0, 3.0),
-    ks: Sequence[int] = (5,),
-    separations: Sequence[float | None] = (None, 0.1, 0.5, 1.0, 4.0),
+    norms: Sequence[int] = NORMS,
+    deltas: Sequence[float] = DELTAS,
+    ks: Sequence[int] = KS,
+    separations: Sequence[float | None] = SEPARATIONS,
     *,
     seed: int = 0,
     steps: int = 300,

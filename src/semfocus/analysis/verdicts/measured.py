@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,10 +18,11 @@ from semfocus.analysis.intervals import Interval, mean_interval
 from semfocus.analysis.multiple import ALPHA, not_enough
 from semfocus.analysis.noninferiority import sign_p
 from semfocus.analysis.paired import EXACT_PAIRS, exact_swap_p, sampled_swap_p
-from semfocus.analysis.records import Measurements, Record
+from semfocus.analysis.records import Record
 from semfocus.analysis.verdicts.evidence import Claim, Decision, Part, missing
 from semfocus.analysis.verdicts.pairs import arm_speed_up, interval_text
 from semfocus.analysis.verdicts.settings import FULL, TASKS, TOPK, Setting, choose
+from semfocus.measurements import Dispersion, MaskStability, Measurements
 
 K = 5
 TABLE_TASKS = ("listops", "parity", "even_pairs", "missing_duplicate")  # of table 6 and figure 27
@@ -35,19 +35,19 @@ WITHIN_TASK = ("rows",)  # settings that measurements of one task have to share
 Usable = Callable[[Record], bool]  # whether a run counts
 
 
-def finite_number(values: Any, *path: str) -> float | None:
-    """The finite number at the end of a path through a measurement; None if there is none."""
-    for name in path:
-        values = values.get(name) if isinstance(values, Mapping) else None
-    is_number = isinstance(values, (int, float)) and not isinstance(values, bool)
-    return float(values) if is_number and math.isfinite(values) else None
+def _dispersion(record: Record, measurements: Measurements) -> Dispersion | None:
+    """The measurement of the run, if it was made with the paper's k."""
+    measured = measurements.get(record.id, {}).get(Dispersion.NAME)
+    return measured if isinstance(measured, Dispersion) and measured.k == K else None
 
 
 def c9(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
     """For each task of the paper's table: a lower dispersion, and the theory's two conditions."""
 
     def last(record: Record, name: str, percentile: str) -> float | None:
-        return finite_number(_with_k(measurements, record, "dispersion"), "checkpoints", "last", name, percentile)
+        measured = _dispersion(record, measurements)
+        at = measured.checkpoints.get("last") if measured is not None else None
+        return None if at is None else at.at(name, percentile)
 
     def has(record: Record) -> bool:
         names = ("delta", "separation", "in_degree") if record.mechanism == TOPK else ("delta",)
@@ -67,12 +67,6 @@ def c9(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
         parts.append(smaller(names[0], setting, usable, last, "delta", PERCENTILES))
         parts.append(_conditions(names[1], setting, usable, last))
     return parts
-
-
-def _with_k(measurements: Measurements, record: Record, name: str) -> dict[str, Any]:
-    """The measurement of this name if it was made with the paper's k; else an empty one."""
-    payload = measurements.get(record.id, {}).get(name, {})
-    return payload if finite_number(payload, "k") == K else {}
 
 
 def _conditions(name: str, setting: Setting, has: Usable, last: Callable[..., float | None]) -> Part:
@@ -139,23 +133,24 @@ def measured_runs(setting: Setting, has: Usable) -> list[Record]:
 def c12(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
     """Over tasks: correlation of separation with the share of keys kept under noise, and with the speed-up."""
 
-    def payload(record: Record) -> dict[str, Any]:
-        return _with_k(measurements, record, "mask_stability")
+    def masks(record: Record) -> MaskStability | None:
+        measured = measurements.get(record.id, {}).get(MaskStability.NAME)
+        return measured if isinstance(measured, MaskStability) and measured.k == K else None
 
     def kept_share(record: Record) -> float | None:
-        kept = payload(record).get("kept")
-        values = [finite_number({"": item}, "") for item in kept] if isinstance(kept, list) else []
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if known and len(known) == len(values) else None
+        measured = masks(record)
+        return None if measured is None else measured.mean_kept
 
     def gap(record: Record) -> float | None:
-        return finite_number(payload(record), "separation", "50")
+        measured = masks(record)
+        return None if measured is None else measured.separation["50"]
 
     def known(record: Record) -> bool:
         return record.mechanism == FULL or (kept_share(record) is not None and gap(record) is not None)
 
     chosen, has = _choose_consistent(settings, measurements, "mask_stability", (TOPK,), known)
-    levels = {str(payload(r).get("noise")) for s in chosen.values() for r in s.arms[TOPK].values() if has(r)}
+    counted = [masks(run) for setting in chosen.values() for run in setting.arms[TOPK].values() if has(run)]
+    levels = {str(measured.noise) for measured in counted if measured is not None}
     names = "small separation: unstable masks", "small separation: slower"
     if len(levels) > 1:
         return [missing(name, "masks were tried with different levels of noise") for name in names]
@@ -171,7 +166,9 @@ def c13(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
     """Over tasks: correlation of the ratio of dispersions before training with the speed-up."""
 
     def delta(record: Record) -> float | None:
-        return finite_number(_with_k(measurements, record, "dispersion"), "checkpoints", "0", "delta", WORST_CASE)
+        measured = _dispersion(record, measurements)
+        at = measured.checkpoints.get("0") if measured is not None else None
+        return None if at is None else at.delta[WORST_CASE]
 
     def known(record: Record) -> bool:
         return (delta(record) or 0.0) > 0

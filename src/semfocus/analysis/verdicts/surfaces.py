@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from semfocus.analysis.records import THRESHOLD, Measurements, Record
+from semfocus.analysis.records import THRESHOLD, Record
 from semfocus.analysis.verdicts.evidence import Claim, Part, missing
-from semfocus.analysis.verdicts.measured import FLOOR, TABLE_TASKS, finite_number, measured_runs, smaller
+from semfocus.analysis.verdicts.measured import FLOOR, TABLE_TASKS, measured_runs, smaller
 from semfocus.analysis.verdicts.settings import FULL, TOPK, Setting, choose, has_diverged
+from semfocus.measurements import Measurement, Measurements, SurfaceMeta, grid_axis
 
 STEEPNESS = ("50", "75", "95", "99")
-FINEST = 10_000  # points along a side of a surface
 
 
 def c10(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
     """For each task: the loss around trained models that learned has smaller slopes per distance in parameter space."""
 
     def slope(record: Record, what: str, percentile: str) -> float | None:
-        return _slope(measurements.get(record.id, {}).get("surface", {}), what, percentile)
+        measured = measurements.get(record.id, {}).get(SurfaceMeta.NAME)
+        return _slope(measured, what, percentile) if isinstance(measured, SurfaceMeta) else None
 
     def has(record: Record) -> bool:
         return all(slope(record, "per_distance", percentile) is not None for percentile in STEEPNESS)
@@ -43,7 +43,7 @@ def c10(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
             parts.append(missing(task, why))
             continue
         settings_used = {
-            _measured_how(measurements[record.id]["surface"]) for record in measured_runs(setting, learned)
+            _measured_how(measurements[record.id][SurfaceMeta.NAME]) for record in measured_runs(setting, learned)
         }
         if len(settings_used) > 1:
             parts.append(missing(task, "surfaces were measured with different grids, squares or rows"))
@@ -61,29 +61,21 @@ def _has_learned(record: Record) -> bool:
     return not has_diverged(record) and last is not None and last >= THRESHOLD
 
 
-def _slope(payload: Mapping[str, Any], what: str, percentile: str) -> float | None:
+def _slope(surface: SurfaceMeta, what: str, percentile: str) -> float | None:
     """The geometric mean over the squares; None if a square with two or more grid points has no slope."""
-    table, squares = payload.get(what), payload.get("squares")
-    row = table.get(percentile) if isinstance(table, Mapping) else None
-    if not isinstance(row, list) or not isinstance(squares, list) or len(row) != len(squares):
-        return None
-    grid, extent = finite_number(payload, "grid"), finite_number(payload, "extent")
-    if grid is None or extent is None or not 2 <= grid <= FINEST:
-        return None
-    axis = np.abs(np.linspace(-extent, extent, int(grid)))
-    sizes = [finite_number({"": size}, "") for size in squares]
+    axis = np.abs(grid_axis(surface.grid, surface.extent))
     values = [
-        finite_number({"": value}, "")
-        for value, size in zip(row, sizes, strict=True)
-        if size is None or int((axis <= size + FLOOR).sum()) > 1
+        value
+        for value, size in zip(getattr(surface, what)[percentile], surface.squares, strict=True)
+        if int((axis <= size + FLOOR).sum()) > 1
     ]
     if not values or any(value is None for value in values):
         return None
     return math.exp(statistics.fmean(math.log(max(value or 0.0, FLOOR)) for value in values))
 
 
-def _measured_how(payload: Mapping[str, Any]) -> str:
-    return str([payload.get(name) for name in ("grid", "extent", "squares", "rows", "directions")])
+def _measured_how(surface: Measurement) -> str:
+    return str([getattr(surface, name) for name in ("grid", "extent", "squares", "rows", "directions")])
 
 
 CLAIMS = (

@@ -1,22 +1,17 @@
-"""Learning curves as the paper draws them: median and quartiles over seeds, training loss above, accuracy below."""
+"""Learning curves as the paper draws them: median and quartiles over seeds, metrics one above the other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from semfocus.analysis.comparison import Comparison
 from semfocus.analysis.groups import Group
 from semfocus.analysis.records import THRESHOLD, Record
-from semfocus.report.figures.drawing import caption, drawing, heading, legend, save
-from semfocus.report.figures.panels import draw_baselines, draw_metric, draw_threshold
-from semfocus.report.figures.series import METRICS
+from semfocus.report.figures.drawing import FORMATS, caption, drawing, heading, legend, save
+from semfocus.report.figures.panels import Column, draw_metric
+from semfocus.report.figures.series import METRICS, QUARTILES, Quantiles
 from semfocus.report.figures.style import Theme
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ONE_TASK = ("train_loss", "train_accuracy", "heldout_accuracy")
 MANY_TASKS = ("train_loss", "heldout_accuracy")  # as in the paper
@@ -30,20 +25,9 @@ def draw_curves(
     formats: Sequence[str] = ("svg", "png"),
     theme: Theme = "light",
 ) -> list[Path]:
-    """One task in three panels, written as `stem`.svg and so on; a run that stopped early keeps its last value."""
-    from matplotlib.figure import Figure
-
-    with drawing(theme):
-        figure = Figure(figsize=(6.4, 7.6), layout="constrained")
-        axes = figure.subplots(len(ONE_TASK), 1, sharex=True)
-        for panel, metric in zip(axes, ONE_TASK, strict=True):
-            _fill(panel, comparison, records, metric, theme)
-            panel.set_ylabel(METRICS[metric])
-        axes[-1].set_xlabel("epoch")
-        heading(axes[0], comparison.task)
-        _say_what_is_shown(figure, comparison.seeds)
-        legend(figure, axes)
-        return save(figure, stem, formats)
+    """Draw one task in three panels, as `stem`.svg and so on."""
+    column = Column.of(comparison.task, comparison, records)
+    return draw_grid([column], ONE_TASK, stem, size=(6.4, 7.6), formats=formats, theme=theme)
 
 
 def draw_columns(
@@ -51,37 +35,48 @@ def draw_columns(
     stem: Path,
     *,
     title: str = "",
-    formats: Sequence[str] = ("svg", "pdf", "png"),
+    formats: Sequence[str] = FORMATS,
     theme: Theme = "light",
 ) -> list[Path]:
-    """Several tasks or settings side by side, each with its title: training loss above, held-out accuracy below."""
+    """Draw tasks or settings side by side, each with its title: training loss above, held-out accuracy below."""
+    drawn = [Column.of(name, group.comparison, group.records) for name, group in columns]
+    return draw_grid(drawn, MANY_TASKS, stem, title=title, formats=formats, theme=theme)
+
+
+def draw_grid(
+    columns: Sequence[Column],
+    metrics: Sequence[str],
+    stem: Path,
+    *,
+    title: str = "",
+    size: tuple[float, float] | None = None,
+    quantiles: Quantiles = QUARTILES,
+    formats: Sequence[str] = FORMATS,
+    theme: Theme = "light",
+) -> list[Path]:
+    """Draw a row of panels for each metric and a column for each of `columns`."""
     from matplotlib.figure import Figure
 
+    size = size or (max(4.2, 0.9 + 2.75 * len(columns)), 1.0 + 2.2 * len(metrics))
     with drawing(theme):
-        figure = Figure(figsize=(max(4.2, 0.9 + 2.75 * len(columns)), 5.4), layout="constrained")
-        axes = figure.subplots(len(MANY_TASKS), len(columns), sharex="col", sharey="row", squeeze=False)
-        for (name, group), panels in zip(columns, axes.T, strict=True):
-            for panel, metric in zip(panels, MANY_TASKS, strict=True):
-                _fill(panel, group.comparison, group.records, metric, theme)
-            heading(panels[0], name)
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(len(metrics), len(columns), sharex="col", sharey="row", squeeze=False)
+        for column, panels in zip(columns, axes.T, strict=True):
+            for panel, metric in zip(panels, metrics, strict=True):
+                draw_metric(panel, column, metric, theme, quantiles)
+            heading(panels[0], column.title)
             panels[-1].set_xlabel("epoch")
-        for panels, metric in zip(axes, MANY_TASKS, strict=True):
+        for panels, metric in zip(axes, metrics, strict=True):
             panels[0].set_ylabel(METRICS[metric])
-        seeds = max(group.comparison.seeds for _, group in columns)
-        _say_what_is_shown(figure, seeds, title)
+        shown = about_seeds(max(column.seeds for column in columns), quantiles, title)
+        caption(figure, f"{shown}; marks: half of the seeds at {THRESHOLD:.0%}")
         legend(figure, list(axes.flat))
         return save(figure, stem, formats)
 
 
-def _fill(panel: Axes, comparison: Comparison, records: Sequence[Record], metric: str, theme: Theme) -> None:
-    draw_metric(panel, comparison, records, metric, theme)
-    if metric == "train_accuracy":
-        draw_threshold(panel, theme)
-    if metric == "heldout_accuracy":
-        draw_baselines(panel, comparison, theme)
-
-
-def _say_what_is_shown(figure: Figure, seeds: int, title: str = "") -> None:
-    what = f"median and quartiles over {seeds} seeds" if seeds > 1 else "one seed"
-    words = f"{title}: {what}" if title else what.capitalize()
-    caption(figure, f"{words}; marks: half of the seeds at {THRESHOLD:.0%}")
+def about_seeds(seeds: int, quantiles: Quantiles = QUARTILES, title: str = "") -> str:
+    """What a caption says of lines and bands: `Ablation: median and quartiles over 3 seeds`."""
+    low, middle, high = (f"{100 * share:g}" for share in quantiles)
+    several = "median and quartiles" if quantiles == QUARTILES else f"percentiles {low}, {middle} and {high}"
+    what = f"{several} over {seeds} seeds" if seeds > 1 else "one seed"
+    return f"{title}: {what}" if title else what.capitalize()

@@ -12,7 +12,7 @@ from semfocus.analysis.groups import Group, base_first
 from semfocus.analysis.multiple import ALPHA
 from semfocus.report.figures.drawing import FORMATS, caption, drawing, save
 from semfocus.report.figures.style import PALETTES, Theme
-from semfocus.report.terminal.tables import interval_text, signed
+from semfocus.report.text import interval_text, ratio_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +44,7 @@ def cell_texts(arm: Arm) -> tuple[str, str]:
         return ("never", "nor does full") if len(arm.times) else ("", "")
     if ratio.sign == "<=":
         return "never", f"{ratio.value:.2g}x or less"
-    return signed(ratio), interval_text(arm)
+    return ratio_text(ratio), interval_text(arm)
 
 
 def draw_heatmap(

@@ -1,42 +1,81 @@
-"""Single panels: learning curves, the share of seeds still waiting, accuracies that need no learning."""
+"""Single panels: learning curves, the share of seeds below the threshold, accuracies that need no learning."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from semfocus.analysis.comparison import Comparison
-from semfocus.analysis.records import THRESHOLD
+from semfocus.analysis.records import THRESHOLD, Record
+from semfocus.analysis.survival import ConvergenceTimes
 from semfocus.report.figures.drawing import percent
-from semfocus.report.figures.series import series
-from semfocus.report.figures.style import PALETTES, Theme, mechanism_style
+from semfocus.report.figures.series import QUARTILES, Quantiles, series
+from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
 
-    from semfocus.analysis.records import Record
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Runs that differ only in their seed, drawn as one line."""
+
+    label: str
+    style: MechanismStyle
+    runs: Sequence[Record]
+    median_epoch: float | None  # at which half of the seeds had converged
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """The curves of one task or setting; a figure has one panel of them for each metric."""
+
+    title: str
+    curves: Sequence[Curve]
+    horizon: float
+    seeds: int
+    baselines: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(title: str, comparison: Comparison, records: Sequence[Record]) -> Column:
+        """A curve for each mechanism of a comparison."""
+        curves = [
+            Curve(
+                arm.mechanism,
+                mechanism_style(arm.mechanism),
+                [record for record in records if record.mechanism == arm.mechanism],
+                arm.times.median,
+            )
+            for arm in comparison.arms
+        ]
+        return Column(title, curves, comparison.horizon, comparison.seeds, comparison.baselines)
+
+
+def median_epoch(runs: Sequence[Record], horizon: float) -> float | None:
+    """The epoch at which half of the ended runs had converged; None where that is never."""
+    ended = {run.seed: run.converged_at for run in runs if run.ended}
+    return ConvergenceTimes.of(ended, horizon=horizon).median
 
 
 def draw_metric(
-    panel: Axes, comparison: Comparison, records: Sequence[Record], metric: str, theme: Theme = "light"
+    panel: Axes, column: Column, metric: str, theme: Theme = "light", quantiles: Quantiles = QUARTILES
 ) -> None:
-    """Median and quartile band of each mechanism; the epoch at which half of its seeds had converged is marked."""
-    for arm in comparison.arms:
-        curve = series([record for record in records if record.mechanism == arm.mechanism], metric)
-        if curve is None:
+    """Draw the median and band of each curve, with a mark at the epoch at which half of its seeds had converged."""
+    for curve in column.curves:
+        points = series(curve.runs, metric, quantiles)
+        if points is None:
             continue
-        shape = mechanism_style(arm.mechanism)
-        colour = shape.on(theme)
-        panel.plot(curve.epochs, curve.middle, color=colour, linestyle=shape.linestyle, label=arm.mechanism)
-        panel.fill_between(curve.epochs, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
-        if arm.times.median is not None:
-            place = int(abs(curve.epochs - arm.times.median).argmin())
+        colour = curve.style.on(theme)
+        panel.plot(points.epochs, points.middle, color=colour, linestyle=curve.style.linestyle, label=curve.label)
+        panel.fill_between(points.epochs, points.low, points.high, color=colour, alpha=0.16, linewidth=0)
+        if curve.median_epoch is not None:
+            place = int(abs(points.epochs - curve.median_epoch).argmin())
             panel.plot(
-                arm.times.median, curve.middle[place], shape.marker, color=colour, markersize=6,
+                curve.median_epoch, points.middle[place], curve.style.marker, color=colour, markersize=6,
                 markeredgecolor=PALETTES[theme].ground, clip_on=False, zorder=4,
             )  # fmt: skip
-    panel.set_xlim(0, comparison.horizon)
+    panel.set_xlim(0, column.horizon)
     panel.locator_params(axis="x", integer=True)
     if metric.endswith("loss"):
         panel.set_ylim(bottom=0)
@@ -44,19 +83,23 @@ def draw_metric(
         percent(panel.yaxis)
         panel.set_ylim(top=1.0)
         panel.margins(y=0.12)
+    if metric == "train_accuracy":
+        _draw_threshold(panel, theme)
+    if metric == "heldout_accuracy":
+        _draw_baselines(panel, column.baselines, theme)
 
 
 def draw_waiting(panel: Axes, comparison: Comparison, theme: Theme = "light") -> None:
-    """Kaplan-Meier: the share of seeds below the threshold, epoch by epoch; a tick where some were never there."""
+    """Draw Kaplan-Meier curves: the share of seeds below the threshold; a tick where some never reached it."""
     for arm in comparison.arms:
         if not len(arm.times):
             continue
-        shape = mechanism_style(arm.mechanism)
+        style = mechanism_style(arm.mechanism)
         curve = arm.times.curve()
         epochs, waiting = [*curve.epochs, arm.times.horizon], [*curve.waiting, curve.waiting[-1]]
-        colour = shape.on(theme)
+        colour = style.on(theme)
         panel.step(
-            epochs, waiting, where="post", color=colour, linestyle=shape.linestyle, label=arm.mechanism, clip_on=False
+            epochs, waiting, where="post", color=colour, linestyle=style.linestyle, label=arm.mechanism, clip_on=False
         )
         if curve.waiting[-1] > 0:
             panel.plot(arm.times.horizon, curve.waiting[-1], "|", color=colour, markersize=9, clip_on=False)
@@ -65,16 +108,16 @@ def draw_waiting(panel: Axes, comparison: Comparison, theme: Theme = "light") ->
     percent(panel.yaxis)
 
 
-def draw_threshold(panel: Axes, theme: Theme = "light") -> None:
-    """The line at which a run counts as converged."""
+def _draw_threshold(panel: Axes, theme: Theme) -> None:
+    """Draw a line at the accuracy at which a run counts as converged."""
     panel.axhline(THRESHOLD, color=PALETTES[theme].quiet, linewidth=0.9, zorder=1)
     _note(panel, THRESHOLD, f"{THRESHOLD:.0%}", theme)
 
 
-def draw_baselines(panel: Axes, comparison: Comparison, theme: Theme = "light") -> None:
-    """A line at each accuracy that needs no learning, with all its names."""
+def _draw_baselines(panel: Axes, baselines: Mapping[str, float], theme: Theme) -> None:
+    """Draw a line at each accuracy that needs no learning, with all its names."""
     levels: dict[float, list[str]] = {}
-    for kind, level in comparison.baselines.items():
+    for kind, level in baselines.items():
         levels.setdefault(round(level, 3), []).append(kind)
     for level, kinds in levels.items():
         panel.axhline(level, color=PALETTES[theme].quiet, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
@@ -84,7 +127,7 @@ def draw_baselines(panel: Axes, comparison: Comparison, theme: Theme = "light") 
 
 
 def _note(panel: Axes, level: float, text: str, theme: Theme, below: bool = False) -> None:
-    """Small words at the right end of a line."""
+    """Write small text at the right end of a horizontal line."""
     panel.annotate(
         text, (1, level), xycoords=("axes fraction", "data"), xytext=(-2, -4 if below else 2),
         textcoords="offset points", fontsize=7, color=PALETTES[theme].quiet, ha="right",

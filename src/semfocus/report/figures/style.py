@@ -1,16 +1,18 @@
-"""One look a mechanism, everywhere: figures and the page draw `topk:5` alike, in light and in dark.
+"""One style for each mechanism: figures and the page draw `topk:5` alike, in light and in dark.
 
-A family has a colour, a dash and a marker; a size other than 5 changes the shade and the dash, and global tokens do
-too. Colours differ to people who confuse red and green or blue and yellow, and stand out from the background by 3 : 1
-or more; dashes tell mechanisms apart without any colour.
+A family has a colour, a dash and a marker. A size other than 5 changes the shade and the dash, and so do global tokens.
+What has no shade of its own (a large size, sinks, a window, a seed) is written into the dash digit by digit, so that
+any two mechanisms differ. Colours differ to people who confuse red and green or blue and yellow, and have a contrast of
+3 : 1 or more to the background; dashes tell mechanisms apart without any colour.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import zlib
 from typing import Literal, NamedTuple
+
+from semfocus.analysis.mechanism_order import mechanism_parts
 
 Theme = Literal["light", "dark"]
 Dash = tuple[float, ...]  # lengths of ink and gap in turn; empty: a solid line
@@ -19,8 +21,8 @@ Dash = tuple[float, ...]  # lengths of ink and gap in turn; empty: a solid line
 class MechanismStyle(NamedTuple):
     """How a mechanism is drawn."""
 
-    colour: str  # on white
-    dark: str  # on a dark ground
+    colour: str  # on a light background
+    dark: str  # on a dark background
     dash: Dash
     marker: str
 
@@ -30,12 +32,12 @@ class MechanismStyle(NamedTuple):
 
     @property
     def linestyle(self) -> str | tuple[float, Dash]:
-        """The dash as matplotlib wants it."""
+        """The dash in matplotlib's form."""
         return (0.0, self.dash) if self.dash else "-"
 
 
 class Palette(NamedTuple):
-    """What is not data: the ground, the ink, and what stands back."""
+    """The colours of everything that is not data."""
 
     ground: str
     ink: str
@@ -47,7 +49,10 @@ PALETTES: dict[Theme, Palette] = {
     "light": Palette("#ffffff", "#1b1b1f", "#5d6068", "#d9dbe0"),
     "dark": Palette("#15171c", "#ececea", "#a3a7b0", "#363a43"),
 }
-USUAL_SIZE = 5  # of the paper: it has the family's own shade
+USUAL_SIZE = 5  # the paper's: it has the family's own shade
+MOST_DOUBLINGS = 3  # of the size, that have a shade of their own
+MOST_GLOBALS = 5  # that are counted by repeating the end of a dash
+LEVELS = 12  # ink lengths that a stranger's dash is made of
 _FAMILIES = {
     "full": MechanismStyle("#1b1b1f", "#f2f2f0", (), "o"),
     "topk": MechanismStyle("#d1500b", "#ff8a3d", (), "D"),
@@ -66,41 +71,89 @@ _OTHERS = (
     MechanismStyle("#8c4a2f", "#d8a184", (10, 2, 1, 2), "p"),
     MechanismStyle("#2f7f86", "#7fd0d6", (5, 2, 5, 4), "*"),
 )
-_FORM = re.compile(r"([a-z_]+)(?::(\d{1,9}))?(?:\+(\d{1,9})g)?")
+STYLES = (*_FAMILIES.values(), *_OTHERS)  # for lines that are not told apart by their mechanism
+_STEP_DASHES: tuple[Dash, ...] = ((6, 2), (2.5, 1.5), (8, 2, 2, 2), (1, 1.2), (12, 3), (4, 1, 1, 1, 1, 1))
+_MARKERS_WITH_EXTRAS = ("d", "<", ">", "H", "8")  # of no family
 
 
 def mechanism_style(mechanism: str) -> MechanismStyle:
-    """The look of a mechanism given in its text form: `topk:5`, `banded:5+1g`."""
-    family, size, tokens = _parts(mechanism)
-    if family not in _FAMILIES:
-        return _OTHERS[zlib.crc32(mechanism.encode("utf-8", "replace")) % len(_OTHERS)]
-    base = _WITH_GLOBALS[family] if tokens and family in _WITH_GLOBALS else _FAMILIES[family]
-    if tokens > 1:  # between the shades of none and one
-        own = _FAMILIES[family]
-        shades = _mixed(base.colour, own.colour, 0.45), _mixed(base.dark, own.dark, 0.45)
-        base = MechanismStyle(*shades, base.dash + base.dash[-2:] * min(tokens - 1, 4), base.marker)
-    dash = base.dash
-    if size is None or size == USUAL_SIZE:
-        return base
-    away = max(-3.0, min(math.log2(max(size, 1) / USUAL_SIZE), 3.0))  # doublings
-    stretched = tuple(round(length * 1.5**away, 2) for length in dash) or (round(9 + 2 * away, 2), 1.5)
-    # Towards the ink: it can only gain contrast. Sizes below 5 stay nearer to the family's colour.
-    share = 0.16 * abs(away) if away > 0 else 0.08 * abs(away)
+    """The style of a mechanism given in its text form: `topk:5`, `banded:5+1g`.
+
+    A text that names no registered mechanism has a style too, computed from its letters.
+    """
+    parts = mechanism_parts(mechanism)
+    if parts is None:
+        return _stranger(mechanism)
+    extras = dict(parts.extras)
+    count = extras.pop("globals", 0) if parts.family in _WITH_GLOBALS else 0
+    style = _with_globals(parts.family, count) if count else _FAMILIES.get(parts.family) or _stranger(parts.family)
+    if parts.size is not None and parts.size != USUAL_SIZE:
+        style = _with_size(style, parts.size)
+    return _with_extras(style, extras) if any(extras.values()) else style
+
+
+def step_style(style: MechanismStyle, step: int) -> MechanismStyle:
+    """The style of the same mechanism under another setting, the `step`-th: a lighter shade and another dash."""
+    if step == 0:
+        return style
+    share = min(0.09 * step, 0.36)
     return MechanismStyle(
-        _mixed(base.colour, "#000000", share), _mixed(base.dark, "#ffffff", share), stretched, base.marker
+        _mix(style.colour, PALETTES["light"].ground, share),
+        _mix(style.dark, PALETTES["dark"].ground, share),
+        _STEP_DASHES[(step - 1) % len(_STEP_DASHES)],
+        style.marker,
     )
 
 
-def _parts(mechanism: str) -> tuple[str, int | None, int]:
-    """`banded:5+1g` is ("banded", 5, 1)."""
-    match = _FORM.fullmatch(mechanism)
-    if match is None:
-        return "", None, 0
-    name, size, tokens = match.groups()
-    return name, int(size) if size else None, int(tokens or 0)
+def _stranger(text: str) -> MechanismStyle:
+    """One of a few colours and markers, and a dash of three random lengths, all from a hash of the text."""
+    number, place = divmod(zlib.crc32(text.encode("utf-8", "replace")), len(_OTHERS))
+    base = _OTHERS[place]
+    lengths = [1 + number // LEVELS**i % LEVELS / 2 for i in range(3)]
+    return base._replace(dash=base.dash + tuple(part for length in lengths for part in (length, 1.5)))
 
 
-def _mixed(colour: str, other: str, share: float) -> str:
+def _with_globals(family: str, count: int) -> MechanismStyle:
+    base, plain = _WITH_GLOBALS[family], _FAMILIES[family]
+    if count == 1:
+        return base
+    colour, dark = _mix(base.colour, plain.colour, 0.45), _mix(base.dark, plain.dark, 0.45)
+    dash = base.dash + base.dash[-2:] * min(count - 1, MOST_GLOBALS - 1)
+    return MechanismStyle(colour, dark, dash + (_digits(count) if count > MOST_GLOBALS else ()), base.marker)
+
+
+def _with_size(base: MechanismStyle, size: int) -> MechanismStyle:
+    doublings = math.log2(size / USUAL_SIZE)
+    away = max(-MOST_DOUBLINGS, min(doublings, MOST_DOUBLINGS))
+    dash = tuple(round(length * 1.5**away, 2) for length in base.dash) or (round(9 + 2 * away, 2), 1.5)
+    # Towards the ink, where contrast can only grow. Sizes below 5 stay nearer to the family's colour.
+    share = 0.16 * abs(away) if away > 0 else 0.08 * abs(away)
+    dash += _digits(size) if doublings > MOST_DOUBLINGS else ()
+    return _darker(base, share)._replace(dash=dash)
+
+
+def _with_extras(base: MechanismStyle, extras: dict[str, int]) -> MechanismStyle:
+    """Each extra's digits follow the dash, with a gap that tells which extra it is."""
+    dash, code = base.dash or (9, 1.5), 0
+    for place, value in enumerate(extras.values()):
+        if value:
+            dash += _digits(value, gap=1.2 + 0.6 * place)
+            code += 2**place
+    marker = _MARKERS_WITH_EXTRAS[(code - 1) % len(_MARKERS_WITH_EXTRAS)]
+    return _darker(base, 0.2)._replace(dash=dash, marker=marker)
+
+
+def _digits(value: int, gap: float = 0.9) -> Dash:
+    """A stroke for each decimal digit, the longer the larger."""
+    return tuple(length for digit in str(value) for length in (1 + int(digit) / 2, gap))
+
+
+def _darker(style: MechanismStyle, share: float) -> MechanismStyle:
+    """Nearer to the ink of either theme."""
+    return style._replace(colour=_mix(style.colour, "#000000", share), dark=_mix(style.dark, "#ffffff", share))
+
+
+def _mix(colour: str, other: str, share: float) -> str:
     pairs = zip(_channels(colour), _channels(other), strict=True)
     return "#" + "".join(f"{round((1 - share) * own + share * far):02x}" for own, far in pairs)
 

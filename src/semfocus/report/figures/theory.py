@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from semfocus.report.figures.drawing import FORMATS, drawing, legend, save
-from semfocus.report.figures.scales import logarithmic
+from semfocus.report.figures.drawing import (
+    FORMATS,
+    both_themes,
+    drawing,
+    legend,
+    logarithmic,
+    save,
+    sequential_colour,
+)
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
-from semfocus.theory.looseness import ATTENTION_FORMS, SOFTMAX_FORMS, AttentionRow, SoftmaxRow
+from semfocus.theory.looseness import ATTENTION_FORMS, SOFTMAX_FORMS, AttentionRow, Looseness, SoftmaxRow
 from semfocus.theory.regions import Region, region
 
 if TYPE_CHECKING:
@@ -74,7 +81,9 @@ def _region_panel(panel: Axes, condition: str, beta: float, dispersions: Sequenc
     paper, nowhere = PALETTES[theme], []
     across = np.linspace(0, 1, 241)
     up = np.concatenate([np.geomspace(1e-5, 0.02, 80), np.linspace(0.02, 1, 240)[1:]])  # lines bend near 0
-    colours = {delta: _shade(i / max(1, len(dispersions) - 1), theme) for i, delta in enumerate(sorted(dispersions))}
+    colours = {
+        delta: sequential_colour(i / max(1, len(dispersions) - 1), theme) for i, delta in enumerate(sorted(dispersions))
+    }
     for delta, colour in colours.items():
         panel.plot([], [], color=colour, label=f"δ full {delta:g}")
     for delta, colour in reversed(colours.items()):  # the widest region first, the others on top of it
@@ -93,14 +102,6 @@ def _region_panel(panel: Axes, condition: str, beta: float, dispersions: Sequenc
     panel.set_ylim(0, 1)
     panel.set_aspect("equal")
     panel.grid(visible=False)
-
-
-def _shade(place: float, theme: Theme) -> tuple[float, ...]:
-    """A colour of viridis that stands out from the ground: the larger the dispersion, the stronger."""
-    import matplotlib as mpl
-
-    first, last = (0.8, 0.0) if theme == "light" else (0.28, 1.0)
-    return mpl.colormaps["viridis"](first + place * (last - first))[:3]
 
 
 def _tint(colour: tuple[float, ...], ground: str) -> tuple[float, ...]:
@@ -213,3 +214,24 @@ def _mark_refuted(span: Any, line: Any, theme: Theme) -> None:
     """A line where a bound is tight, and a warning colour beyond it."""
     span(1, 10, color=REFUTED[theme], alpha=0.1, linewidth=0, zorder=0)
     line(1, color=PALETTES[theme].quiet, linewidth=0.9, zorder=1)
+
+
+def write_region_figures(directory: Path) -> list[Path]:
+    """The regions of W and of X, in both themes."""
+    return both_themes(lambda end, theme: [
+        *draw_regions("w", directory / f"regions-w{end}", theme=theme),
+        *draw_regions("x", directory / f"regions-x{end}", theme=theme),
+    ])  # fmt: skip
+
+
+def write_looseness_figures(found: Looseness, models: Mapping[str, Mapping[str, float]], directory: Path) -> list[Path]:
+    """The looseness of the bounds, and of the certificates of trained models where there are any, in both themes."""
+
+    def draw(end: str, theme: Theme) -> list[Path]:
+        written = draw_softmax_looseness(found.softmax, directory / f"looseness-softmax{end}", theme=theme)
+        written += draw_attention_looseness(found.attention, directory / f"looseness-attention{end}", theme=theme)
+        if models:
+            written += draw_model_looseness(models, directory / f"looseness-models{end}", theme=theme)
+        return written
+
+    return both_themes(draw)

@@ -5,7 +5,7 @@ One point a task, for the top-k that most tasks have; two tasks make a picture.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,26 +13,25 @@ from semfocus.analysis.comparison import BASE
 from semfocus.analysis.dispersion_vs_speedup import WHENS, dispersion_against_speed, dispersion_points, drawn_points
 from semfocus.analysis.masks_vs_speedup import OUTCOMES, drawn_masks, mask_points
 from semfocus.analysis.records import Record
-from semfocus.report.figures.diagnosis import draw_against_speed
-from semfocus.report.figures.masks_vs_speedup import draw_masks_against_speed
+from semfocus.measurements import Measurements
+from semfocus.report.figures.speedup_scatter import draw_dispersion_vs_speedup, draw_masks_vs_speedup
 from semfocus.report.page.pictures import digest, picture
-from semfocus.report.page.stored import Json
 
 AT = "95"  # the percentile that is drawn over training
-Documents = Mapping[str, Mapping[str, Json]]  # by run and name
+Json = dict[str, Any]
 
 
-def over_tasks(records: Sequence[Record], documents: Documents) -> list[Json]:
+def cross_task_panels(records: Sequence[Record], measurements: Measurements) -> list[Json]:
     """Dispersion against speed-up, and the stability of masks against how soon tasks are learned."""
-    return [*_dispersion(records, documents), *_masks(records, documents)]
+    return [*_dispersion(records, measurements), *_masks(records, measurements)]
 
 
-def _dispersion(records: Sequence[Record], documents: Documents) -> list[Json]:
-    runs = [record for record in records if "dispersion" in documents.get(record.id, {})]
+def _dispersion(records: Sequence[Record], measurements: Measurements) -> list[Json]:
+    runs = [record for record in records if "dispersion" in measurements.get(record.id, {})]
     focused = _focused(runs)
     if not focused or not any(record.mechanism == BASE for record in runs):
         return []
-    tasks = {name: dispersion_points(runs, documents, name) for name in focused}
+    tasks = {name: dispersion_points(runs, measurements, name) for name in focused}
     mechanism, points = max(tasks.items(), key=lambda item: len(item[1]))
     panels = []
     for when in WHENS:
@@ -45,15 +44,15 @@ def _dispersion(records: Sequence[Record], documents: Documents) -> list[Json]:
             + ("" if when == "start" else " At the end dispersion is an outcome of training, and predicts nothing.")
             + _left_out(points)
         )
-        draw = partial(draw_against_speed, known, correlation, when=when)
+        draw = partial(draw_dispersion_vs_speedup, known, correlation, when=when)
         title = f"Dispersion against speed-up, {when} of training"
         panels.append(picture(title, words, draw, key=digest("speed", [when, mechanism, known, str(correlation)])))
     return panels
 
 
-def _masks(records: Sequence[Record], documents: Documents) -> list[Json]:
-    focused = _focused([record for record in records if "mask_stability" in documents.get(record.id, {})])
-    tasks = {name: mask_points(records, documents, name).points for name in focused}
+def _masks(records: Sequence[Record], measurements: Measurements) -> list[Json]:
+    focused = _focused([record for record in records if "mask_stability" in measurements.get(record.id, {})])
+    tasks = {name: mask_points(records, measurements, name).points for name in focused}
     drawn = {name: [drawn_masks(points, outcome) for outcome in OUTCOMES] for name, points in tasks.items()}
     mechanism = max(drawn, key=lambda name: len(drawn[name][0]), default="")
     if not mechanism or len(drawn[mechanism][0]) < 2:
@@ -64,7 +63,7 @@ def _masks(records: Sequence[Record], documents: Documents) -> list[Json]:
         "over the sizes of noise, median over seeds), against the epochs it needs and against its speed-up over full "
         f"attention.{_left_out(points)}"
     )
-    draw = partial(draw_masks_against_speed, points, mechanism=mechanism)
+    draw = partial(draw_masks_vs_speedup, points, mechanism=mechanism)
     return [picture("Stability of masks against speed", words, draw, key=digest("masks", [mechanism, str(points)]))]
 
 
@@ -73,5 +72,9 @@ def _focused(runs: Sequence[Record]) -> list[str]:
 
 
 def _left_out(points: Sequence[Any]) -> str:
-    count = sum(len(point.left_out) for point in points)
+    return left_out_note(sum(len(point.left_out) for point in points))
+
+
+def left_out_note(count: int) -> str:
+    """How many runs a panel does not show because they were measured with other settings."""
     return f" {count} measured in another way left out." if count else ""

@@ -13,23 +13,32 @@ says how many.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from semfocus.analysis.consistent_settings import commonest
 from semfocus.analysis.groups import Group
 from semfocus.analysis.records import Record
 from semfocus.analysis.results import Results
+from semfocus.measurements import (
+    Dispersion,
+    MaskStability,
+    Measurement,
+    Measurements,
+    Sharpness,
+    SurfaceMeta,
+    surface_name,
+)
+from semfocus.measurements.kinds import DIRECTIONS, Checkpoint
+from semfocus.measurements.store import KINDS
 from semfocus.report.figures.diagnosis import draw_dispersion_along_training, draw_mask_stability
 from semfocus.report.figures.landscape import draw_sharpness, draw_slopes
-from semfocus.report.page.cross_task_panels import AT, over_tasks
-from semfocus.report.page.markup import shown
+from semfocus.report.page.cross_task_panels import AT, cross_task_panels, left_out_note
 from semfocus.report.page.measured_surfaces import WORDS, surfaces_panel
 from semfocus.report.page.measured_table import table_panels
 from semfocus.report.page.pictures import digest, picture
-from semfocus.report.page.stored import DIRECTIONS, READERS, Json, Malformed, surface_name
 
 MOST_BYTES = 3_200_000  # of pictures: eight tasks with everything measured
 NO_ROOM = "Left out, for the page would grow too large; a report of these runs alone has them."
@@ -40,7 +49,10 @@ ALIKE = {
     **{surface_name(directions): ("grid", "extent", "rows", "squares") for directions in DIRECTIONS},
 }
 WITHIN = ("k",)  # in what runs of one mechanism have to agree: each is looked at with a k of its own
-Runs = dict[str, dict[int, Json]]  # documents by mechanism and seed
+FINEST = 1001  # points along a side of a surface that a page draws
+Json = dict[str, Any]
+M = TypeVar("M", bound=Measurement)
+Runs = dict[str, dict[int, M]]  # by mechanism and seed
 
 
 @dataclass(frozen=True)
@@ -57,8 +69,8 @@ class Section:
 
 def measured(found: Results) -> Section:
     """The panels of everything that was measured; empty when nothing was."""
-    documents, faults = _documents(found.measurements)
-    over = over_tasks(found.records, documents)
+    documents, faults = _drawable(found.measurements)
+    over = cross_task_panels(found.records, documents)
     groups, room = [], MOST_BYTES - _size(over)
     for place, group in enumerate(found.groups):
         panels, wrong = _panels(found, group, documents, pictures=room > 0)
@@ -75,26 +87,26 @@ def _size(panels: Iterable[Json]) -> int:
     return sum(len(panel.get("light", "")) + len(panel.get("dark", "")) for panel in panels)
 
 
-def _documents(measurements: Mapping[str, Mapping[str, Json]]) -> tuple[dict[str, dict[str, Json]], list[Any]]:
-    """By run and name what can be drawn; and what cannot, with the reason."""
-    found: dict[str, dict[str, Json]] = {}
-    faults = []
-    for run, kept in measurements.items():
-        for name, payload in kept.items():
-            if name not in READERS:
-                continue
-            try:
-                found.setdefault(run, {})[name] = READERS[name](payload)
-            except Malformed as error:
-                faults.append((run, f"the measurement {name!r} is not shown: {shown(str(error))}"))
-    return found, faults
+def _drawable(measurements: Measurements) -> tuple[Measurements, list[tuple[str, str]]]:
+    """What is not too fine to draw; and what is, with the reason."""
+    fine = [
+        (run, name)
+        for run, kept in measurements.items()
+        for name, one in kept.items()
+        if isinstance(one, SurfaceMeta) and one.grid > FINEST
+    ]
+    drawn = {
+        run: {name: one for name, one in kept.items() if (run, name) not in fine} for run, kept in measurements.items()
+    }
+    why = f"it has no grid of 2 to {FINEST} points a side"
+    return drawn, [(run, f"the measurement {name!r} is not shown: {why}") for run, name in fine]
 
 
 def _panels(
-    found: Results, group: Group, documents: Mapping[str, Mapping[str, Json]], pictures: bool
+    found: Results, group: Group, documents: Measurements, pictures: bool
 ) -> tuple[list[Json], list[tuple[str, str]]]:
     """`pictures`: whether there is room for them; tables are small."""
-    kinds = {name: _alike(group, documents, name) for name in READERS}
+    kinds = {name: _alike(group, documents, name) for name in KINDS}
     tables = table_panels(group.task, *kinds["dispersion"])
     if not pictures:
         left_out = {"title": "Figures", "note": NO_ROOM}
@@ -114,11 +126,11 @@ def _panels(
     return [panel for panel in panels if panel is not None], faults
 
 
-def _alike(group: Group, documents: Mapping[str, Mapping[str, Json]], name: str) -> tuple[Runs, int]:
+def _alike(group: Group, documents: Measurements, name: str) -> tuple[Runs[Any], int]:
     """The group's documents of one kind, measured as most of them were, and how many were not."""
     known = [(run, documents[run.id][name]) for run in group.records if name in documents.get(run.id, {})]
     agreed = _of_one_way(known, ALIKE[name])
-    runs: Runs = {}
+    runs: Runs[Any] = {}
     left_out = len(known) - len(agreed)
     for mechanism in dict.fromkeys(run.mechanism for run, _ in agreed):
         own = [(run, document) for run, document in agreed if run.mechanism == mechanism]
@@ -128,52 +140,50 @@ def _alike(group: Group, documents: Mapping[str, Mapping[str, Json]], name: str)
     return runs, left_out
 
 
-def _of_one_way(known: Sequence[tuple[Record, Json]], fields: Sequence[str]) -> list[tuple[Record, Json]]:
+def _of_one_way(known: Sequence[tuple[Record, M]], fields: Sequence[str]) -> list[tuple[Record, M]]:
     """Those that agree with most in these fields."""
-    ways = [{field: document[field] for field in fields if field in document} for _, document in known]
+    ways = [{field: getattr(one, field) for field in fields if hasattr(one, field)} for _, one in known]
     usual = commonest(ways)
     return [one for one, way in zip(known, ways, strict=True) if way == usual]
 
 
-def _with(kind: tuple[Runs, int], panel: Callable[[Runs, str], Json | None]) -> Json | None:
+def _with(kind: tuple[Runs[Any], int], panel: Callable[[Runs[Any], int], Json | None]) -> Json | None:
     runs, left_out = kind
-    return panel(runs, about(runs, left_out)) if runs else None
+    return panel(runs, left_out) if runs else None
 
 
-def about(runs: Runs, left_out: int) -> str:
-    """How many seeds a panel rests on, and what it leaves out."""
+def seeds_note(runs: Runs[Any], left_out: int) -> str:
+    """How many seeds a panel rests on, and how many runs it leaves out."""
     counts = {len(seeds) for seeds in runs.values()}
     many = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
     seeds = "One seed." if counts == {1} else f"Median over {many} seeds."
-    return seeds + (f" {left_out} measured in another way left out." if left_out else "")
+    return seeds + left_out_note(left_out)
 
 
-def _training(runs: Runs, note: str) -> Json | None:
-    lines = [
-        {"mechanism": name, "label": name, "checkpoints": _median_checkpoints(own.values())}
-        for name, own in runs.items()
-    ]
+def _training(runs: Runs[Dispersion], left_out: int) -> Json | None:
+    lines = [{"mechanism": name, "checkpoints": _median_checkpoints(own.values())} for name, own in runs.items()]
     if not any(len(line["checkpoints"]) > 1 for line in lines):
         return None
-    split = next(iter(next(iter(runs.values())).values()))["split"]
+    split = next(iter(next(iter(runs.values())).values())).split
     words = (
         f"By epoch, 0 being the initialisation: largest minus smallest score of a query ({split} rows), over all keys "
-        f"and over the k heaviest, at percentile {AT}; and how far the next key lies below. {note}"
+        f"and over the k heaviest, at percentile {AT}; and how far the next key lies below. "
+        f"{seeds_note(runs, left_out)}"
     )
     draw = partial(draw_dispersion_along_training, lines, at=AT)
     return picture("Dispersion over training", words, draw, key=digest("training", lines))
 
 
-def _median_checkpoints(documents: Iterable[Json]) -> dict[str, Json]:
+def _median_checkpoints(documents: Iterable[Dispersion]) -> dict[str, Json]:
     """A checkpoint an epoch, each number the median over the runs that have it."""
-    by_epoch: dict[float, list[Json]] = {}
+    by_epoch: dict[float, list[Checkpoint]] = {}
     for document in documents:
-        own = {checkpoint["epoch"]: checkpoint for checkpoint in document["checkpoints"].values()}
+        own = {checkpoint.epoch: checkpoint for checkpoint in document.checkpoints.values()}
         for epoch, checkpoint in own.items():
             by_epoch.setdefault(epoch, []).append(checkpoint)
     names = ("delta_full", "delta_heavy", "separation")
     return {
-        f"{epoch:g}": {"epoch": epoch, **{name: {AT: _median(c[name][AT] for c in those)} for name in names}}
+        f"{epoch:g}": {"epoch": epoch, **{name: {AT: _median(c.at(name, AT) for c in those)} for name in names}}
         for epoch, those in sorted(by_epoch.items())
     }
 
@@ -183,21 +193,21 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _masks(runs: Runs, note: str) -> Json | None:
+def _masks(runs: Runs[MaskStability], left_out: int) -> Json | None:
     lines = []
     for name, own in runs.items():
         those = list(own.values())
-        borders = those[0]["by_separation"]["borders"]
-        those = [one for one in those if one["by_separation"]["borders"] == borders]
-        kept = _columns([one["kept"] for one in those])
-        rows = [_columns(list(parts)) for parts in zip(*(one["by_separation"]["kept"] for one in those), strict=True)]
+        borders = those[0].by_separation.borders
+        those = [one for one in those if one.by_separation.borders == borders]
+        kept = _columns([one.kept for one in those])
+        rows = [_columns(list(parts)) for parts in zip(*(one.by_separation.kept for one in those), strict=True)]
         if all(share is None for share in kept):
             continue
-        shares = {"noise": those[0]["noise"], "kept": kept, "by_separation": {"borders": borders, "kept": rows}}
-        lines.append({"mechanism": name, "label": name, "measured": shares})
+        shares = {"noise": those[0].noise, "kept": kept, "by_separation": {"borders": borders, "kept": rows}}
+        lines.append({"mechanism": name, "measured": shares})
     words = (
         "The share of the k heaviest keys that stay when Gaussian noise is added to the input embeddings: by its size, "
-        f"and by how far a query's next key lies below the kept ones. {note}"
+        f"and by how far a query's next key lies below the kept ones. {seeds_note(runs, left_out)}"
     )
     draw = partial(draw_mask_stability, lines)
     return picture("Stability of the masks", words, draw, key=digest("masks", lines)) if lines else None
@@ -207,24 +217,31 @@ def _columns(rows: Sequence[Sequence[float | None]]) -> list[float | None]:
     return [_median(column) for column in zip(*rows, strict=True)]
 
 
-def _slopes(directions: str, runs: Runs, left_out: int) -> Json:
-    payloads = {name: list(own.values()) for name, own in runs.items()}
+def _slopes(directions: str, runs: Runs[SurfaceMeta], left_out: int) -> Json:
+    measured = {name: list(own.values()) for name, own in runs.items()}
     words = (
         f"Differences between neighbouring points of the surface ({WORDS[directions]}) inside growing squares. Above "
         f"as the paper has them; below per true distance, which alone compares models of different norm. "
-        f"{about(runs, left_out)} Bands: all seeds."
+        f"{seeds_note(runs, left_out)} Bands: all seeds."
     )
-    key = digest("slopes", [directions, payloads])
-    return picture("Slopes of the loss surface", words, partial(draw_slopes, payloads), key=key)
+    key = digest("slopes", [directions, _documents(runs)])
+    return picture("Slopes of the loss surface", words, partial(draw_slopes, measured), key=key)
 
 
-def _sharpness(runs: Runs, note: str) -> Json:
-    payloads = {name: list(own.values()) for name, own in runs.items()}
+def _sharpness(runs: Runs[Sharpness], left_out: int) -> Json:
+    measured = {name: list(own.values()) for name, own in runs.items()}
     words = (
         "Norm of the gradient of the mean training loss and the largest eigenvalue of its Hessian, at the kept "
         "checkpoints, a line a run; where a bound is certified, the share of it that the gradient attains."
     )
-    left = f" {note.partition('. ')[2]}".rstrip()
+    note = words + left_out_note(left_out)
     return picture(
-        "Sharpness along training", words + left, partial(draw_sharpness, payloads), key=digest("sharpness", payloads)
+        "Sharpness along training",
+        note,
+        partial(draw_sharpness, measured),
+        key=digest("sharpness", _documents(runs)),
     )
+
+
+def _documents(runs: Runs[Any]) -> dict[str, list[Json]]:
+    return {name: [one.document for one in own.values()] for name, own in runs.items()}

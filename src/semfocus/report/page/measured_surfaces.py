@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from semfocus.analysis.groups import Group, base_first
 from semfocus.errors import SemfocusError
-from semfocus.landscape.stored import Surface, read_surface
-from semfocus.report.figures.landscape import draw_surfaces
+from semfocus.measurements import Surface, SurfaceMeta, read_surface
+from semfocus.report.figures.surfaces import draw_surfaces
+from semfocus.report.page.cross_task_panels import left_out_note
 from semfocus.report.page.pictures import digest, picture
 from semfocus.store import RunDirectory
 
@@ -26,7 +26,7 @@ Fault = tuple[str, str]
 
 
 def surfaces_panel(
-    root: Path, group: Group, directions: str, runs: Mapping[str, Mapping[int, Any]], left_out: int
+    root: Path, group: Group, directions: str, runs: Mapping[str, Mapping[int, SurfaceMeta]], left_out: int
 ) -> tuple[dict[str, str] | None, list[Fault]]:
     """The seed that most mechanisms have a surface of; None when none can be read, and why."""
     seeds = sorted({seed for own in runs.values() for seed in own})
@@ -37,37 +37,24 @@ def surfaces_panel(
         if len(surfaces) == ACROSS:
             break
         try:
-            surface = _read(RunDirectory(root / ids[mechanism]), directions)
+            surface = read_surface(RunDirectory(root / ids[mechanism]), directions)
         except SemfocusError as error:
             faults.append((ids[mechanism], f"its loss surface is not shown: {error}"))
             continue
-        if surface is not None:
+        if surface is not None and surface.lowest is not None:
             surfaces[mechanism] = surface
     if not surfaces:
         return None, faults
     alike = next(iter(next(iter(runs.values())).values()))
     words = (
         f"Training loss around the trained models (+), {WORDS[directions]}, as long as the parameters themselves at 1; "
-        f"seed {seed}, {alike['grid']:g} x {alike['grid']:g} points over {alike['rows']:g} rows, one colour scale "
-        "for all." + (f" {left_out} measured in another way left out." if left_out else "")
+        f"seed {seed}, {alike.grid} x {alike.grid} points over {alike.rows} rows, one colour scale "
+        f"for all.{left_out_note(left_out)}"
     )
-    key = digest("surface", {name: s.payload for name, s in surfaces.items()}, *map(_bytes, surfaces.values()))
+    key = digest(
+        "surface", {name: [directions, s.meta.extent] for name, s in surfaces.items()}, *map(_bytes, surfaces.values())
+    )
     return picture("Loss surface", words, partial(draw_surfaces, surfaces), key=key, kind="webp"), faults
-
-
-def _read(run: RunDirectory, directions: str) -> Surface | None:
-    """What is kept, its numbers taken from the losses; None for one that is half done or nowhere finite."""
-    found = read_surface(run, directions)
-    if found is None or not np.isfinite(found.losses).any():
-        return None
-    finite = found.losses[np.isfinite(found.losses)]
-    payload = {
-        "grid": len(found.losses), "extent": float(found.payload["extent"]), "directions": directions,
-        "lowest": float(finite.min()), "not_finite": int(found.losses.size - len(finite)),
-    }  # fmt: skip
-    path = found.path
-    sound = path is not None and path.ndim == 2 and path.shape[1] == 2 and bool(np.isfinite(path).all())
-    return Surface(found.losses, payload, path if sound else None)
 
 
 def _bytes(surface: Surface) -> bytes:

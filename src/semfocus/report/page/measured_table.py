@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from semfocus.analysis.comparison import BASE
-from semfocus.report.page.stored import Json
+from semfocus.measurements import Dispersion
+from semfocus.report.page.cross_task_panels import left_out_note
 
 HEADS = ("", "from", "δ full", "δ heavy", "Δ", "in-degree", "W", "X", "sharper W", "sharper X", "")
 NUMBERS = ("delta_full", "delta_heavy", "separation", "in_degree", "w", "x")
@@ -24,16 +25,18 @@ NOTE = (
     "e^δ / keys, a bound on a probability, exceeds 1. In-degree < k: outside the theory. Uneven rows: queries of a row "
     "see different keys, for which there is no sharper X."
 )
-Runs = Mapping[str, Mapping[int, Json]]
+Json = dict[str, Any]
+Runs = Mapping[str, Mapping[int, Dispersion]]
 
 
 def table_panels(task: str, runs: Runs, left_out: int) -> list[Json]:
     """A table for each top-k mechanism that was measured at the end of its training; torch comes with it."""
     focused = [name for name in runs if name.startswith("topk:")]
     found = [(name, _table(task, name, runs)) for name in focused]
-    left = f" {left_out} measured in another way left out." if left_out else ""
     return [
-        {"title": f"Table 6, {name}", "note": NOTE + left, "heads": HEADS, "rows": rows} for name, rows in found if rows
+        {"title": f"Table 6, {name}", "note": NOTE + left_out_note(left_out), "heads": HEADS, "rows": rows}
+        for name, rows in found
+        if rows
     ]
 
 
@@ -41,13 +44,13 @@ def _table(task: str, mechanism: str, runs: Runs) -> list[Json]:
     from semfocus.analysis.table6 import COLUMNS, PAPER_K, one_model, published, two_models
 
     full, heavy = runs.get(BASE, {}), runs[mechanism]
-    ended = [seed for seed, document in heavy.items() if "last" in document["checkpoints"]]
-    paired = [seed for seed in ended if seed in full and "last" in full[seed]["checkpoints"]]
+    ended = [seed for seed, document in heavy.items() if "last" in document.checkpoints]
+    paired = [seed for seed in ended if seed in full and "last" in full[seed].checkpoints]
     ways: list[tuple[str, list[Json]]] = [
         (f"two models, {_many(len(paired), 'pair')}", [two_models(full[seed], heavy[seed]) for seed in paired]),
         (f"one model, {_many(len(ended), 'seed')}", [one_model(heavy[seed]) for seed in ended]),
     ]
-    paper = published(task) if all(document["k"] == PAPER_K for document in heavy.values()) else None
+    paper = published(task) if all(document.k == PAPER_K for document in heavy.values()) else None
     ways += [("the paper", [paper])] if paper is not None else []
     lines = []
     for percent in COLUMNS:

@@ -10,8 +10,7 @@ from semfocus.analysis.accuracy import Accuracies, accuracy_difference
 from semfocus.analysis.comparison import BASE, Arm
 from semfocus.analysis.groups import Group
 from semfocus.analysis.records import Record
-from semfocus.report.terminal.progress import duration
-from semfocus.report.terminal.tables import epochs_text, interval_text, signed
+from semfocus.report.text import duration, epochs_text, interval_text, ratio_text
 
 STRIP_HEIGHT = 30
 NEVER_AT = 93.0  # per cent of a strip's width: where runs stand that never got there
@@ -73,9 +72,9 @@ def convergence(group: Group) -> list[Row]:
             Cell(median, arm.times.median if arm.times.median is not None else math.inf),
             Cell(spread, spread),
             Cell(f"{arm.reached} of {len(arm.times)}", arm.reached),
-            Cell("" if speed is None else signed(speed.ratio), ratio.value if ratio else None),
+            Cell("" if speed is None else ratio_text(speed.ratio), ratio.value if ratio else None),
             Cell(interval_text(arm), low),
-            Cell("" if speed is None else signed(speed.median_ratio), speed.median_ratio.value if speed else None),
+            Cell("" if speed is None else ratio_text(speed.median_ratio), speed.median_ratio.value if speed else None),
             Cell("" if arm.p is None else f"{arm.p:.2g}", arm.p),
             Cell(str(arm.diverged or ""), arm.diverged),
         ]

@@ -19,7 +19,7 @@ from semfocus.report.page import rows
 from semfocus.report.page.markup import shown
 from semfocus.report.page.payload import charts, shapes
 from semfocus.report.page.provenance import command, commit, config_for_training, facts_of
-from semfocus.report.page.summary import sentences
+from semfocus.report.page.summary import summary_text
 
 if TYPE_CHECKING:
     from semfocus.analysis.comparison import Arm
@@ -81,7 +81,7 @@ def group(place: int, group: Group, mechanisms: list[str]) -> Json:
         "name": group.name,
         "details": group.details,
         "settings": "; ".join(setting_text(n, group.settings[n]) for n in TELLING if group.settings.get(n)),
-        "findings": sentences(group),
+        "findings": summary_text(group),
         "curve_note": _curve_note(group),
         "convergence": learned,
         "convergence_titles": rows.CONVERGENCE,

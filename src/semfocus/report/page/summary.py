@@ -9,6 +9,7 @@ from semfocus.analysis.comparison import BASE, Arm
 from semfocus.analysis.groups import Group, base_first
 from semfocus.analysis.multiple import ALPHA, not_enough
 from semfocus.analysis.records import THRESHOLD
+from semfocus.report.text import ratio_words
 
 LEVEL = f"{100 * THRESHOLD:.0f} %"
 _SHOWN = 8  # names in a sentence
@@ -27,18 +28,16 @@ def summarise(groups: Sequence[Group]) -> Summary:
     """Sum up all groups; one group speaks for itself."""
     if not groups:
         return Summary("No runs yet", "Nothing was asked: the directory holds no run that can be read.", [])
-    found = sentences(groups[0]) if len(groups) == 1 else _over_groups(groups)
+    found = summary_text(groups[0]) if len(groups) == 1 else _over_groups(groups)
     return Summary(_headline(groups), _asked(groups), found)
 
 
-def sentences(group: Group) -> list[str]:
+def summary_text(group: Group) -> list[str]:
     """What the data of one group support, in words for people: mechanisms of which the same is said share a line."""
-    said: dict[str, list[str]] = {}
-    for line in group.comparison.sentences():
-        name = next((m for m in group.mechanisms if line.startswith((f"{m} ", f"{m}: "))), "")
-        said.setdefault(line.removeprefix(name), []).append(name)
-    lines = [f"{_joined(names)}{rest}" if names[0] else rest for rest, names in said.items()]
-    return [line.replace(" >= ", " at least ").replace(" <= ", " at most ").replace("%", " %") for line in lines]
+    mechanisms: dict[str, list[str]] = {}  # by what is said of them
+    for finding in group.comparison.findings():
+        mechanisms.setdefault(finding.predicate(LEVEL, ratio_words), []).append(finding.mechanism)
+    return [f"{_joined(names)}{predicate}" for predicate, names in mechanisms.items()]
 
 
 def _asked(groups: Sequence[Group]) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from semfocus.report.text import duration
+
 PLAIN_EVERY = 10.0  # seconds between plain lines
 
 
@@ -140,10 +142,3 @@ class ProgressTable:
             )
             table.add_row(*cells, style="dim" if line.state == "waiting" else "")
         return table
-
-
-def duration(seconds: float) -> str:
-    """`12 s`, `4 min 05 s`, `3 h 20 min`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -11,7 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from semfocus.report.terminal.progress import Line, Progress, ProgressTable, duration
+from semfocus.report.terminal.progress import Line, Progress, ProgressTable
+from semfocus.report.text import duration
 
 MOST_LINES = 16  # on a screen
 

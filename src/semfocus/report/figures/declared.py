@@ -1,0 +1,248 @@
+"""The panels that an experiment declares, drawn: each kind of panel from the fields and metrics that it names.
+
+    draw_panels(experiment.panels, results, Path("figures/figure_1"))
+
+curves    metrics one above the other along `along`, a column for each value of `each`, a line for each of `lines`
+sweep     one value a run, as median and band over seeds, against the field `along`; columns and lines as above
+scatter   a point for each of `lines`: the median of `along` and the median of the metric
+surface   loss surfaces of one seed side by side, a figure for each of `each`
+table     medians over seeds as text, with all percentiles that were measured
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from semfocus.errors import UsageError
+from semfocus.report.figures.curves import about_seeds, draw_grid
+from semfocus.report.figures.declared_summaries import draw_scatter, draw_surface, draw_table
+from semfocus.report.figures.drawing import (
+    FORMATS,
+    caption,
+    drawing,
+    heading,
+    is_wide,
+    legend,
+    logarithmic,
+    percent,
+    plain,
+    save,
+    sequential_colour,
+)
+from semfocus.report.figures.lines import draw_marked_line
+from semfocus.report.figures.panel_values import (
+    PERCENTILE,
+    Panel,
+    Results,
+    Runs,
+    Sheet,
+    check_alike,
+    is_share,
+    key_text,
+    metric_text,
+    number,
+)
+from semfocus.report.figures.panels import Column, Curve, median_epoch
+from semfocus.report.figures.series import METRICS, quantiles
+from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ACROSS = 4  # columns of one figure
+Points = dict[float, list[float]]  # x -> a value for each seed; NaN for one that never converged
+
+
+@dataclass(frozen=True, eq=False)
+class PointLine:
+    """One line of a panel."""
+
+    label: str
+    style: MechanismStyle
+    points: Points
+
+
+@dataclass(frozen=True, eq=False)
+class PointColumn:
+    """The panels of one value of `each`: for each metric its lines."""
+
+    title: str
+    runs: Runs
+    rows: Sequence[Sequence[PointLine]]
+
+
+def draw_panels(
+    panels: Sequence[Panel],
+    results: Results,
+    stem: Path,
+    *,
+    shown: Callable[[Panel], Collection[str]] | None = None,
+    formats: Sequence[str] = FORMATS,
+    theme: Theme = "light",
+) -> list[Path]:
+    """Draw every panel that the runs have values for, as `stem`-1.svg and so on; returns the files.
+
+    `shown` gives the ids of the runs that a panel shows; without it each panel shows all runs of the results.
+    """
+    written: list[Path] = []
+    for place, panel in enumerate(panels, start=1):
+        if panel.kind not in KINDS:
+            raise UsageError(f"panel {panel.title!r}: kind {panel.kind!r} is not one of {', '.join(KINDS)}")
+        ids = None if shown is None else set(shown(panel))
+        records = [record for record in results.records if ids is None or record.id in ids]
+        runs = Runs(records, results.groups, results.measurements)
+        target = stem.with_name(f"{stem.name}-{place}") if len(panels) > 1 else stem
+        written += KINDS[panel.kind](Sheet(panel, runs, results.root, target, formats, theme))
+    return written
+
+
+def _draw_curves(sheet: Sheet) -> list[Path]:
+    panel = sheet.panel
+    if panel.along != "epoch" or any(metric not in METRICS for metric in panel.metrics):
+        return _draw_points(sheet, [], _measured_points)
+    columns = []
+    for title, runs in sheet.columns():
+        runs = runs.only([record for record in runs.records if record.metrics])
+        horizon = float(max((record.horizon for record in runs.records), default=1))
+        curves = []
+        for label, style, own in sheet.lines(runs):
+            check_alike(panel.title, label, own.records)
+            curves.append(Curve(label, style, own.records, median_epoch(own.records, horizon)))
+        if curves:
+            columns.append(Column(title, curves, horizon, runs.seeds, runs.baselines))
+    written = []
+    for stem, part in sheet.parts(columns, ACROSS):
+        written += draw_grid(part, panel.metrics, stem, title=panel.title, quantiles=panel.quantiles,
+                             formats=sheet.formats, theme=sheet.theme)  # fmt: skip
+    return written
+
+
+def _measured_points(sheet: Sheet, metric: str, runs: Runs, label: str) -> Points:
+    """The points of a measured curve: two lists of the same length in each run's measurement."""
+    check_alike(sheet.panel.title, label, runs.records)
+    points: Points = {}
+    for record in runs.records:
+        places, values = runs.measured(record, sheet.panel.along), runs.measured(record, metric)
+        if isinstance(places, list) and isinstance(values, list):
+            for place, value in zip(map(number, places), map(number, values), strict=False):
+                if place is not None and value is not None:
+                    points.setdefault(place, []).append(value)
+    return points
+
+
+def _draw_sweep(sheet: Sheet) -> list[Path]:
+    swept = [key[0] for key in sheet.runs.split([sheet.panel.along])]
+    numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in swept)
+
+    def points(sheet: Sheet, metric: str, runs: Runs, label: str) -> Points:
+        swept_points: Points = {}
+        for (value,), own in runs.split([sheet.panel.along]).items():
+            check_alike(sheet.panel.title, f"{label}, {key_text([sheet.panel.along], (value,))}", own.records)
+            values = own.values(metric)
+            if values:
+                swept_points[float(value) if numeric else float(swept.index(value))] = values
+        return swept_points
+
+    return _draw_points(sheet, [] if numeric else [str(value) for value in swept], points)
+
+
+def _draw_points(
+    sheet: Sheet, names: Sequence[str], points_of: Callable[[Sheet, str, Runs, str], Points]
+) -> list[Path]:
+    """Draw a grid of panels, metrics down and columns across; `names` label the x axis where it has no numbers."""
+    columns = []
+    for title, runs in sheet.columns():
+        lines = sheet.lines(runs)
+        rows = [
+            [PointLine(label, style, points_of(sheet, metric, own, label)) for label, style, own in lines]
+            for metric in sheet.panel.metrics
+        ]
+        if any(line.points for row in rows for line in row):
+            columns.append(PointColumn(title, runs, rows))
+    written = []
+    for stem, part in sheet.parts(columns, ACROSS):
+        written += _draw_point_grid(sheet, part, names, stem)
+    return written
+
+
+def _draw_point_grid(sheet: Sheet, columns: Sequence[PointColumn], names: Sequence[str], stem: Path) -> list[Path]:
+    from matplotlib.figure import Figure
+
+    panel = sheet.panel
+    sequential = bool(names) and all(len(row) == 1 for column in columns for row in column.rows)
+    never = False
+    with drawing(sheet.theme):
+        size = (max(4.2, 0.9 + 2.75 * len(columns)), 1.0 + 2.2 * len(panel.metrics))
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(len(panel.metrics), len(columns), sharex="col", sharey="row", squeeze=False)
+        for column, down in zip(columns, axes.T, strict=True):
+            for axis, lines in zip(down, column.rows, strict=True):
+                for line in lines:
+                    never |= _draw_point_line(axis, line, sheet, column.runs.horizon, sequential)
+            heading(down[0], column.title)
+            down[-1].set_xlabel(metric_text(panel.along))
+        for across, metric in zip(axes, panel.metrics, strict=True):
+            across[0].set_ylabel("\n".join(textwrap.wrap(metric_text(metric), 32)))
+            for axis in across:  # when all are drawn: they share an axis, and to set its end stops it from growing
+                _label_axes(axis, metric, sheet.theme, names)
+        text = about_seeds(max(column.runs.seeds for column in columns), panel.quantiles, panel.title)
+        text += f"; percentile {PERCENTILE}" if any(map(sheet.runs.percentiles, panel.metrics)) else ""
+        caption(figure, text + ("; hollow: the median seed never converged" if never else ""))
+        if not sequential:
+            legend(figure, list(axes.flat))
+        return save(figure, stem, sheet.formats)
+
+
+def _draw_point_line(axis: Axes, line: PointLine, sheet: Sheet, horizon: float, sequential: bool) -> bool:
+    """Draw median and band; True where a median seed never converged and a hollow mark stands at the horizon."""
+    theme, places = sheet.theme, sorted(line.points)
+    bands = [quantiles(np.array(line.points[place])[:, None], sheet.panel.quantiles) for place in places]
+    low, middle, high = ([float(band[i][0]) for band in bands] for i in range(3))
+    colour, style = line.style.on(theme), line.style
+    if sequential:  # the marks have colours of their own
+        colour, style = PALETTES[theme].quiet, line.style._replace(dash=())
+    draw_marked_line(axis, places, middle, style, theme, label=line.label, color=colour, markersize=4)
+    if any(len(values) > 1 for values in line.points.values()):
+        axis.fill_between(places, low, high, color=colour, alpha=0.14, linewidth=0)
+    for i, (place, value) in enumerate(zip(places, middle, strict=True)):
+        own = sequential_colour(i / max(1, len(places) - 1), theme) if sequential else colour
+        if math.isnan(value):
+            axis.plot(place, horizon, "o", markerfacecolor=PALETTES[theme].ground, color=own, markersize=7)
+        elif sequential:
+            axis.plot(place, value, "o", color=own, markersize=7, zorder=3)
+    return any(map(math.isnan, middle))
+
+
+def _label_axes(axis: Axes, metric: str, theme: Theme, names: Sequence[str]) -> None:
+    if names:
+        axis.set_xticks(range(len(names)), names, rotation=45, ha="right")
+        axis.set_xlim(-0.5, len(names) - 0.5)
+    elif is_wide(axis.dataLim.intervalx):
+        logarithmic(axis, "x")
+    else:
+        axis.xaxis.set_major_formatter(plain)
+    if is_share(metric):
+        percent(axis.yaxis)
+        axis.set_ylim(top=1.02)
+    elif is_wide(axis.dataLim.intervaly) or metric == "speed_up":
+        logarithmic(axis, "y")
+    else:
+        axis.set_ylim(bottom=0)
+    if metric == "speed_up":
+        axis.axhline(1, color=PALETTES[theme].quiet, linewidth=0.9)
+
+
+KINDS: dict[str, Callable[[Sheet], list[Path]]] = {
+    "curves": _draw_curves,
+    "sweep": _draw_sweep,
+    "scatter": draw_scatter,
+    "surface": draw_surface,
+    "table": draw_table,
+}
