@@ -125,9 +125,8 @@ class ListOps(Task):
         low, high = max(span[0], self.min_length + 1), span[1]
         legal = low + np.flatnonzero(self._sizes.probability[low : high + 1])
         if not len(legal):
-            raise UsageError(
-                f"lengths = {span}: no tree of {self.name} has such a length; choose {self.min_length + 1} .. {self.seq_len}"
-            )
+            legal = f"{self.min_length + 1} .. {self.seq_len}"
+            raise UsageError(f"lengths = {span}: no tree of {self.name} has such a length; choose among {legal}")
         self._check_effort(self._sizes.probability[legal].min(), f"exactly {legal[-1]}")
         choice = rng.integers(len(legal), n if per == "row" else 1)
         return np.broadcast_to(legal[choice], (n,)).copy()
