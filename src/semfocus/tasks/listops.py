@@ -16,6 +16,7 @@ from semfocus.errors import UsageError, check_int
 from semfocus.randomness import Stream, stream
 from semfocus.tasks.base import SPLITS, Per, Progress, Rows, Span, Split, Task
 from semfocus.tasks.listops_trees import Shape, TreeSizes, fill, grow
+from semfocus.tasks.registry import register_task
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 FIRST_OPERATOR, CLOSE = 10, 14
@@ -26,6 +27,7 @@ REDRAWS = 64  # (2/3)^64: a shape with rows in the split is lost once in 10^11
 LIMITS = (("min_length", 0, 4095), ("max_length", 2, 4096), ("max_depth", 1, 64), ("max_args", 2, 64))
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class ListOps(Task):
     """Trees of operators over digits in prefix form, min_length < tokens < max_length; the class is the value.
