@@ -16,7 +16,6 @@ END = "--- end of block ---"
 
 def test_the_guide_runs_and_prints_what_it_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     script, shown = [], []
     for language, title, content in BLOCK.findall(GUIDE.read_text(encoding="utf-8")):
         if title:

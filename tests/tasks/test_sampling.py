@@ -14,7 +14,7 @@ import torch
 from semfocus.errors import UsageError
 from semfocus.randomness import stream
 from semfocus.tasks import get_task, register_task, task_names
-from semfocus.tasks.base import LengthTask
+from semfocus.tasks.base import LengthTask, Rows, Task
 from semfocus.tasks.parity import Parity
 
 NAMES = [
@@ -136,7 +136,7 @@ def test_listops_draws_wanted_lengths_uniformly_in_random_order() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: get_task("partiy"), "did you mean 'parity'.*known: cycle_navigation.*listops"),
+        (lambda: get_task("partiy"), "did you mean 'parity'.*known: .*cycle_navigation.*listops"),
         (lambda: get_task("parity", lenght=4), "unknown option of parity 'lenght'; did you mean 'length'"),
         (lambda: get_task("parity", length=0), "length = 0 is too short for parity; choose length >= 1"),
         (lambda: get_task("parity", length=2.5), "length = 2.5 must be a whole number"),
@@ -286,6 +286,30 @@ def test_a_stream_is_pinned_to_published_words() -> None:
     assert stream(7, "data/train").words(2).tolist() == [3853844847870306662, 374343989468339536]
     assert stream(7, "data/train").words(2).tolist() != stream(7, "data/test").words(2).tolist()
     assert sorted(stream(1, "x").permutation(50).tolist()) == list(range(50))
+
+
+def test_a_users_task_with_the_old_names_still_works_and_warns() -> None:
+    with pytest.warns(DeprecationWarning, match=r"Old\.width is now Old\.seq_len"):
+
+        class Old(Task):
+            name = "old"
+            summary = "what is the first bit?"
+            symbols = ("0", "1")
+            num_classes = 2
+            width = 3
+
+            def draw(self, n, span, per, rng, *, seed, split, progress):
+                tokens = rng.integers(2, (n, self.width))
+                return Rows(tokens, tokens[:, 0], np.full(n, 3))
+
+            def label_rows(self, tokens, lengths):
+                return tokens[:, 0]
+
+    task = Old()
+    assert task.seq_len == 3
+    assert task.sample(4, seed=0).tokens.shape == (4, 3)
+    with pytest.warns(DeprecationWarning, match=r"Task\.width is now Task\.seq_len"):
+        assert get_task("parity").width == 40
 
 
 def test_a_users_generator_is_registered_and_sampled_like_any_other() -> None:

@@ -153,7 +153,9 @@ def _arm(
     measured = [run for run in runs if run.metrics]
 
     def accuracies(pick: str, name: str) -> Accuracies:
-        return Accuracies.of({run.seed: float(getattr(run, pick)(name)) for run in measured})
+        return Accuracies.of(
+            {run.seed: float(getattr(run, pick)(name)) for run in measured if run.final(name) is not None}
+        )
 
     return Arm(
         mechanism,

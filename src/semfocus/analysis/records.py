@@ -84,12 +84,12 @@ class Record:
         return self.column("epoch")[there[0]].item() if len(there) else None
 
     def final(self, name: str) -> float | None:
-        """The last value of a metric."""
-        return self.metrics[-1][name] if len(self.metrics) else None
+        """The last value of a metric; None if the run does not measure it."""
+        return self.metrics[-1].get(name) if len(self.metrics) else None
 
     def best(self, name: str) -> float | None:
-        """The largest value of a metric."""
-        return np.fmax.reduce(self.column(name)).item() if len(self.metrics) else None
+        """The largest value of a metric; None if the run does not measure it."""
+        return np.fmax.reduce(self.column(name)).item() if self.final(name) is not None else None
 
 
 class Fault(NamedTuple):

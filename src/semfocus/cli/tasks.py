@@ -63,7 +63,7 @@ def show_task(
     typer.echo(f"{task.name}: {task.summary}")
     typer.echo(f"width {task.seq_len}, {task.vocab_size} symbols, {task.num_classes} classes\n")
     for row, label, length in zip(batch.tokens, batch.labels.tolist(), batch.lengths.tolist(), strict=True):
-        typer.echo(f"{task.render(row, length)}  ->  {task.class_names[label]}")
+        typer.echo(f"{task.render(row, length)}  ->  {task.render_label(label)}")
     known = ", ".join(f"{kind} {share:.1%}" for kind, share in task.baselines.items())
     typer.echo(f"\naccuracy without learning: {known}")
 

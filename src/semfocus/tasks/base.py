@@ -238,6 +238,12 @@ class Task(ABC):
             raise UsageError(f"{ids.tolist()} is not a row of {self.name}, whose ids are 0 .. {len(texts) - 1}")
         return self._joint().join(texts[i] for i in ids[:length])
 
+    def render_label(self, label: int | Sequence[int]) -> str:
+        """A label as people write it: the name of its class, or the symbols of those positions that have a target."""
+        if isinstance(label, int):
+            return self.class_names[label]
+        return self._joint().join(self.symbols[i] for i in label if i != NO_TARGET)
+
     def parse(self, text: str) -> torch.Tensor:
         """The ids of a row written as `render` writes it; spaces between one-character symbols do not matter."""
         import torch

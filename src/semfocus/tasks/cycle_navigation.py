@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from semfocus.randomness import Stream
 from semfocus.tasks.base import LengthTask, within
+from semfocus.tasks.registry import register_task
 
 RING = 5
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class CycleNavigation(LengthTask):
     """Uniform steps left (0), stay (1), right (2) from position 0; the class is the final position."""

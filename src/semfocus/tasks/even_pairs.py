@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from semfocus.randomness import Stream
 from semfocus.tasks.base import LengthTask, within
+from semfocus.tasks.registry import register_task
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class EvenPairs(LengthTask):
     """Fair bits; the class is the number of positions that differ from the next one, modulo 2.

@@ -91,9 +91,8 @@ def export_again(manifest: Path, out: Path, progress: Progress | None = None) ->
 
 def _records(task: Task, recipe: Recipe, progress: Progress | None) -> Iterator[Record]:
     batch = task.sample(recipe.n, seed=recipe.seed, split=recipe.split, progress=progress)
-    names = task.class_names
     for row, label, length in zip(batch.tokens, batch.labels.tolist(), batch.lengths.tolist(), strict=True):
-        yield task.render(row, length), names[label]
+        yield task.render(row, length), task.render_label(label)
 
 
 def _json_line(record: Record) -> str:

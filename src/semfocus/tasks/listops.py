@@ -16,6 +16,7 @@ from semfocus.errors import UsageError, check_int
 from semfocus.randomness import Stream, stream
 from semfocus.tasks.base import SPLITS, Per, Progress, Rows, Span, Split, Task
 from semfocus.tasks.listops_trees import Shape, TreeSizes, fill, grow
+from semfocus.tasks.registry import register_task
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 FIRST_OPERATOR, CLOSE = 10, 14
@@ -26,6 +27,7 @@ REDRAWS = 64  # (2/3)^64: a shape with rows in the split is lost once in 10^11
 LIMITS = (("min_length", 0, 4095), ("max_length", 2, 4096), ("max_depth", 1, 64), ("max_args", 2, 64))
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class ListOps(Task):
     """Trees of operators over digits in prefix form, min_length < tokens < max_length; the class is the value.
@@ -125,10 +127,8 @@ class ListOps(Task):
         low, high = max(span[0], self.min_length + 1), span[1]
         legal = low + np.flatnonzero(self._sizes.probability[low : high + 1])
         if not len(legal):
-            raise UsageError(
-                f"lengths = {span}: no tree of {self.name} has such a length; "
-                f"choose {self.min_length + 1} .. {self.seq_len}"
-            )
+            legal = f"{self.min_length + 1} .. {self.seq_len}"
+            raise UsageError(f"lengths = {span}: no tree of {self.name} has such a length; choose among {legal}")
         self._check_effort(self._sizes.probability[legal].min(), f"exactly {legal[-1]}")
         choice = rng.integers(len(legal), n if per == "row" else 1)
         return np.broadcast_to(legal[choice], (n,)).copy()

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from semfocus.errors import UsageError
 from semfocus.randomness import Stream
 from semfocus.tasks.base import LengthTask, within
+from semfocus.tasks.registry import register_task
 
 HOLE = 2
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class MissingDuplicate(LengthTask):
     """h = L // 2 fair bits, written twice, one of the 2h positions replaced by a hole: the class is its bit.

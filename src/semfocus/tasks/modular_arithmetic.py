@@ -13,6 +13,7 @@ from semfocus.errors import UsageError
 from semfocus.randomness import Stream
 from semfocus.tasks.base import LengthTask
 from semfocus.tasks.brackets import MODULUS, Alphabet, draw_expressions, evaluate, render_expression
+from semfocus.tasks.registry import register_task
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 ALPHABET = Alphabet(operators=(5, 6, 7), opening=8, closing=9)
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class ModularArithmetic(LengthTask):
     """A random bracketed expression over + - *; the class is its value modulo 5. `x` has an id but never occurs."""

@@ -1,29 +1,26 @@
-"""Tasks by name. The built-in ones are named here and imported when first asked for."""
+"""Tasks by name. The built-in ones are listed here and imported when first used."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from semfocus.errors import UsageError, unknown
+from semfocus.registry import Registry
 from semfocus.tasks.base import Task
 
 FILE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-
-_MODULES = {
-    "parity": "Parity",
-    "even_pairs": "EvenPairs",
-    "missing_duplicate": "MissingDuplicate",
-    "cycle_navigation": "CycleNavigation",
-    "stack_manipulation": "StackManipulation",
-    "modular_arithmetic": "ModularArithmetic",
-    "solve_equation": "SolveEquation",
-    "listops": "ListOps",
-}
-_registered: dict[str, type[Task]] = {}
+_BUILT_IN = (
+    "parity", "even_pairs", "missing_duplicate", "cycle_navigation", "stack_manipulation", "modular_arithmetic",
+    "solve_equation", "listops",
+)  # fmt: skip
+_tasks: Registry[type[Task]] = Registry(
+    "task",
+    {name: f"semfocus.tasks.{name}" for name in _BUILT_IN},
+    hint="; or a file ending in " + ", ".join(FILE_SUFFIXES),
+)
 
 
 def register_task(cls: type[Task]) -> type[Task]:
@@ -31,25 +28,17 @@ def register_task(cls: type[Task]) -> type[Task]:
     name = getattr(cls, "name", None)
     if not isinstance(name, str) or not name.isidentifier():
         raise UsageError(f"{cls.__name__}.name = {name!r} must be a name such as 'my_task'")
-    if name in _MODULES or _registered.get(name, cls) is not cls:
-        raise UsageError(f"a task called {name!r} is registered already; choose another name")
-    _registered[name] = cls
-    return cls
+    return _tasks.register(cls)
 
 
 def task_names() -> list[str]:
     """The names of all registered tasks, the paper's eight first."""
-    return [*_MODULES, *_registered]
+    return _tasks.names()
 
 
 def task_class(name: str) -> type[Task]:
     """The class registered under `name`."""
-    if name in _MODULES:
-        return getattr(import_module(f"semfocus.tasks.{name}"), _MODULES[name])
-    if name in _registered:
-        return _registered[name]
-    files = "; or a file ending in " + ", ".join(FILE_SUFFIXES)
-    raise unknown("task", name, task_names(), hint=files)
+    return _tasks.get(name)
 
 
 def option_defaults(name: str) -> dict[str, Any]:

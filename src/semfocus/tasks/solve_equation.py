@@ -13,6 +13,7 @@ from semfocus.errors import UsageError
 from semfocus.randomness import Stream
 from semfocus.tasks.base import LengthTask
 from semfocus.tasks.brackets import MODULUS, Alphabet, draw_expressions, evaluate, render_expression
+from semfocus.tasks.registry import register_task
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,7 @@ ALPHABET = Alphabet(operators=(5, 6), opening=7, closing=8)
 UNKNOWN, EQUALS = 9, 10
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class SolveEquation(LengthTask):
     """An expression over + - with one digit replaced by x, `=` and its value modulo 5; the class is the digit.

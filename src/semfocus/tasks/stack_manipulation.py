@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 
 from semfocus.randomness import Stream
 from semfocus.tasks.base import LengthTask, within
+from semfocus.tasks.registry import register_task
 
 POP, PUSH = 2, 3  # PUSH + bit
 EMPTY = 2
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class StackManipulation(LengthTask):
     """s bits (the stack, bottom first), s uniform on 1 .. L-1, then L - s uniform actions; the class is the final top.

@@ -63,8 +63,8 @@ class Sink:
         run = member.run.id
         log = self._logs.pop(run, None) or self._start(_described(member, sent))
         self._logs[run] = log
-        values = {name: value for name, value in member.last.items() if isinstance(value, (int, float))}
-        log.write(int(values.pop("step")), values)
+        numbers = {name: value for name, value in member.last.items() if isinstance(value, (int, float))}
+        log.write(member.last["step"], {name: value for name, value in numbers.items() if name != "step"})
 
     def _guarded(self, act: Callable[[], None]) -> None:
         try:

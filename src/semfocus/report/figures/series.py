@@ -41,7 +41,7 @@ def shown_runs(runs: Sequence[Record]) -> tuple[list[Record], bool]:
 
 def series(runs: Sequence[Record], metric: str, shares: Quantiles = QUARTILES) -> Series | None:
     """The curve of several seeds; None when nothing was measured."""
-    shown, in_progress = shown_runs(runs)
+    shown, in_progress = shown_runs([run for run in runs if run.final(metric) is not None])
     if not shown:
         return None
     columns = [columns_of(run, metric) for run in shown]

@@ -76,7 +76,7 @@ def _arm(group: Group, arm: Arm, place: int, epochs: Floats, points: int, few: i
 def _seed(run: Any, grid: Floats) -> Json:
     """One run's own values, as far as it went."""
     values = {}
-    for metric in METRICS:
+    for metric in (metric for metric in METRICS if run.final(metric) is not None):
         own, line = columns_of(run, metric)
         values[metric] = _numbers(held(own, line, grid)[grid <= own[-1]], metric)
     return values

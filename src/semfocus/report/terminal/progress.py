@@ -88,8 +88,9 @@ class ProgressTable:
         rows = [member.last for member in progress.members if member.last]
         if rows:
             line.loss = f"{statistics.median(row['train_loss'] for row in rows):.3f}"
-            line.train = f"{statistics.median(row['train_accuracy'] for row in rows):.1%}"
-            line.heldout = f"{statistics.median(row['heldout_accuracy'] for row in rows):.1%}"
+            if "train_accuracy" in rows[0]:  # some objectives have none
+                line.train = f"{statistics.median(row['train_accuracy'] for row in rows):.1%}"
+                line.heldout = f"{statistics.median(row['heldout_accuracy'] for row in rows):.1%}"
         if progress.session_steps:
             per_member = progress.seconds / progress.session_steps / line.runs
             line.speed = f"{per_member * 1e3:.2f} ms"
