@@ -1,4 +1,4 @@
-"""`attend` as a user calls it: what its arguments mean, and what it answers."""
+"""`attend` as a user calls it: what its arguments mean, and what it returns."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from semfocus import Banded, BlockLocal, Full, RandomK, TopK, attend
-from semfocus.attention import operator, sdpa
+from semfocus.attention import dense, operator
 from semfocus.attention.inputs import prepare_inputs
 from semfocus.attention.normalisers import Softmax
 from semfocus.attention.operator import BACKENDS
-from tests.attention.helpers import qkv
+from tests.conformance.cases import qkv
 from tests.conftest import DEVICE
 
 
-def test_full_attention_is_torchs_own_whichever_way_it_is_asked() -> None:
+def test_full_attention_equals_torchs_own_however_it_is_requested() -> None:
     q, k, v = qkv(11, 11)
     for causal in (False, True):
         wanted = scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -25,11 +25,11 @@ def test_full_attention_is_torchs_own_whichever_way_it_is_asked() -> None:
 
 @pytest.mark.parametrize("lead", [(), (7,), (2, 3), (2, 1, 3, 2)], ids=str)
 @pytest.mark.parametrize(("mechanism", "backend"), [(Full(), "sdpa"), (BlockLocal(2), "local")], ids=str)
-def test_torchs_kernels_get_any_batch_in_pieces_that_they_take(lead, mechanism, backend, monkeypatch) -> None:
+def test_a_batch_larger_than_torchs_kernels_take_is_split(lead, mechanism, backend, monkeypatch) -> None:
     q, k, v = qkv(6, 6, lead=lead)
     wanted = attend(q, k, v, mechanism, backend="reference")
     torch.testing.assert_close(attend(q, k, v, mechanism, backend=backend), wanted)
-    monkeypatch.setattr(sdpa, "MAX_BATCH", 5)
+    monkeypatch.setattr(dense, "MAX_BATCH", 5)
     torch.testing.assert_close(attend(q, k, v, mechanism, backend=backend), wanted)
 
 
@@ -41,7 +41,7 @@ def test_k_beyond_the_length_keeps_all_valid_keys() -> None:
     assert (info.indices[..., 4:] == -1).all()
 
 
-def test_info_tells_the_kept_keys_their_weights_and_who_is_popular() -> None:
+def test_info_holds_kept_keys_weights_log_sum_exp_and_in_degrees() -> None:
     q, k, v = qkv(2, 3, lead=(1, 1), width=1)
     q[:], k[..., 0] = 1.0, torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64, device=DEVICE)
     _, info = attend(q, k, v, TopK(2), scale=1.0, return_info=True)
@@ -68,7 +68,7 @@ def test_a_learned_bias_gets_its_gradient_even_for_long_sequences() -> None:
     assert (bias.grad != 0).sum() == 12
 
 
-def test_gradients_flow_through_the_weights_that_info_tells() -> None:
+def test_gradients_flow_through_the_weights_of_info() -> None:
     inputs = qkv(6, 9, lead=(1, 2))
     for mechanism, backend in ((TopK(3), "chunked"), (Banded(3), "local")):
         grads = []

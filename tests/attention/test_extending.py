@@ -1,4 +1,4 @@
-"""A user's own mechanism, small chunks, and mutations: what the conformance suite must be able to see."""
+"""Mechanisms, normalisers and backends of a user's own; chunks; mutations that the conformance suite must catch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from semfocus.attention.registry import MECHANISMS, NORMALISERS
 from semfocus.attention.selection import topk_mask_by_sorting
 from semfocus.config import AttentionConfig
 from semfocus.errors import UsageError
-from tests.attention.helpers import qkv
 from tests.attention.own import BestAndSelf, LargestMagnitude, NearestDirection, SignLSH, Softplus
 from tests.conformance import test_attention_hazards as hazards
-from tests.conformance.cases import Case, case_for, restrictions, tensors
+from tests.conformance.cases import Case, case_for, qkv, restrictions, tensors
 from tests.conftest import DEVICE
 
 USERS_OWN = [LargestMagnitude(3), BestAndSelf(3), NearestDirection(3), SignLSH(2)]
@@ -197,7 +196,7 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_conformance_suite_catches_a_mutation(name, monkeypatch) -> None:
-    place, attribute, mutant = MUTATIONS[name]
+    owner, attribute, mutant = MUTATIONS[name]
 
     def suite() -> None:
         for case in (Case(TopK(3), "dense"), Case(TopK(3), "chunked")):
@@ -209,6 +208,6 @@ def test_the_conformance_suite_catches_a_mutation(name, monkeypatch) -> None:
         hazards.test_nan_in_a_dropped_value_does_not_leak_and_in_a_kept_one_shows(Case(TopK(3), "dense"))
 
     suite()
-    monkeypatch.setattr(place, attribute, mutant)
+    monkeypatch.setattr(owner, attribute, mutant)
     with pytest.raises(AssertionError):
         suite()

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from semfocus import Banded, RandomK, TopK, attend
+from semfocus.attention.mechanisms import RandomKWithReplacement, parse_mechanism
 from semfocus.counter_rng import bernoulli_keep, fold_in, random_bits
-from tests.attention.helpers import qkv
+from tests.conformance.cases import qkv
 from tests.conftest import DEVICE
 
 
@@ -30,9 +31,9 @@ def test_dropout_is_the_same_on_every_backend_and_right_on_average() -> None:
 
 def test_a_generator_may_live_on_either_device() -> None:
     q, k, v = qkv(12, 12, dtype=torch.float32)
-    for place in {torch.device("cpu"), DEVICE}:
+    for device in {torch.device("cpu"), DEVICE}:
         first, second = (
-            attend(q, k, v, TopK(3), dropout_p=0.5, generator=torch.Generator(place).manual_seed(1)) for _ in range(2)
+            attend(q, k, v, TopK(3), dropout_p=0.5, generator=torch.Generator(device).manual_seed(1)) for _ in range(2)
         )
         assert torch.equal(first, second)
 
@@ -48,13 +49,13 @@ def test_dropout_without_a_generator_follows_torchs_own() -> None:
     assert not torch.equal(outputs[0], outputs[2])
 
 
-def test_seeds_make_a_batch_row_independent_of_its_company() -> None:
+def test_with_a_seed_of_its_own_a_batch_entry_does_not_depend_on_the_others() -> None:
     q, k, v = qkv(30, 30, lead=(4, 2))
     seeds = torch.tensor([[3], [5], [7], [9]], device=DEVICE)
     for mechanism, backend in ((TopK(4), "dense"), (TopK(4), "chunked"), (RandomK(4), "dense"), (Banded(5), "local")):
         whole = attend(q, k, v, mechanism, dropout_p=0.4, seed=seeds, backend=backend)
-        for row in range(4):
-            own = slice(row, row + 1)
+        for entry in range(4):
+            own = slice(entry, entry + 1)
             alone = attend(q[own], k[own], v[own], mechanism, dropout_p=0.4, seed=seeds[own], backend=backend)
             torch.testing.assert_close(alone, whole[own])
         other = attend(q, k, v, mechanism, dropout_p=0.4, seed=seeds + 1, backend=backend)
@@ -75,20 +76,20 @@ def test_randomk_chooses_by_other_bits_than_those_that_drop() -> None:
     assert abs(out.mean() - 1) < 0.1, "the chosen keys must be dropped as often as any"
 
 
-def counted(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+def row_and_column_ids(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
     positions = torch.arange(max(rows, columns), dtype=torch.int32, device=DEVICE)
     return positions[:rows, None], positions[:columns]
 
 
-def number(value: int) -> torch.Tensor:
+def scalar(value: int) -> torch.Tensor:
     return torch.tensor(value, device=DEVICE)
 
 
 def test_seeds_that_differ_by_one_share_no_row() -> None:
-    drawn = [bernoulli_keep(number(seed), *counted(64, 32), 0.5) for seed in range(6)]
+    drawn = [bernoulli_keep(scalar(seed), *row_and_column_ids(64, 32), 0.5) for seed in range(6)]
     seen = {tuple(row) for keep in drawn for row in keep.tolist()}
     assert len(seen) == 6 * 64
-    positions = [fold_in(number(seed)[None], number(step), 5).flatten() for seed in range(4) for step in range(4)]
+    positions = [fold_in(scalar(seed)[None], scalar(step), 5).flatten() for seed in range(4) for step in range(4)]
     assert len(torch.cat(positions).unique()) == 16 * 5
 
 
@@ -104,7 +105,7 @@ SEED = 0x9ABCDEF0_12345678 - 2**64
 
 
 def test_counter_based_bits_equal_unsigned_arithmetic() -> None:
-    ours = random_bits(number(SEED), *counted(1000, 100)).cpu().numpy().view(np.uint32)
+    ours = random_bits(scalar(SEED), *row_and_column_ids(1000, 100)).cpu().numpy().view(np.uint32)
     with np.errstate(over="ignore"):
         r, c = np.arange(1000, dtype=np.uint32)[:, None], np.arange(100, dtype=np.uint32)
         first = _uint32_mix(np.array([0x12345678], dtype=np.uint32) ^ np.uint32(0x9E3779B9))
@@ -117,11 +118,33 @@ def test_counter_based_bits_equal_unsigned_arithmetic() -> None:
 
 
 def test_counter_based_bits_are_fair_and_neighbours_independent() -> None:
-    rows, columns = counted(1000, 100)
+    rows, columns = row_and_column_ids(1000, 100)
     for drop in (0.01, 0.5, 0.9):
-        share = 1 - bernoulli_keep(number(SEED), rows, columns, drop).float().mean().item()
+        share = 1 - bernoulli_keep(scalar(SEED), rows, columns, drop).float().mean().item()
         assert abs(share - drop) < 4 * (drop * (1 - drop) / 1e5) ** 0.5
-    kept = bernoulli_keep(number(SEED), rows, columns, 0.5).double()
+    kept = bernoulli_keep(scalar(SEED), rows, columns, 0.5).double()
     neighbours = torch.corrcoef(torch.stack([kept[:, :-1].flatten(), kept[:, 1:].flatten()]))[0, 1]
     above = torch.corrcoef(torch.stack([kept[:-1].flatten(), kept[1:].flatten()]))[0, 1]
     assert max(abs(neighbours), abs(above)) < 0.015
+
+
+def test_each_draw_with_replacement_may_fall_on_any_valid_key_and_those_drawn_twice_count_once() -> None:
+    valid = torch.tensor([True, False] * 4)
+    keep = RandomKWithReplacement(3).keep(torch.zeros(4000, 8), valid)
+    assert not keep[:, 1::2].any()
+    sizes = keep.sum(dim=-1)
+    # Three draws from four keys: one key 1/16, two 9/16, three 6/16.
+    for size, share in ((1, 1 / 16), (2, 9 / 16), (3, 6 / 16)):
+        assert abs((sizes == size).double().mean() - share) < 4 * (share * (1 - share) / 4000) ** 0.5
+    chance = 1 - (3 / 4) ** 3
+    assert (keep[:, ::2].double().mean(dim=0) - chance).abs().max() < 4 * (chance * (1 - chance) / 4000) ** 0.5
+
+
+def test_draws_with_replacement_follow_the_seed_and_never_the_scores() -> None:
+    scores = torch.randn(50, 9, generator=torch.Generator().manual_seed(0))
+    keep = RandomKWithReplacement(4).keep(scores)
+    assert torch.equal(keep, RandomKWithReplacement(4).keep(-scores))
+    assert not torch.equal(keep, RandomKWithReplacement(4, seed=1).keep(scores))
+    assert not torch.equal(keep, RandomKWithReplacement(4).keep(scores, seed=torch.tensor(7)))
+    assert parse_mechanism("randomk_replaced:4+1r") == RandomKWithReplacement(4, seed=1)
+    assert RandomKWithReplacement(4).max_kept(3) == 3

@@ -7,8 +7,8 @@ import torch
 
 from semfocus import Banded, BlockLocal, Full, RandomK, TopK, attend
 from semfocus.attention import chunked
-from tests.attention.helpers import qkv
 from tests.attention.test_layer import drawn, layer_of
+from tests.conformance.cases import qkv
 from tests.conftest import DEVICE
 
 traces_generators = pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 cannot trace generators")

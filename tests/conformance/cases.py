@@ -1,4 +1,4 @@
-"""What the conformance suite of attention draws, runs and compares: registered mechanisms on registered backends.
+"""Inputs, runs and comparisons of the conformance suite of attention: registered mechanisms on registered backends.
 
 A `Case` is a mechanism on a backend, at the widest float type and the narrowest head that the backend takes on the
 device under test. A backend that refuses a mechanism altogether makes no case; where it refuses a single call, that
@@ -29,7 +29,7 @@ RESULTS = ("out", "dq", "dk", "dv")
 
 
 def long_rows(inputs: AttentionInputs, want_info: bool) -> tuple[Tensor, AttentionInfo | None]:
-    """The kernels for long rows, with tiles so small that the rows of this suite are dispatch."""
+    """The kernels for long sequences, with tiles so small that the sequences of this suite fill several."""
     from semfocus.attention.kernels.long import dispatch
 
     tiles = dispatch.Tiles(queries=16, lanes=16, group=4, maxima_warps=4)
@@ -37,7 +37,7 @@ def long_rows(inputs: AttentionInputs, want_info: bool) -> tuple[Tensor, Attenti
         return dispatch.long(inputs, want_info)
 
 
-BACKENDS["long"] = Backend(long_rows, long_refuses)  # which `triton` takes for rows that the others do not serve
+BACKENDS["long"] = Backend(long_rows, long_refuses)  # `triton` uses them for sequences that its others do not serve
 
 
 def mechanism_examples() -> list[Mechanism]:
@@ -79,6 +79,11 @@ def tensors(queries: int, keys: int, *, lead=(2, 3), width=5, dtype=torch.float6
     grid = dtype != torch.float64
     q, k = draw(*lead, queries, width, grid=grid), draw(*lead, keys, width, grid=grid)
     return q, k, draw(*lead, keys, width + 2), draw(*lead, queries, width + 2)
+
+
+def qkv(queries: int = 9, keys: int = 11, **options) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v alone."""
+    return tensors(queries, keys, **options)[:3]
 
 
 @dataclass(frozen=True)
@@ -190,7 +195,7 @@ def restrictions() -> dict[str, dict]:
     generator = torch.Generator().manual_seed(5)
     keep = torch.rand(2, 1, 9, 11, generator=generator) > 0.4
     keep[0, :, 3] = False  # a query without keys
-    keep[1, :, :, 4] = False  # a key that nobody may keep
+    keep[1, :, :, 4] = False  # a key that no query may keep
     bias = torch.randn(3, 9, 11, generator=generator, dtype=torch.float64)
     bias[:, 2] = float("-inf")
     bias[:, 5, ::2] = float("-inf")

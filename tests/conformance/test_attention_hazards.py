@@ -1,4 +1,4 @@
-"""Every registered mechanism on every backend where memory, strides, repetition and NaN bite."""
+"""Every registered mechanism on every backend: memory, strides, repetition and values that are not finite."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_larger_batch_after_a_smaller_one_meets_no_stale_mask(case) -> None:
 @every_case
 def test_nan_in_a_dropped_value_does_not_leak_and_in_a_kept_one_shows(case) -> None:
     q, k, v, grad = case.tensors(9, 11)
-    q[..., 0], k[..., 0], k[..., 4, 0] = 3.0, 1.0, 40.0  # key 4 is everybody's first choice
+    q[..., 0], k[..., 0], k[..., 4, 0] = 3.0, 1.0, 40.0  # key 4 has the largest score for every query
     mask = torch.ones(9, 11, dtype=torch.bool, device=DEVICE)
     mask[:5, 4] = False
     for poison in (float("nan"), float("inf")):

@@ -2,7 +2,7 @@
 
 23  k beyond the length: all valid keys, k = L is full attention; a config refuses it
         attend::test_k_beyond_the_length_keeps_all_valid_keys
-        attend::test_full_attention_is_torchs_own_whichever_way_it_is_asked
+        attend::test_full_attention_equals_torchs_own_however_it_is_requested
         config::test_what_does_not_fit_the_task_is_refused
 24  k below 1 or no whole number
         here::test_a_size_that_is_not_a_positive_whole_number_is_refused

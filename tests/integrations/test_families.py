@@ -1,18 +1,24 @@
-"""The families that docs/huggingface.md lists as tested, each built tiny and compared with its own eager attention."""
+"""What docs/huggingface.md promises: its code runs as printed, it names every argument that the code refuses or
+accepts, and the families that it lists work, each built tiny and compared with its own eager attention.
+"""
 
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from semfocus.integrations.transformers import focus, unfocus
+from semfocus.integrations.transformers.attention import HARMLESS, HONOURED, REFUSED
 from tests.integrations.tiny import VOCABULARY, build, logits, tokens
 
 GUIDE = Path(__file__).parents[2] / "docs" / "huggingface.md"
+BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CAUSAL = [
     *("cohere2", "deepseek_v3", "gemma", "gemma3_text", "glm4", "gpt2", "gpt_neox", "granite", "llama"),
     *("mistral", "mixtral", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "smollm3"),
@@ -78,3 +84,20 @@ def test_the_guide_lists_the_families_that_are_tested_and_no_others():
     listed = re.search(r"^Tested families: (.*?)\.$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert listed is not None
     assert sorted(re.findall(r"`([^`]+)`", listed[1])) == sorted(HEADS)
+
+
+def test_the_guide_runs_prints_what_it_shows_and_counts_what_it_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = GUIDE.read_text(encoding="utf-8")
+    blocks = BLOCK.findall(text)
+    Path("guide.py").write_text("".join(code for language, code in blocks if language == "python"), encoding="utf-8")
+    names = runpy.run_path("guide.py")
+    assert capsys.readouterr().out == "".join(shown for language, shown in blocks if language == "text")
+    if f"In transformers {transformers.__version__} there are" in text:
+        assert f"{transformers.__version__} there are {names['counts']}." in text
+
+
+def test_the_guide_names_every_argument_that_is_refused_accepted_or_honoured():
+    text = GUIDE.read_text(encoding="utf-8")
+    for name in (*REFUSED, *HARMLESS, *HONOURED):
+        assert f"`{name}`" in text, f"{name} is not in {GUIDE.name}"

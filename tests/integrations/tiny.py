@@ -65,8 +65,8 @@ FAMILIES: dict[str, Callable[..., PreTrainedModel]] = {"llama": llama, "gpt2": g
 DECODERS = ["llama", "gpt2"]
 
 
-def tokens(rows: int, length: int, seed: int = 1) -> Tensor:
-    return torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+def tokens(batch: int, length: int, seed: int = 1) -> Tensor:
+    return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 def logits(model: PreTrainedModel, ids: Tensor, **inputs: Any) -> Tensor:
@@ -74,29 +74,29 @@ def logits(model: PreTrainedModel, ids: Tensor, **inputs: Any) -> Tensor:
         return model(input_ids=ids, **inputs).logits
 
 
-def padded(rows: list[Tensor], side: str) -> dict[str, Tensor]:
-    """Rows of different lengths as one batch, with the mask and the positions that generate() would make."""
-    width = max(len(row) for row in rows)
-    ids = torch.full((len(rows), width), PAD)
+def padded(sequences: list[Tensor], side: str) -> dict[str, Tensor]:
+    """Sequences of different lengths as one batch, with the mask and the positions that generate() would make."""
+    longest = max(len(sequence) for sequence in sequences)
+    ids = torch.full((len(sequences), longest), PAD)
     mask = torch.zeros_like(ids)
-    for i, row in enumerate(rows):
-        place = slice(width - len(row), width) if side == "left" else slice(0, len(row))
-        ids[i, place], mask[i, place] = row, 1
+    for i, sequence in enumerate(sequences):
+        own = slice(longest - len(sequence), longest) if side == "left" else slice(0, len(sequence))
+        ids[i, own], mask[i, own] = sequence, 1
     return {"ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
 
 
-def unpadded(out: Tensor, rows: list[Tensor], side: str) -> list[Tensor]:
-    return [out[i, -len(row) :] if side == "left" else out[i, : len(row)] for i, row in enumerate(rows)]
+def unpadded(out: Tensor, sequences: list[Tensor], side: str) -> list[Tensor]:
+    return [out[i, -len(own) :] if side == "left" else out[i, : len(own)] for i, own in enumerate(sequences)]
 
 
 def leaks(model: PreTrainedModel, length: int = 9) -> list[int]:
-    """The cut positions at which changing what comes after changes what came before."""
+    """The positions from which on a change of the tokens changes the output at earlier positions."""
     ids = tokens(2, length)
     whole = logits(model, ids)
-    found = []
+    leaking = []
     for cut in range(1, length):
         changed = ids.clone()
         changed[:, cut:] = (changed[:, cut:] + 7) % (VOCABULARY - 3) + 3
         if not torch.equal(logits(model, changed)[:, :cut], whole[:, :cut]):
-            found.append(cut)
-    return found
+            leaking.append(cut)
+    return leaking

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from semfocus.attention.chunked import chunked
-from semfocus.attention.dense import dense
+from semfocus.attention.dense import dense, fused
 from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs
-from semfocus.attention.sdpa import fused
 
 
 def local(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:

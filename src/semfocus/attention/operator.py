@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from semfocus.attention.chunked import chunked
-from semfocus.attention.dense import dense
+from semfocus.attention.dense import dense, sdpa
 from semfocus.attention.hooks import observers, report
 from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs, prepare_inputs
@@ -27,7 +27,6 @@ from semfocus.attention.local import local
 from semfocus.attention.mechanisms import Full, Mechanism, is_registered, parse_mechanism
 from semfocus.attention.normalisers import Normaliser, Softmax, parse_normaliser
 from semfocus.attention.reference import reference
-from semfocus.attention.sdpa import sdpa
 from semfocus.attention.selection import in_functorch
 from semfocus.errors import UsageError, unknown
 
