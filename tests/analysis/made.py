@@ -95,5 +95,5 @@ def measure(
     records: Sequence[Record], name: str, payload: Callable[[Record], dict[str, Any] | None]
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """A measurement of each run, by run id and name."""
-    found = {record.id: payload(record) for record in records}
-    return {run_id: {name: value} for run_id, value in found.items() if value is not None}
+    payloads = {record.id: payload(record) for record in records}
+    return {run_id: {name: value} for run_id, value in payloads.items() if value is not None}
