@@ -15,11 +15,11 @@ OTHER = {seed: float(np.clip(v + d, 0, 1)) for (seed, v), d in zip(FULL.items(),
 @pytest.mark.parametrize("n", [1, 3, 4, 7, 10, 13])
 def test_summaries_agree_with_scipy(n: int) -> None:
     values = np.random.default_rng(n).uniform(0, 1, n)
-    found = Accuracies(values, tuple(range(n)))
-    assert found.mean == pytest.approx(values.mean())
-    assert found.median == pytest.approx(stats.scoreatpercentile(values, 50))
-    assert found.quartiles == pytest.approx(tuple(stats.scoreatpercentile(values, [25, 75])))
-    assert found.interquartile_mean == pytest.approx(stats.trim_mean(values, 0.25))
+    accuracies = Accuracies(values, tuple(range(n)))
+    assert accuracies.mean == pytest.approx(values.mean())
+    assert accuracies.median == pytest.approx(stats.scoreatpercentile(values, 50))
+    assert accuracies.quartiles == pytest.approx(tuple(stats.scoreatpercentile(values, [25, 75])))
+    assert accuracies.interquartile_mean == pytest.approx(stats.trim_mean(values, 0.25))
 
 
 def test_the_paired_interval_is_scipys() -> None:
@@ -34,9 +34,9 @@ def test_the_paired_interval_is_scipys() -> None:
 
 def test_the_interval_of_one_arm_is_students() -> None:
     values = np.array(list(FULL.values()))
-    found = Accuracies.of(FULL).interval
-    assert found is not None
-    assert (found.low, found.high) == pytest.approx(
+    interval = Accuracies.of(FULL).interval
+    assert interval is not None
+    assert (interval.low, interval.high) == pytest.approx(
         stats.t.interval(0.95, 9, loc=values.mean(), scale=stats.sem(values))
     )
 

@@ -41,11 +41,11 @@ def test_a_diverged_run_counts_as_never_there_and_an_unfinished_one_does_not_cou
         record("full", 3, [1.0], state="interrupted"),
         record("topk:5", 1, [1.0]),
     ]
-    found = compare_records("even_pairs", runs, {"chance": 0.5})
-    assert found.arm("full").times.seeds == (1, 2)
-    assert found.arm("full").reached == 1
-    assert found.arm("full").diverged == 1
-    assert found.unfinished == ("full3",)
+    comparison = compare_records("even_pairs", runs, {"chance": 0.5})
+    assert comparison.arm("full").times.seeds == (1, 2)
+    assert comparison.arm("full").reached == 1
+    assert comparison.arm("full").diverged == 1
+    assert comparison.unfinished == ("full3",)
 
 
 def test_three_seeds_are_called_a_hint_and_ten_decide() -> None:
@@ -63,15 +63,15 @@ def test_three_seeds_are_called_a_hint_and_ten_decide() -> None:
 
 def test_a_mechanism_that_never_gets_there_gives_a_bound_and_is_said_so() -> None:
     runs = [record(m, s, a) for s in range(3) for m, a in (("full", [0.5, 1.0]), ("banded:5", [0.5] * 10))]
-    found = compare_records("even_pairs", runs, {})
-    assert found.arm("banded:5").speed_up.ratio.sign == "<="
-    assert any("banded:5 never reached 95%" in line for line in found.sentences())
+    comparison = compare_records("even_pairs", runs, {})
+    assert comparison.arm("banded:5").speed_up.ratio.sign == "<="
+    assert any("banded:5 never reached 95%" in line for line in comparison.sentences())
 
 
 def test_without_full_attention_nothing_is_claimed() -> None:
-    found = compare_records("even_pairs", [record("topk:5", 1, [1.0])], {})
-    assert found.arm("topk:5").speed_up is None
-    assert "nothing to compare with" in found.sentences()[0]
+    comparison = compare_records("even_pairs", [record("topk:5", 1, [1.0])], {})
+    assert comparison.arm("topk:5").speed_up is None
+    assert "nothing to compare with" in comparison.sentences()[0]
 
 
 def test_the_result_for_machines_is_plain_json() -> None:

@@ -28,8 +28,8 @@ def test_the_paper_s_numbers_give_its_conditions_to_four_digits(task: str) -> No
     row = published(task)
     assert row is not None
     for name, values in zip(("w", "x"), WORKED_OUT[task], strict=True):
-        found = [row["cells"][percent][name] for percent in COLUMNS]
-        assert [round(value, 4) for value in found] == list(values)
+        shown = [row["cells"][percent][name] for percent in COLUMNS]
+        assert [round(value, 4) for value in shown] == list(values)
 
 
 def test_vacuous_cells_of_the_paper_are_marked() -> None:

@@ -29,10 +29,10 @@ def test_the_way_of_most_pairs_wins_and_the_others_are_named() -> None:
         (run("e", **usual), run("f", split="train", rows=7, k=5)),
         (run("g", **usual), run("h")),
     ]
-    found = consistent_settings({"parity": pairs}, ("split", "k"), ("rows",))
-    assert found.runs == {"a", "b", "c", "d"}
-    assert found.shared == {"split": "train", "k": 5}
-    assert [(one.record.id, one.why) for one in found.left_out["parity"]] == [("f", "rows = 7, not 100")]
+    kept = consistent_settings({"parity": pairs}, ("split", "k"), ("rows",))
+    assert kept.runs == {"a", "b", "c", "d"}
+    assert kept.shared == {"split": "train", "k": 5}
+    assert [(one.record.id, one.why) for one in kept.left_out["parity"]] == [("f", "rows = 7, not 100")]
 
 
 def test_what_must_agree_everywhere_is_decided_over_all_tasks_and_the_rest_task_by_task() -> None:
@@ -41,21 +41,21 @@ def test_what_must_agree_everywhere_is_decided_over_all_tasks_and_the_rest_task_
         "listops": [(run("c", split="train", rows=20),)],
         "even_pairs": [(run("d", split="heldout", rows=100),)],
     }
-    found = consistent_settings(tasks, ("split",), ("rows",))
-    assert found.runs == {"a", "b", "c"}
-    assert [one.why for one in found.left_out["even_pairs"]] == ["split = heldout, not train"]
-    assert found.left_out["listops"] == ()
+    kept = consistent_settings(tasks, ("split",), ("rows",))
+    assert kept.runs == {"a", "b", "c"}
+    assert [one.why for one in kept.left_out["even_pairs"]] == ["split = heldout, not train"]
+    assert kept.left_out["listops"] == ()
 
 
 def test_a_pair_that_disagrees_is_no_pair_even_when_there_is_no_other() -> None:
-    found = consistent_settings({"parity": [(run("a", rows=100), run("b", rows=200))]}, (), ("rows",))
-    assert found.runs == frozenset()
-    assert [(one.record.id, one.why) for one in found.left_out["parity"]] == [("b", "rows = 200, not 100")]
+    kept = consistent_settings({"parity": [(run("a", rows=100), run("b", rows=200))]}, (), ("rows",))
+    assert kept.runs == frozenset()
+    assert [(one.record.id, one.why) for one in kept.left_out["parity"]] == [("b", "rows = 200, not 100")]
 
 
 def test_nothing_measured_leaves_nothing_and_blames_nobody() -> None:
-    found = consistent_settings({"parity": [(run("a"), run("b"))]}, ("split",), ("rows",))
-    assert (found.runs, found.shared, found.left_out) == (frozenset(), {}, {"parity": ()})
+    kept = consistent_settings({"parity": [(run("a"), run("b"))]}, ("split",), ("rows",))
+    assert (kept.runs, kept.shared, kept.left_out) == (frozenset(), {}, {"parity": ()})
 
 
 @pytest.mark.parametrize(("checkpoints", "wins"), [(("0", "last"), "last"), (("9", "20"), "20"), ((None, "0"), "0")])
@@ -66,6 +66,6 @@ def test_of_checkpoints_that_are_as_common_the_later_wins(checkpoints: tuple[str
 
 def test_a_measurement_that_does_not_say_its_checkpoint_is_of_the_last() -> None:
     measurements = {"a": {"mask_stability": MaskStability.from_payload(payloads.mask_stability([0.5]))}}
-    found = measured_with(record("a"), measurements, "mask_stability", ("split", "checkpoint"))
-    assert found.settings == {"split": "train", "checkpoint": "last"}
+    measured = measured_with(record("a"), measurements, "mask_stability", ("split", "checkpoint"))
+    assert measured.settings == {"split": "train", "checkpoint": "last"}
     assert measured_with(record("b"), measurements, "mask_stability", ("split",)).settings is None

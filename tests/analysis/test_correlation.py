@@ -69,17 +69,17 @@ def test_the_sampled_p_of_a_perfect_order_is_never_zero() -> None:
 
 def test_the_interval_agrees_with_a_case_worked_by_hand() -> None:
     # rho = 0.5, n = 12: z = 0.549306, se = sqrt(1.125 / 9) = 0.353553
-    found = fisher_interval(0.5, 12)
-    assert found.low == pytest.approx(math.tanh(0.5493061 - 1.9599640 * 0.3535534), abs=1e-6)
-    assert found.high == pytest.approx(math.tanh(0.5493061 + 1.9599640 * 0.3535534), abs=1e-6)
+    interval = fisher_interval(0.5, 12)
+    assert interval.low == pytest.approx(math.tanh(0.5493061 - 1.9599640 * 0.3535534), abs=1e-6)
+    assert interval.high == pytest.approx(math.tanh(0.5493061 + 1.9599640 * 0.3535534), abs=1e-6)
 
 
 def test_a_perfect_correlation_keeps_an_interval_with_width() -> None:
-    found = fisher_interval(1.0, 8)
-    assert found.high == 1
-    assert 0.8 < found.low < 0.95
+    interval = fisher_interval(1.0, 8)
+    assert interval.high == 1
+    assert 0.8 < interval.low < 0.95
     mirrored = fisher_interval(-1.0, 8)
-    assert (mirrored.low, mirrored.high) == (-1, -found.low)
+    assert (mirrored.low, mirrored.high) == (-1, -interval.low)
 
 
 def test_results_do_not_depend_on_the_order_of_items() -> None:

@@ -52,10 +52,10 @@ def test_a_point_takes_heavy_from_the_top_k_run_and_full_from_the_full_run() -> 
 
 def test_the_correlation_is_spearman_s_of_the_start_unless_the_end_is_asked_for() -> None:
     points = dispersion_points(*world())
-    found = dispersion_against_speed(points)
+    correlation = dispersion_against_speed(points)
     expected = spearman({t: r for t, (r, _) in TASKS.items()}, {t: s for t, (_, s) in TASKS.items()})
-    assert (found.rho, found.p, found.interval) == (expected.rho, expected.p, expected.interval)
-    assert found.rho == pytest.approx(-1.0)
+    assert (correlation.rho, correlation.p, correlation.interval) == (expected.rho, expected.p, expected.interval)
+    assert correlation.rho == pytest.approx(-1.0)
     assert dispersion_against_speed(points, "end").rho is None
     with pytest.raises(UsageError, match="middle"):
         dispersion_against_speed(points, "middle")
@@ -119,7 +119,7 @@ def test_four_tasks_have_an_interval_but_only_five_can_be_significant() -> None:
     names = ["parity", "listops", "even_pairs", "shuffle", "sort"]
     for count in (3, 4, 5):
         numbers = {name: float(i) for i, name in enumerate(names[:count])}
-        found = spearman(numbers, numbers)
-        assert (found.interval is None) == (count < 4)
-        assert found.p is None or found.p == pytest.approx(smallest_p(count))
+        correlation = spearman(numbers, numbers)
+        assert (correlation.interval is None) == (count < 4)
+        assert correlation.p is None or correlation.p == pytest.approx(smallest_p(count))
     assert smallest_p(5) < 0.05 < smallest_p(4)

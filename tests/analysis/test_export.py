@@ -21,9 +21,9 @@ GUIDE = Path(__file__).parents[2] / "docs" / "export.md"
 
 def rows(path: Path, query: str = "SELECT * FROM {}") -> list[dict]:
     with duckdb.connect() as connection:
-        found = connection.execute(query.format(f"'{path}'"))
-        names = [column[0] for column in found.description]
-        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+        cursor = connection.execute(query.format(f"'{path}'"))
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 def small(name: str = "a" * 8, config: dict | None = None, **row) -> Record:
@@ -41,11 +41,11 @@ def small(name: str = "a" * 8, config: dict | None = None, **row) -> Record:
 def test_there_is_one_row_a_run_and_epoch_with_the_configuration_beside(tmp_path: Path, to) -> None:
     records = [run("parity", mechanism, seed) for mechanism in ("full", "topk:5") for seed in (1, 2)]
     written = export_records(records, tmp_path / f"out.{to}", to)
-    found = rows(written.path)
+    exported = rows(written.path)
     assert written.runs == 4
-    assert written.rows == len(found) == sum(len(record.metrics) for record in records)
-    by_run = {(row["run"], row["epoch"]): row for row in found}
-    assert len(by_run) == len(found)
+    assert written.rows == len(exported) == sum(len(record.metrics) for record in records)
+    by_run = {(row["run"], row["epoch"]): row for row in exported}
+    assert len(by_run) == len(exported)
     for record in records:
         for row in record.metrics:
             other = by_run[record.id, row["epoch"]]
@@ -96,8 +96,8 @@ def test_a_formula_is_neutralised_in_csv_and_kept_as_it_is_in_parquet(tmp_path: 
     for to in ("csv", "parquet"):
         export_records(records, tmp_path / f"out.{to}", to)
     with (tmp_path / "out.csv").open(newline="") as file:
-        found = {row["run"]: row["label"] for row in csv.DictReader(file)}
-    assert [found[f"{i}" * 8] for i in range(7)] == [*(f"'{label}" for label in labels[:5]), *labels[5:]]
+        exported = {row["run"]: row["label"] for row in csv.DictReader(file)}
+    assert [exported[f"{i}" * 8] for i in range(7)] == [*(f"'{label}" for label in labels[:5]), *labels[5:]]
     kept = {row["run"]: row["label"] for row in rows(tmp_path / "out.parquet")}
     assert [kept[f"{i}" * 8] for i in range(7)] == labels
 
@@ -107,26 +107,26 @@ def test_names_with_quotes_and_fields_that_collide_lose_nothing(tmp_path: Path) 
     export_records([small(config=config)], tmp_path / "it's.parquet", "parquet")
     with duckdb.connect() as connection:
         table = connection.read_parquet(str(tmp_path / "it's.parquet"))
-        found = dict(zip(table.columns, table.fetchall()[0], strict=True))
-    assert (found["a_b_c"], found["a_b_c_"], found['q"; DROP']) == (1, 2, 3)
-    assert (found["step_"], found["step"], found["list"], found["none"]) == ("mine", 10, "[1, 2]", None)
+        exported = dict(zip(table.columns, table.fetchall()[0], strict=True))
+    assert (exported["a_b_c"], exported["a_b_c_"], exported['q"; DROP']) == (1, 2, 3)
+    assert (exported["step_"], exported["step"], exported["list"], exported["none"]) == ("mine", 10, "[1, 2]", None)
 
 
 def test_fields_of_different_kinds_become_texts_and_missing_ones_nulls(tmp_path: Path) -> None:
     export_records(
         [small("a" * 8, {"x": 1}), small("b" * 8, {"x": "one"}), small("c" * 8)], tmp_path / "o.parquet", "parquet"
     )
-    found = {row["run"][0]: row["x"] for row in rows(tmp_path / "o.parquet")}
-    assert found == {"a": "1", "b": "one", "c": None}
+    exported = {row["run"][0]: row["x"] for row in rows(tmp_path / "o.parquet")}
+    assert exported == {"a": "1", "b": "one", "c": None}
 
 
 def test_a_metric_that_is_nan_or_that_a_run_does_not_have_is_null(tmp_path: Path) -> None:
     records = [small("a" * 8, train_loss=math.nan), small("b" * 8, extra=2.5)]
     export_records(records, tmp_path / "o.parquet", "parquet")
-    found = {(row["run"][0], row["epoch"]): row for row in rows(tmp_path / "o.parquet")}
-    assert found["a", 1]["train_loss"] is None
-    assert found["a", 1]["extra"] is None
-    assert found["b", 1]["extra"] == 2.5
+    exported = {(row["run"][0], row["epoch"]): row for row in rows(tmp_path / "o.parquet")}
+    assert exported["a", 1]["train_loss"] is None
+    assert exported["a", 1]["extra"] is None
+    assert exported["b", 1]["extra"] == 2.5
 
 
 def test_runs_without_rows_are_named_and_no_runs_at_all_are_an_error(tmp_path: Path) -> None:

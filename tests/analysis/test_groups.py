@@ -37,7 +37,7 @@ def measured(values: list[float], name: str = "train_accuracy") -> list[dict[str
 
 
 def test_runs_of_other_settings_never_share_a_group_and_groups_are_named_by_what_differs() -> None:
-    found = group_records(
+    groups = group_records(
         [
             *records(),
             *records(model__blocks=2),
@@ -45,14 +45,14 @@ def test_runs_of_other_settings_never_share_a_group_and_groups_are_named_by_what
             *records(tasks=["parity"]),
         ]
     ).groups
-    assert [group.name for group in found] == [
+    assert [group.name for group in groups] == [
         "even_pairs, blocks 2, padding visible: no",
         "even_pairs, blocks 5, padding visible: no",
         "even_pairs, blocks 5, padding visible",
         "parity",
     ]
-    assert all(len(group.records) == 6 for group in found)
-    assert all(group.comparison.seeds == 3 for group in found)
+    assert all(len(group.records) == 6 for group in groups)
+    assert all(group.comparison.seeds == 3 for group in groups)
 
 
 def test_labels_and_where_a_file_lies_do_not_tell_groups_apart() -> None:
@@ -65,10 +65,10 @@ def test_labels_and_where_a_file_lies_do_not_tell_groups_apart() -> None:
 def test_a_copy_of_a_run_is_not_counted_as_another_seed_and_is_reported() -> None:
     one = records(seeds=1, mechanisms=["full"])[0]
     copy = Record("f" * 16, one.config, one.metrics, "done", 1.0)
-    found = group_records([copy, one])
-    assert sum(len(group.records) for group in found.groups) == 1
+    grouping = group_records([copy, one])
+    assert sum(len(group.records) for group in grouping.groups) == 1
     why = f"the same configuration as run {one.id}, which is shown in its place"
-    assert found.repeated == [Fault("f" * 16, "repeated", why)]
+    assert grouping.repeated == [Fault("f" * 16, "repeated", why)]
 
 
 def test_the_order_of_runs_changes_nothing() -> None:
@@ -95,8 +95,8 @@ def test_each_setting_varied_alone_is_an_ablation_and_adam_with_its_own_rate_is_
     runs = [*records(), *records(model__blocks=2), *records(training__lr=0.3)]
     runs += records(training__optimizer="adam", training__lr=0.001, training__decay=0.99999)
     groups = group_records(runs).groups
-    found = {one.setting: [name for name, _ in one.columns] for one in ablations(groups)}
-    assert found == {
+    varied = {one.setting: [name for name, _ in one.columns] for one in ablations(groups)}
+    assert varied == {
         "model.blocks": ["blocks 2", "blocks 5"],
         "training.lr": ["learning rate 0.1", "learning rate 0.3"],
         "training.optimizer": ["adam, learning rate 0.001", "sgd, learning rate 0.1"],

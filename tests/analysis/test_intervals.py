@@ -48,9 +48,9 @@ def test_without_an_interval_nothing_is_decided() -> None:
 def test_a_mean_gets_students_interval() -> None:
     values = np.array([0.91, 0.87, 0.95, 0.90, 0.99])
     low, high = stats.t.interval(0.95, 4, loc=values.mean(), scale=stats.sem(values))
-    found = mean_interval(values)
-    assert found is not None
-    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
+    interval = mean_interval(values)
+    assert interval is not None
+    assert (interval.low, interval.high) == pytest.approx((low, high), rel=1e-12)
 
 
 def test_leaving_one_out_gives_the_mean_of_the_rest() -> None:
@@ -71,5 +71,5 @@ def test_an_interval_with_ends_out_of_order_is_refused(ends: tuple[float, float]
 
 def test_importing_the_analysis_does_not_pay_for_scipy_or_torch() -> None:
     code = "import sys, semfocus.analysis; print([m for m in ('scipy', 'torch', 'matplotlib') if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert imported.stdout.strip() == "[]"

@@ -35,10 +35,10 @@ def world() -> tuple[list[Record], dict[str, dict[str, Any]]]:
 
 
 def test_a_point_has_the_share_of_the_mechanism_its_epochs_and_its_speed_up() -> None:
-    found = mask_points(*world())
-    assert found.settings == {"split": "train", "k": 5, "checkpoint": "last", "noise": NOISE}
-    assert [point.task for point in found.points] == sorted(TASKS)
-    for point in found.points:
+    measured = mask_points(*world())
+    assert measured.settings == {"split": "train", "k": 5, "checkpoint": "last", "noise": NOISE}
+    assert [point.task for point in measured.points] == sorted(TASKS)
+    for point in measured.points:
         kept, epochs = TASKS[point.task]
         assert point.kept == pytest.approx(kept)
         assert (point.epochs, point.all_reached, point.seeds) == (epochs, True, 4)
@@ -49,9 +49,9 @@ def test_the_correlations_are_spearman_s_with_epochs_and_with_the_speed_up() -> 
     points = mask_points(*world()).points
     kept = {task: share for task, (share, _) in TASKS.items()}
     expected = spearman(kept, {task: epochs for task, (_, epochs) in TASKS.items()})
-    found = masks_against(points, "epochs")
-    assert (found.rho, found.p, found.interval) == (expected.rho, expected.p, expected.interval)
-    assert found.rho == pytest.approx(-1.0)
+    correlation = masks_against(points, "epochs")
+    assert (correlation.rho, correlation.p, correlation.interval) == (expected.rho, expected.p, expected.interval)
+    assert correlation.rho == pytest.approx(-1.0)
     assert masks_against(points, "speed-up").rho == pytest.approx(1.0)
     assert "needs at least 4" in masks_against(points[:3], "epochs").why
     with pytest.raises(UsageError, match="unknown outcome 'loss'"):

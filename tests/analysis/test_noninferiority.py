@@ -72,9 +72,9 @@ def test_the_sign_test_is_scipys_binomial_test(successes: int, n: int) -> None:
 
 
 def test_equal_arms_are_as_good_and_an_arm_five_points_worse_is_not() -> None:
-    found = noninferiority_test(*arms(FULL, [value + 0.001 * (i % 3) for i, value in enumerate(FULL)]))
-    assert (found.decision, found.not_worse, found.pairs) == ("yes", 10, 10)
-    assert found.p == pytest.approx(2**-9)
+    test = noninferiority_test(*arms(FULL, [value + 0.001 * (i % 3) for i, value in enumerate(FULL)]))
+    assert (test.decision, test.not_worse, test.pairs) == ("yes", 10, 10)
+    assert test.p == pytest.approx(2**-9)
     assert (
         noninferiority_test(*arms(FULL, [value - 0.05 + 0.001 * (i % 3) for i, value in enumerate(FULL)])).decision
         == "no"
@@ -84,10 +84,10 @@ def test_equal_arms_are_as_good_and_an_arm_five_points_worse_is_not() -> None:
 def test_eight_of_ten_pairs_are_too_few_to_speak_of_most() -> None:
     other = [value + 0.05 for value in FULL]
     other[0], other[1] = FULL[0] - 0.03, FULL[1] - 0.03
-    found = noninferiority_test(*arms(FULL, other))
+    test = noninferiority_test(*arms(FULL, other))
     assert accuracy_difference(*arms(FULL, other)).non_inferiority() == "yes"
-    assert found.decision == "undecided"
-    assert "8 of 10 pairs" in found.why
+    assert test.decision == "undecided"
+    assert "8 of 10 pairs" in test.why
     other[1] = FULL[1]
     assert noninferiority_test(*arms(FULL, other)).decision == "yes"
 
@@ -120,9 +120,9 @@ def test_fewer_than_six_pairs_decide_nothing_either_way(n: int) -> None:
 
 
 def test_nine_pairs_can_show_that_an_arm_is_worse_but_not_that_it_is_as_good() -> None:
-    found = noninferiority_test(*arms(FULL[:9], FULL[:9]))
-    assert found.decision == "undecided"
-    assert "10 are needed" in found.why
+    test = noninferiority_test(*arms(FULL[:9], FULL[:9]))
+    assert test.decision == "undecided"
+    assert "10 are needed" in test.why
     worse = [value - 0.3 + 0.01 * (i % 2) for i, value in enumerate(FULL[:9])]
     assert noninferiority_test(*arms(FULL[:9], worse)).decision == "no"
 

@@ -51,14 +51,14 @@ def test_every_run_that_can_be_read_is_a_record_in_its_own_state(tmp_path: Path)
     for name, state in (("aa", "done"), ("bb", "diverged"), ("cc", "interrupted"), ("dd", "failed"), ("ee", None)):
         made(tmp_path, name * 4, state=state)
     RunStore(tmp_path).create_or_open("ff" * 4, CONFIG)
-    found = Results.load(tmp_path)
+    results = Results.load(tmp_path)
     states = ["done", "diverged", "interrupted", "failed", "interrupted", "empty"]
-    assert [record.state for record in found.records] == states
-    assert found.unreadable == []
-    assert [len(record.metrics) for record in found.records] == [2, 2, 2, 2, 2, 0]
-    assert found.records[0].seconds == 3.0
-    assert found.records[5].final("epoch") is None
-    assert found.records[5].best("train_loss") is None
+    assert [record.state for record in results.records] == states
+    assert results.unreadable == []
+    assert [len(record.metrics) for record in results.records] == [2, 2, 2, 2, 2, 0]
+    assert results.records[0].seconds == 3.0
+    assert results.records[5].final("epoch") is None
+    assert results.records[5].best("train_loss") is None
 
 
 def test_a_run_that_a_process_works_on_is_called_running(tmp_path: Path) -> None:
@@ -80,15 +80,15 @@ def test_everything_else_is_a_fault_that_says_what_it_is(tmp_path: Path) -> None
     (made(tmp_path, "ffffffff").path / "status.json").write_text('{"format": 99, "state": "done"}')
     made(tmp_path, "abababab", config=CONFIG | {"seed": "seven"})
     made(tmp_path, "acacacac", config={"task": 3})
-    found = Results.load(tmp_path)
-    assert [record.id for record in found.records] == ["aaaaaaaa"]
-    kinds = {fault.name: fault.kind for fault in found.unreadable}
+    results = Results.load(tmp_path)
+    assert [record.id for record in results.records] == ["aaaaaaaa"]
+    kinds = {fault.name: fault.kind for fault in results.unreadable}
     assert kinds == {
         "bbbbbbbb": "corrupt", "cccccccc": "corrupt", "dddddddd": "empty", "notes.txt": "unrecognised",
         "eeeeeeee": "unrecognised",
         "ffffffff": "unrecognised", "abababab": "corrupt", "acacacac": "corrupt",
     }  # fmt: skip
-    why = {fault.name: fault.what for fault in found.unreadable}
+    why = {fault.name: fault.what for fault in results.unreadable}
     assert "step 1 after step 2" in why["bbbbbbbb"]
     assert "seed = 'seven'" in why["abababab"]
 
@@ -120,13 +120,13 @@ def test_a_torn_last_line_is_not_seen(tmp_path: Path) -> None:
 def test_the_fast_way_gives_what_the_stores_own_way_gives(tmp_path: Path, text: str) -> None:
     run = put(made(tmp_path, "aa" * 4), text)
     rows = run.metrics()
-    found = read_metrics(run)
-    assert len(found) == len(rows)
-    for fast, slow in zip(found, rows, strict=True):
+    metrics = read_metrics(run)
+    assert len(metrics) == len(rows)
+    for fast, slow in zip(metrics, rows, strict=True):
         for name, value in slow.items():
             assert fast[name] == value or (isinstance(fast[name], float) and math.isnan(fast[name]))
     if rows:
-        assert repr(found[-1]) == repr(list(found)[-1])
+        assert repr(metrics[-1]) == repr(list(metrics)[-1])
 
 
 class OnlyInOnePiece(RunDirectory):
@@ -218,7 +218,7 @@ def test_measurements_are_found_by_run_and_a_damaged_one_is_reported(tmp_path: P
     write_measurement(good, "dispersion", payloads.dispersion())
     write_measurement(bad, "surface", {"grid": 3})
     (bad.path / "measurements" / "surface.json").write_text("{")
-    found = Results.load(tmp_path)
-    assert found.measurements == {"aa" * 4: {"dispersion": Dispersion.from_payload(payloads.dispersion())}}
-    assert [(fault.name, fault.kind) for fault in found.faults] == [("bb" * 4, "corrupt")]
-    assert found.unreadable == []
+    results = Results.load(tmp_path)
+    assert results.measurements == {"aa" * 4: {"dispersion": Dispersion.from_payload(payloads.dispersion())}}
+    assert [(fault.name, fault.kind) for fault in results.faults] == [("bb" * 4, "corrupt")]
+    assert results.unreadable == []

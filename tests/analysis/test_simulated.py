@@ -30,8 +30,8 @@ def test_without_an_effect_the_paired_test_keeps_its_level(simulation, correlati
 def test_ignoring_the_pairing_loses_level_and_power(simulation) -> None:
     size = simulation.rejection_rates(simulation.Setting(10, 0.8, 0.35, 1.0, 0.2), REPETITIONS)
     power = simulation.rejection_rates(simulation.Setting(10, 0.8, 0.35, 1.3, 0.2), REPETITIONS)
-    for found, expected in zip((*size, *power), (0.05, 0.002, 0.79, 0.24), strict=True):
-        assert found == pytest.approx(expected, abs=four_errors(expected, REPETITIONS))
+    for rate, expected in zip((*size, *power), (0.05, 0.002, 0.79, 0.24), strict=True):
+        assert rate == pytest.approx(expected, abs=four_errors(expected, REPETITIONS))
 
 
 def test_without_censoring_power_is_near_that_of_the_paired_t_test_on_logs(simulation) -> None:

@@ -29,9 +29,11 @@ def test_the_interval_is_a_jackknife_t_on_the_log_ratio_worked_by_hand() -> None
     without = [np.log(np.delete(full, i).mean() / np.delete(other, i).mean()) for i in range(4)]
     error = math.sqrt(3 / 4 * sum((value - np.mean(without)) ** 2 for value in without))
     centre, reach = math.log(full.mean() / other.mean()), 3.182446305284263 * error
-    found = speed_up(times(FULL), times(TOPK)).interval
-    assert found is not None
-    assert (found.low, found.high) == pytest.approx((math.exp(centre - reach), math.exp(centre + reach)), rel=1e-9)
+    interval = speed_up(times(FULL), times(TOPK)).interval
+    assert interval is not None
+    assert (interval.low, interval.high) == pytest.approx(
+        (math.exp(centre - reach), math.exp(centre + reach)), rel=1e-9
+    )
 
 
 def test_swapping_the_arms_inverts_the_speed_up_and_its_interval() -> None:

@@ -38,14 +38,14 @@ def call(*arguments: object):
 
 
 def test_one_line_a_claim_each_starting_with_its_id(store: Path) -> None:
-    found = call("verdicts", store)
-    assert found.exit_code == 0
-    lines = found.stdout.splitlines()
+    called = call("verdicts", store)
+    assert called.exit_code == 0
+    lines = called.stdout.splitlines()
     assert [line.split()[0] for line in lines] == [f"C{i}" for i in range(1, 15)]
     assert lines[0].startswith("C1   holds in part    Top-k attention")
     assert "18 runs, even_pairs: 2.9" in lines[0]
-    assert "notes.txt: unrecognised" in found.stderr
-    assert found.stderr.count("interrupted, left out") == 2
+    assert "notes.txt: unrecognised" in called.stderr
+    assert called.stderr.count("interrupted, left out") == 2
 
 
 def test_at_length_it_gives_rule_effect_interval_p_runs_and_reason(store: Path) -> None:
@@ -67,18 +67,18 @@ def test_for_machines_it_is_json_with_faults_and_unfinished_runs(store: Path) ->
 
 
 def test_missing_data_are_an_answer_and_a_missing_store_is_an_error(tmp_path: Path) -> None:
-    found = call("verdicts", tmp_path)
-    assert found.exit_code == 0
-    assert found.stdout.count("not enough data") == 14
+    called = call("verdicts", tmp_path)
+    assert called.exit_code == 0
+    assert called.stdout.count("not enough data") == 14
     assert isinstance(call("verdicts", tmp_path / "nothing").exception, UsageError)
 
 
 def test_export_writes_the_file_and_says_how_much(store: Path, tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     out = tmp_path / "table.csv"
-    found = call("export", store, "--to", "csv", "--out", out)
-    assert found.exit_code == 0, found.output
+    called = call("export", store, "--to", "csv", "--out", out)
+    assert called.exit_code == 0, called.output
     rows = out.read_text().splitlines()
-    assert f"{len(rows) - 1} rows of 20 runs" in found.stdout
-    assert "notes.txt: unrecognised" in found.stderr
+    assert f"{len(rows) - 1} rows of 20 runs" in called.stdout
+    assert "notes.txt: unrecognised" in called.stderr
     assert call("export", store, "--to", "xls", "--out", out).exit_code == 2

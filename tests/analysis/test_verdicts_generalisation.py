@@ -27,15 +27,15 @@ def _full(generalising=GENERALISING, fits: bool = True, tasks=TASKS, seeds: int 
 
 
 def test_c4_holds_for_the_four_tasks_that_the_paper_names() -> None:
-    found = verdict("C4", _full())
-    assert found.outcome == "holds"
-    assert found.runs == 80
+    judged = verdict("C4", _full())
+    assert judged.outcome == "holds"
+    assert judged.runs == 80
 
 
 def test_c4_holds_in_part_when_a_fifth_task_generalises_or_none_fits() -> None:
-    found = verdict("C4", _full((*GENERALISING, "parity")))
-    assert found.outcome == "holds in part"
-    assert "1 refuted: parity: stays near its baseline (90.0% against 50.0%)" in found.because
+    judged = verdict("C4", _full((*GENERALISING, "parity")))
+    assert judged.outcome == "holds in part"
+    assert "1 refuted: parity: stays near its baseline (90.0% against 50.0%)" in judged.because
     assert verdict("C4", _full(fits=False)).outcome == "holds in part"
 
 
@@ -92,10 +92,10 @@ def test_c5_holds_when_top_k_is_as_good_and_earlier_everywhere() -> None:
 
 
 def test_c5_holds_in_part_when_it_is_as_good_but_later() -> None:
-    found = verdict("C5", _pairs(0.9, 0.9, full_at=20, topk_at=60))
-    assert found.outcome == "holds in part"
-    assert "8 of 16 shown" in found.because
-    assert "8 refuted" in found.because
+    judged = verdict("C5", _pairs(0.9, 0.9, full_at=20, topk_at=60))
+    assert judged.outcome == "holds in part"
+    assert "8 of 16 shown" in judged.because
+    assert "8 refuted" in judged.because
 
 
 def test_c5_does_not_hold_when_top_k_is_worse_and_later() -> None:
@@ -107,9 +107,9 @@ def test_c5_says_nothing_of_five_seeds() -> None:
 
 
 def test_earlier_is_not_asked_where_full_attention_learns_nothing_that_carries_over() -> None:
-    found = verdict("C5", _pairs(0.5, 0.5, ["parity"]))
-    assert "of 15 shown" in found.because  # seven other tasks have both parts
-    assert "parity: earlier" not in found.because
+    judged = verdict("C5", _pairs(0.5, 0.5, ["parity"]))
+    assert "of 15 shown" in judged.because  # seven other tasks have both parts
+    assert "parity: earlier" not in judged.because
 
 
 def test_a_diverged_run_counts_as_guessing_and_not_with_what_it_knew_before() -> None:
@@ -127,8 +127,8 @@ def test_both_marks_of_a_seed_are_the_same_so_that_swapping_arms_swaps_the_answe
 
 
 def test_the_mark_is_one_that_both_runs_of_a_seed_attain() -> None:
-    found = verdict("C5", _pairs(0.9, 0.95, ["even_pairs"], full_at=20, topk_at=60))
-    assert "even_pairs: earlier (slower" in found.because  # that top-k ends higher does not make it earlier
+    judged = verdict("C5", _pairs(0.9, 0.95, ["even_pairs"], full_at=20, topk_at=60))
+    assert "even_pairs: earlier (slower" in judged.because  # that top-k ends higher does not make it earlier
 
 
 def test_runs_of_both_are_counted_once() -> None:

@@ -16,19 +16,19 @@ from tests.analysis.made import WIDTH, arm, both, run, verdict
 
 
 def test_c1_holds_when_every_task_is_faster() -> None:
-    found = verdict("C1", both(60, 20))
-    assert found.outcome == "holds"
-    assert found.p == pytest.approx(2**-9)
-    assert found.runs == 160
-    assert found.interval is not None
-    assert 2.8 < found.interval[0] < found.interval[1] < 3.2
+    judged = verdict("C1", both(60, 20))
+    assert judged.outcome == "holds"
+    assert judged.p == pytest.approx(2**-9)
+    assert judged.runs == 160
+    assert judged.interval is not None
+    assert 2.8 < judged.interval[0] < judged.interval[1] < 3.2
 
 
 def test_c1_holds_in_part_when_one_task_is_missing_or_slower() -> None:
     assert verdict("C1", both(60, 20, TASKS[1:])).outcome == "holds in part"
-    found = verdict("C1", both(60, 20, TASKS[1:]) + both(20, 60, TASKS[:1]))
-    assert found.outcome == "holds in part"
-    assert "1 refuted: parity (slower" in found.because
+    judged = verdict("C1", both(60, 20, TASKS[1:]) + both(20, 60, TASKS[:1]))
+    assert judged.outcome == "holds in part"
+    assert "1 refuted: parity (slower" in judged.because
 
 
 def test_c1_does_not_hold_when_top_k_is_slower_or_the_same() -> None:
@@ -55,15 +55,15 @@ def _scattered(task: str, mechanism: str) -> list[Record]:
 
 @pytest.mark.parametrize("seeds", [1, 2, 5])
 def test_few_seeds_claim_nothing_however_large_the_difference(seeds: int) -> None:
-    found = verdict("C1", both(60, 5, seeds=seeds))
-    assert found.outcome == "not enough data"
-    assert "at least 6 seeds are needed" in found.because or "a test needs at least 2" in found.because
+    judged = verdict("C1", both(60, 5, seeds=seeds))
+    assert judged.outcome == "not enough data"
+    assert "at least 6 seeds are needed" in judged.because or "a test needs at least 2" in judged.because
 
 
 def test_c1_says_nothing_when_no_run_ever_gets_there() -> None:
-    found = verdict("C1", both(None, None))
-    assert found.outcome == "not enough data"
-    assert "got there together or not at all" in found.because
+    judged = verdict("C1", both(None, None))
+    assert judged.outcome == "not enough data"
+    assert "got there together or not at all" in judged.because
 
 
 def test_a_lone_task_that_would_pass_alone_must_pass_holm_over_eight() -> None:
@@ -91,15 +91,15 @@ def _masked(mask_at: float | None, full_at: float | None = 20, tasks=TASKS, mask
 
 def test_c3_holds_when_no_mask_gains_and_one_never_fits() -> None:
     assert verdict("C3", _masked(None)).outcome == "holds"
-    found = verdict("C3", _masked(21))
-    assert found.outcome == "holds in part"  # no gain, but all reach 100 %
-    assert "every mask gets there in most of its runs" in found.because
+    judged = verdict("C3", _masked(21))
+    assert judged.outcome == "holds in part"  # no gain, but all reach 100 %
+    assert "every mask gets there in most of its runs" in judged.because
 
 
 def test_c3_is_refuted_by_masks_that_win_everywhere() -> None:
-    found = verdict("C3", _masked(5, full_at=60))
-    assert found.outcome == "does not hold"
-    assert "faster on every task" in found.because
+    judged = verdict("C3", _masked(5, full_at=60))
+    assert judged.outcome == "does not hold"
+    assert "faster on every task" in judged.because
     others = [task for task in TASKS if task != "even_pairs"]
     assert verdict("C3", _masked(5, full_at=60, tasks=others)).outcome == "not enough data"
 
@@ -132,9 +132,9 @@ def test_c11_holds_when_the_benefit_is_gone_at_the_full_length() -> None:
 
 
 def test_c11_does_not_hold_when_keeping_every_key_is_still_faster() -> None:
-    found = verdict("C11", _sweep(60, 20, 15))
-    assert found.outcome == "does not hold"
-    assert "16 refuted" in found.because
+    judged = verdict("C11", _sweep(60, 20, 15))
+    assert judged.outcome == "does not hold"
+    assert "16 refuted" in judged.because
 
 
 def test_c11_calls_two_arms_that_fail_alike_not_equal() -> None:

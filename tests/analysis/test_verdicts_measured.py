@@ -30,15 +30,15 @@ def _judged(claim: str, records: list[Record], name: str, payload: Callable[[Rec
 
 
 def test_c9_holds_when_dispersion_is_lower_and_both_conditions_are_met() -> None:
-    found = _judged("C9", both(60, 20, TABLE_TASKS), "dispersion", _dispersion(20, 5))
-    assert found.outcome == "holds"  # W = (5 + ln 4) / 20
-    assert found.runs == 80
+    judged = _judged("C9", both(60, 20, TABLE_TASKS), "dispersion", _dispersion(20, 5))
+    assert judged.outcome == "holds"  # W = (5 + ln 4) / 20
+    assert judged.runs == 80
 
 
 def test_c9_holds_in_part_when_only_the_conditions_fail() -> None:
-    found = _judged("C9", both(60, 20, TABLE_TASKS), "dispersion", _dispersion(6, 5))
-    assert found.outcome == "holds in part"  # W = (5 + ln 4) / 6 > 1
-    assert "4 refuted: listops: conditions (W = 1.0" in found.because
+    judged = _judged("C9", both(60, 20, TABLE_TASKS), "dispersion", _dispersion(6, 5))
+    assert judged.outcome == "holds in part"  # W = (5 + ln 4) / 6 > 1
+    assert "4 refuted: listops: conditions (W = 1.0" in judged.because
 
 
 def test_c9_does_not_hold_when_dispersion_is_higher() -> None:
@@ -52,15 +52,15 @@ def test_c9_wants_a_lower_dispersion_at_every_percentile() -> None:
             made["checkpoints"]["last"]["delta"]["90"] = 30.0
         return made
 
-    found = _judged("C9", both(60, 20, TABLE_TASKS), "dispersion", payload)
-    assert "listops: lower dispersion" in found.because.split("undecided")[1]
+    judged = _judged("C9", both(60, 20, TABLE_TASKS), "dispersion", payload)
+    assert "listops: lower dispersion" in judged.because.split("undecided")[1]
 
 
 @pytest.mark.parametrize("broken", [None, {}, {"k": 9}, {"k": 5, "checkpoints": {"last": {"delta": {"75": "high"}}}}])
 def test_c9_takes_a_measurement_that_is_not_one_for_none(broken: dict[str, Any] | None) -> None:
-    found = _judged("C9", both(60, 20, TABLE_TASKS), "dispersion", lambda record: broken)
-    assert found.outcome == "not enough data"
-    assert "with a measured dispersion" in found.because
+    judged = _judged("C9", both(60, 20, TABLE_TASKS), "dispersion", lambda record: broken)
+    assert judged.outcome == "not enough data"
+    assert "with a measured dispersion" in judged.because
 
 
 def _surface(full: float, topk: float, grid: int = 51) -> Callable[[Record], dict[str, Any]]:
@@ -83,10 +83,10 @@ def test_c10_compares_slopes_per_true_distance() -> None:
 @pytest.mark.parametrize("without", ["full", "topk:5"])
 def test_c10_does_not_compare_a_model_that_has_learned_with_one_that_has_not(without: str) -> None:
     at = {"full": 60, "topk:5": 20, without: None}
-    found = _judged("C10", both(at["full"], at["topk:5"], TABLE_TASKS), "surface", _surface(1, 4))
-    assert found.outcome == "not enough data"
-    assert "no pair of which both have learned: 95% training accuracy in the last epoch" in found.because
-    assert found.runs == 0
+    judged = _judged("C10", both(at["full"], at["topk:5"], TABLE_TASKS), "surface", _surface(1, 4))
+    assert judged.outcome == "not enough data"
+    assert "no pair of which both have learned: 95% training accuracy in the last epoch" in judged.because
+    assert judged.runs == 0
 
 
 def test_c10_leaves_out_the_pairs_that_have_not_both_learned_and_says_how_many() -> None:
@@ -95,10 +95,10 @@ def test_c10_leaves_out_the_pairs_that_have_not_both_learned_and_says_how_many()
 
     fails = [run(task, "topk:5", seed, at=None) for task in TABLE_TASKS for seed in range(10, 14)]
     learns = [run(task, "full", seed, at=60) for task in TABLE_TASKS for seed in range(10, 14)]
-    found = _judged("C10", both(60, 20, TABLE_TASKS) + fails + learns, "surface", payload)
-    assert found.outcome == "holds"
-    assert found.runs == 80
-    assert "4 pairs of which not both have learned left out" in found.because
+    judged = _judged("C10", both(60, 20, TABLE_TASKS) + fails + learns, "surface", payload)
+    assert judged.outcome == "holds"
+    assert judged.runs == 80
+    assert "4 pairs of which not both have learned left out" in judged.because
 
 
 def test_c10_counts_a_model_that_has_forgotten_or_diverged_as_not_learned() -> None:
@@ -130,9 +130,9 @@ def test_c10_does_without_squares_that_are_too_small_for_the_grid_but_not_withou
 
 def test_c10_does_not_compare_surfaces_of_different_grids() -> None:
     records = both(60, 20, TABLE_TASKS)
-    found = _judged("C10", records, "surface", lambda r: _surface(4, 1, 51 if r.mechanism == "full" else 101)(r))
-    assert found.outcome == "not enough data"
-    assert "different grids" in found.because
+    judged = _judged("C10", records, "surface", lambda r: _surface(4, 1, 51 if r.mechanism == "full" else 101)(r))
+    assert judged.outcome == "not enough data"
+    assert "different grids" in judged.because
 
 
 def _eight(speed: Callable[[int], float]) -> list[Record]:
@@ -146,8 +146,8 @@ def _eight(speed: Callable[[int], float]) -> list[Record]:
 def _stability(gap: Callable[[int], float], kept: Callable[[int], float], noise=(0.1, 0.2)):
     def payload(record: Record) -> dict[str, Any] | None:
         i = TASKS.index(record.config["task"]["name"])
-        found = payloads.mask_stability([kept(i), kept(i) / 2], noise=list(noise), separation={"50": gap(i)})
-        return None if record.mechanism == "full" else found
+        stability = payloads.mask_stability([kept(i), kept(i) / 2], noise=list(noise), separation={"50": gap(i)})
+        return None if record.mechanism == "full" else stability
 
     return payload
 
@@ -181,13 +181,13 @@ def test_c12_leaves_out_masks_that_were_measured_in_another_way(other: dict[str,
     last = max(record.seed for record in records)
 
     def payload(record: Record) -> dict[str, Any] | None:
-        found = _stability(rising, lambda i: i / 10)(record)
+        judged = _stability(rising, lambda i: i / 10)(record)
         usual = {"checkpoint": "last", "split": "train", "rows": 100}
-        return None if found is None else found | usual | (other if record.seed == last else {})
+        return None if judged is None else judged | usual | (other if record.seed == last else {})
 
-    found = _judged("C12", records, "mask_stability", payload)
-    assert found.outcome == "holds"
-    assert found.runs == 2 * 2 * len(TASKS)
+    judged = _judged("C12", records, "mask_stability", payload)
+    assert judged.outcome == "holds"
+    assert judged.runs == 2 * 2 * len(TASKS)
 
 
 @pytest.mark.parametrize("claim", ["C9", "C13"])
@@ -197,9 +197,9 @@ def test_a_pair_whose_runs_were_measured_in_different_ways_is_no_pair(claim: str
     def payload(record: Record) -> dict[str, Any]:
         return _dispersion(20, 5)(record) | {"split": "train" if record.mechanism == "full" else "heldout"}
 
-    found = _judged(claim, records, "dispersion", payload)
-    assert found.outcome == "not enough data"
-    assert found.runs == 0
+    judged = _judged(claim, records, "dispersion", payload)
+    assert judged.outcome == "not enough data"
+    assert judged.runs == 0
 
 
 def _ratios(ratio: Callable[[int], float]) -> Callable[[Record], dict[str, Any]]:
@@ -227,17 +227,17 @@ def test_c13_is_judged_before_training_and_not_at_the_end() -> None:
 
 def test_three_tasks_are_no_correlation() -> None:
     records = [r for r in _eight(lambda i: 1 + i / 10) if r.config["task"]["name"] in TASKS[:3]]
-    found = _judged("C13", records, "dispersion", _ratios(lambda i: 0.9 - i / 10))
-    assert found.outcome == "not enough data"
-    assert "3 items" in found.because
+    judged = _judged("C13", records, "dispersion", _ratios(lambda i: 0.9 - i / 10))
+    assert judged.outcome == "not enough data"
+    assert "3 items" in judged.because
 
 
 def test_a_run_that_was_not_measured_leaves_its_pair_out() -> None:
     records = both(60, 20, TABLE_TASKS)
-    found = _judged("C9", records, "dispersion", lambda r: _dispersion(20, 5)(r) if r.seed < 5 else None)
-    assert found.outcome == "not enough data"
-    assert found.runs == 40
-    assert "5 paired seeds" in found.because
+    judged = _judged("C9", records, "dispersion", lambda r: _dispersion(20, 5)(r) if r.seed < 5 else None)
+    assert judged.outcome == "not enough data"
+    assert judged.runs == 40
+    assert "5 paired seeds" in judged.because
 
 
 def test_measurements_of_unknown_runs_change_nothing() -> None:

@@ -62,8 +62,8 @@ def test_the_guide_has_every_rule_word_for_word() -> None:
 
 
 def test_judge_gives_every_claim_once_and_in_order() -> None:
-    assert [found.claim for found in judge([])] == [f"C{i}" for i in range(1, 15)]
-    assert {found.outcome for found in judge([])} == {"not enough data"}
+    assert [verdict.claim for verdict in judge([])] == [f"C{i}" for i in range(1, 15)]
+    assert {verdict.outcome for verdict in judge([])} == {"not enough data"}
     assert all(claim.rule and claim.statement.endswith(".") for claim in CLAIMS)
 
 
@@ -121,11 +121,11 @@ def test_labels_studies_and_paths_do_not_select() -> None:
 
 
 def test_a_verdict_for_machines_is_plain_json_also_with_an_open_interval() -> None:
-    found = verdict("C1", both(None, 20, ["even_pairs"]))
-    assert found.outcome == "holds in part"
-    assert found.interval is not None
-    assert found.interval[1] == math.inf
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["interval"][1] is None
+    judged = verdict("C1", both(None, 20, ["even_pairs"]))
+    assert judged.outcome == "holds in part"
+    assert judged.interval is not None
+    assert judged.interval[1] == math.inf
+    assert json.loads(json.dumps(judged.to_dict(), allow_nan=False))["interval"][1] is None
 
 
 @pytest.mark.parametrize(

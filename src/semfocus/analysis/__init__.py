@@ -13,6 +13,7 @@ from semfocus.analysis.intervals import (
 from semfocus.analysis.multiple import ALPHA, holm, not_enough, pairs_needed
 from semfocus.analysis.paired import PairedTest, paired_logrank, pooled_logrank
 from semfocus.analysis.pairing import Unpaired
+from semfocus.analysis.results import Results
 from semfocus.analysis.speedup import Ratio, SpeedUp, speed_up
 from semfocus.analysis.survival import ConvergenceTimes, Curve
 
@@ -29,6 +30,7 @@ __all__ = [
     "Margin",
     "PairedTest",
     "Ratio",
+    "Results",
     "SpeedUp",
     "Unpaired",
     "accuracy_difference",

@@ -69,6 +69,7 @@ def arm_speed_up(setting: Setting, base: str = FULL, other: str = TOPK) -> Speed
 
 
 def faster_decision(test: PairedTest, gain: SpeedUp) -> tuple[Decision, str]:
+    """The decision of `faster` and `earlier`, and the reason unless it is "yes"."""
     short = not_enough(test.pairs, 1)
     if short:
         return "undecided", short
