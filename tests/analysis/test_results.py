@@ -74,6 +74,13 @@ def test_seed_label_mechanism_and_the_place_of_a_file_are_not_compared() -> None
     assert len(group_records([Record(str(i), c, [], "done", 0.0) for i, c in enumerate((one, other))]).groups) == 1
 
 
+def test_a_field_that_an_older_run_does_not_record_has_its_default() -> None:
+    config = run("parity", "full", 1).config
+    older = {name: value for name, value in config.items() if name != "precision"}
+    assert comparability_key(older) == comparability_key(config | {"objective": "classification"})
+    assert comparability_key(older) != comparability_key(config | {"objective": "next_token"})
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -16,6 +16,7 @@ from typing import Any
 
 Settings = dict[str, Any]  # dotted field of config.json -> value: {"model.blocks": 5}
 NOT_COMPARED = ("seed", "label", "sizes")  # `sizes` follows from the data
+DEFAULTS = {"precision": "fp32", "objective": "classification"}  # of runs whose configuration does not record them
 _TITLES = {"training.lr": "learning rate", "data.version": "data version", "data.task": "data"}
 _MAX_VALUE_LENGTH = 24  # characters of a value in a group's name
 
@@ -32,13 +33,10 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
     options = _mapping(data.pop("options", None))
     rows = {name: value for name, value in task.items() if name not in ("name", "options")}
     attention = {name: value for name, value in _mapping(config.get("attention")).items() if name != "mechanism"}
-    others = {
-        name: value
-        for name, value in config.items()
-        if name not in (*NOT_COMPARED, "task", "data", "attention")
-    }  # fmt: skip
+    nested = ("task", "data", "attention")
+    others = {name: value for name, value in config.items() if name not in (*NOT_COMPARED, *nested)}
     parts = {"data": data, "task": {"options": options, **rows}, "attention": attention, **others}
-    return _flatten(parts | {"precision": config.get("precision", "fp32")})
+    return {**_flatten(parts), **{name: config.get(name, default) for name, default in DEFAULTS.items()}}
 
 
 def comparability_key(config: Mapping[str, Any]) -> str:
