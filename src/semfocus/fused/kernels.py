@@ -104,6 +104,13 @@ def load_proj_mlp_weights(
 
 
 @triton.jit
+def activation_scales(bounds, max_weight, factor):
+    """The scales of attention's output, whose weights are at most `max_weight`, and of the hidden layer."""
+    attn_scale = scale_for(tl.load(bounds + pos.BOUND_V) * max_weight)
+    return attn_scale, scale_for(tl.load(bounds + split_fp16.BOUND_HIDDEN) * factor)
+
+
+@triton.jit
 def store_projection(
     x, rows, count, y, weight, bias, bound, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
@@ -203,8 +210,7 @@ def proj_mlp_forward(
     own, base = member.to(tl.int64) * member_stride, member.to(tl.int64) * count
     weights = member_weights(member, weights, D, H, MLP)
     wo, wi, wt = load_proj_mlp_weights(weights, D, BLOCK_D, H, BLOCK_H, MLP, BLOCK_MLP, PRECISION)
-    attn_scale = scale_for(tl.load(weights.bounds + pos.BOUND_V) * max_weight)
-    hidden_scale = scale_for(tl.load(weights.bounds + split_fp16.BOUND_HIDDEN) * factor)
+    attn_scale, hidden_scale = activation_scales(weights.bounds, max_weight, factor)
     for tile in range(first, last):
         rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
         a = operand(load_tile(attn_out + base * H, rows, count, H, BLOCK_H), attn_scale, PRECISION)
@@ -236,8 +242,7 @@ def proj_mlp_backward(
     own, base = member.to(tl.int64) * member_stride, member.to(tl.int64) * count
     weights = member_weights(member, weights, D, H, MLP)
     wo, wi, wt = load_proj_mlp_weights(weights, D, BLOCK_D, H, BLOCK_H, MLP, BLOCK_MLP, PRECISION)
-    attn_scale = scale_for(tl.load(weights.bounds + pos.BOUND_V) * max_weight)
-    hidden_scale = scale_for(tl.load(weights.bounds + split_fp16.BOUND_HIDDEN) * factor)
+    attn_scale, hidden_scale = activation_scales(weights.bounds, max_weight, factor)
     largest = tiles_absmax(grad + base * D, first, last, count, D, BLOCK_D, BLOCK_M) * factor
     dz_scale = scale_for(largest)
     dh_scale = scale_for(largest * tl.load(weights.absmax + split_fp16.MLP_OUT_ROW_NORM) * D**0.5 * factor)

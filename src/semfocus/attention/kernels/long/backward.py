@@ -37,11 +37,15 @@ class PairLists(NamedTuple):
 def query_gradients(
     grad, grad_lse, q, k, v, hashes, indices, dq, weights_out, factors_out, owners_out,
     rows, queries, keys, total_keys, heads_per_key, sm_scale, threshold, dropout,
-    LIST: tl.constexpr, BLOCK_LIST: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, GRAD_LSE: tl.constexpr, DROPOUT: tl.constexpr,
+    LIST: tl.constexpr, BLOCK_LIST: tl.constexpr, DIMS: tl.constexpr, BLOCK_M: tl.constexpr, GRAD_LSE: tl.constexpr,
+    DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """dq (M, Lq, D), and (P,) for each pair: its weight after dropout (dv = sum of weight * grad), the factor of q in
     dk, and its owner, the key among all keys of all problems (T for none). Grid: tiles of BLOCK_M queries."""
+    D: tl.constexpr = DIMS.d
+    DV: tl.constexpr = DIMS.dv
+    BLOCK_D: tl.constexpr = DIMS.block_d
+    BLOCK_DV: tl.constexpr = DIMS.block_dv
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = row < rows
     row = tl.where(inside, row, 0)
@@ -96,11 +100,12 @@ def query_gradients(
 
 
 @triton.jit
-def list_sums(
-    start, end, lists, LIST: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
-):  # fmt: skip
+def list_sums(start, end, lists, LIST: tl.constexpr, DIMS: tl.constexpr, BLOCK_PAIRS: tl.constexpr):
     """Sums over the sorted pairs start .. end - 1: of factor * q (BLOCK_D,), and of weight * grad (BLOCK_DV,)."""
+    D: tl.constexpr = DIMS.d
+    DV: tl.constexpr = DIMS.dv
+    BLOCK_D: tl.constexpr = DIMS.block_d
+    BLOCK_DV: tl.constexpr = DIMS.block_dv
     channel = tl.arange(0, BLOCK_D)
     out_channel = tl.arange(0, BLOCK_DV)
     dk = tl.zeros((BLOCK_D,), tl.float32)
@@ -133,14 +138,15 @@ def load_range(offsets, key):
 @triton.jit
 def hub_parts(
     lists, parts, pairs, total_keys,
-    LIST: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_PAIRS: tl.constexpr, CHUNK: tl.constexpr, HUB: tl.constexpr,
+    LIST: tl.constexpr, DIMS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, CHUNK: tl.constexpr, HUB: tl.constexpr,
 ):  # fmt: skip
     """parts (windows, 2, BLOCK_D + BLOCK_DV): sums over splits of long lists, by the window of CHUNK pairs.
 
     At most two splits begin in a window: one of the list that holds the window's first pair, and the first split of the
     list that holds its last pair. A list between them lies within the window and is no hub. Grid: windows x 2.
     """
+    BLOCK_D: tl.constexpr = DIMS.block_d
+    BLOCK_DV: tl.constexpr = DIMS.block_dv
     window = tl.program_id(0)
     second = tl.program_id(1)
     low = window * CHUNK
@@ -155,7 +161,7 @@ def hub_parts(
     start = begin + tl.cdiv(tl.maximum(low - begin, 0), CHUNK) * CHUNK
     if ours & (end - begin > HUB) & (start < high) & (start < end):
         dk, dv = list_sums(
-            start, tl.minimum(start + CHUNK, end), lists, LIST, D, BLOCK_D, DV, BLOCK_DV, BLOCK_PAIRS
+            start, tl.minimum(start + CHUNK, end), lists, LIST, DIMS, BLOCK_PAIRS
         )  # fmt: skip
         at = parts + (window * 2 + second).to(tl.int64) * (BLOCK_D + BLOCK_DV)
         tl.store(at + tl.arange(0, BLOCK_D), dk)
@@ -165,16 +171,19 @@ def hub_parts(
 @triton.jit
 def key_gradients(
     lists, parts, dk_out, dv_out,
-    LIST: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_PAIRS: tl.constexpr, CHUNK: tl.constexpr, HUB: tl.constexpr,
+    LIST: tl.constexpr, DIMS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, CHUNK: tl.constexpr, HUB: tl.constexpr,
 ):  # fmt: skip
     """dk (T, D) and dv (T, Dv): a short list is summed here, a long one from its parts, in order. Grid: T keys."""
+    D: tl.constexpr = DIMS.d
+    DV: tl.constexpr = DIMS.dv
+    BLOCK_D: tl.constexpr = DIMS.block_d
+    BLOCK_DV: tl.constexpr = DIMS.block_dv
     key = tl.program_id(0)
     begin, end = load_range(lists.offsets, key)
     channel = tl.arange(0, BLOCK_D)
     out_channel = tl.arange(0, BLOCK_DV)
     if end - begin <= HUB:
-        dk, dv = list_sums(begin, end, lists, LIST, D, BLOCK_D, DV, BLOCK_DV, BLOCK_PAIRS)
+        dk, dv = list_sums(begin, end, lists, LIST, DIMS, BLOCK_PAIRS)
     else:
         dk = tl.zeros((BLOCK_D,), tl.float32)
         dv = tl.zeros((BLOCK_DV,), tl.float32)

@@ -25,6 +25,7 @@ from semfocus.attention.kernels.long.backward import PairLists, hub_parts, key_g
 from semfocus.attention.kernels.long.forward import best_groups, group_maxima, select_and_mix
 from semfocus.attention.kernels.products import precision
 from semfocus.attention.kernels.shared import dropout_threshold
+from semfocus.attention.kernels.short.arguments import HeadDims
 from semfocus.attention.kernels.short.configs import MIN_TILE
 from semfocus.attention.mechanisms import TopK
 
@@ -195,7 +196,7 @@ def _backward_kernels(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p
     total_keys = k.shape[0] * k.shape[1] * keys
     block_d, block_dv = _next_power_of_2(width), _next_power_of_2(value_width)
     block_list = _next_power_of_2(listed)
-    widths = {"LIST": listed, "D": width, "BLOCK_D": block_d, "DV": value_width, "BLOCK_DV": block_dv}
+    widths = {"LIST": listed, "DIMS": HeadDims(width, block_d, value_width, block_dv)}
     numbers = block_list * max(block_d, block_dv)  # of one query
     block_m = max(1, min(tiles.gradient_numbers // numbers, 16))
     warps = max(1, min(_next_power_of_2(numbers // tiles.gradient_numbers), 8))

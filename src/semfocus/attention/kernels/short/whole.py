@@ -14,14 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.products import (
-    accumulate,
-    operand,
-    prescaled_operand,
-    product,
-    reciprocal,
-    transpose,
-)
+from semfocus.attention.kernels.products import accumulate, operand, prescaled_operand, product, reciprocal, transpose
 from semfocus.attention.kernels.shared import MAX_INDEX, MINUS_INF, NO_RANK, fast_exp, finite, float_to_ordered_int
 from semfocus.attention.kernels.short import positions as pos
 from semfocus.attention.kernels.short.positions import Problem
