@@ -303,15 +303,15 @@ def test_a_large_vocabulary_is_looked_up_by_the_plain_model() -> None:
     assert parts_of(spec).embed is model.embed
 
 
-def test_a_gpu_with_little_shared_memory_is_left_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semfocus.fused.block._shared_memory", lambda device: 90_000)
-    assert "98304 bytes of shared memory, and cuda has 90000" in (refuses(spec_of(), torch.device("cuda")) or "")
+def test_a_gpu_with_little_shared_memory_is_left_to_the_compiler() -> None:
+    reason = refuses(spec_of(), torch.device("cuda"), shared_memory=lambda device: 90_000)
+    assert "98304 bytes of shared memory, and cuda has 90000" in (reason or "")
 
 
 def test_a_gpu_with_less_shared_memory_runs_without_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton import OutOfResources
 
-    from semfocus.fused import kernels
+    from semfocus.fused.kernels import KERNELS
 
     class Small:
         """A kernel on a GPU where tiles of several stages do not fit."""
@@ -327,6 +327,6 @@ def test_a_gpu_with_less_shared_memory_runs_without_a_pipeline(monkeypatch: pyte
 
             return start
 
-    for name in ("leave_forward", "leave_backward", "enter_backward"):
-        monkeypatch.setattr(kernels, name, Small(getattr(kernels, name)))
+    for name in ("proj_mlp_forward", "proj_mlp_backward", "ln_qkv_backward"):
+        monkeypatch.setitem(KERNELS, name, Small(KERNELS[name]))
     check(spec_of(blocks=1), rows=1)

@@ -22,7 +22,7 @@ from semfocus.attention.hooks import observers, report
 from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs, prepare_inputs
 from semfocus.attention.kernels.backend import triton, triton_refuses
-from semfocus.attention.kernels.short.configs import LONGEST, WHOLE
+from semfocus.attention.kernels.short.configs import MAX_SHORT_LENGTH, MAX_WHOLE_LENGTH
 from semfocus.attention.local import local
 from semfocus.attention.mechanisms import Full, Mechanism, is_registered, parse_mechanism
 from semfocus.attention.normalisers import Normaliser, Softmax, parse_normaliser
@@ -250,9 +250,9 @@ def log_once(mechanism: str, chosen: str, skipped: str, reason: str) -> None:
 
 def _suits_kernels(inputs: AttentionInputs) -> bool:
     """Whether the Triton kernels are the faster way on a GPU: see benchmarks/kernels.py and benchmarks/engine.py."""
-    if torch.compiler.is_compiling() and max(inputs.num_keys, inputs.num_queries) <= WHOLE:
+    if torch.compiler.is_compiling() and max(inputs.num_keys, inputs.num_queries) <= MAX_WHOLE_LENGTH:
         return False  # the compiler fuses such short sequences with the operations around them
-    return inputs.num_keys <= LONGEST or _keeps_few(inputs)
+    return inputs.num_keys <= MAX_SHORT_LENGTH or _keeps_few(inputs)
 
 
 def _keeps_few(inputs: AttentionInputs) -> bool:

@@ -1,4 +1,4 @@
-"""The paper's training step in few kernels: what stands before and after attention, fused, for a whole cohort.
+"""A transformer block in few kernels: everything before and after attention, fused, for a whole cohort.
 
 parts = fused_parts(spec, device, head)    the model's functions by Triton kernels; None where they cannot serve
 """

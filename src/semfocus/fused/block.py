@@ -1,13 +1,13 @@
-"""`embed` and `block` of the model by fused kernels, with gradients: the same functions, fewer trips through memory.
+"""`embed` and `block` of the model by fused kernels, with gradients: the same functions with less memory traffic.
 
-A block is one node of autograd. Its attention is computed by the kernels that `attend` uses for short rows.
+A block is one autograd node. Its attention runs by the kernels that `attend` uses for short sequences.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,47 +15,74 @@ from torch import Tensor
 from semfocus import model
 from semfocus.attention.inputs import prepare_inputs
 from semfocus.attention.kernels.short.dispatch import short_refuses
-from semfocus.fused.launch import launch_for, pieces_of
+from semfocus.fused.launch import launch_for, num_splits
 from semfocus.model import NORM_EPSILON, ForwardFns, Padding
 from semfocus.spec import Spec
 
 if TYPE_CHECKING:
     from semfocus.attention.kernels.short.launch import Call
+    from semfocus.fused.kernels import Weights
 
-WIDEST = 64  # of model, heads together and hidden layer: a program keeps three gradients of that size in registers
-SHARED_MEMORY = 98_304  # bytes of the largest program without a pipeline, `enter_backward` in float32
-MOST_IDS = 64  # of a vocabulary whose gradient is taken as a product
+MAX_WIDTH = 64  # of the model, all heads together and the hidden layer: registers hold three gradients of that size
+SHARED_MEMORY = 98_304  # bytes of the largest program without a pipeline, `ln_qkv_backward` in float32
+MAX_PRODUCT_IDS = 64  # largest vocabulary whose gradient is computed as a product with one-hot vectors
 
 
 def fused_parts(spec: Spec, device: torch.device, head: Callable[..., Tensor]) -> ForwardFns | None:
     """The model's functions by these kernels, with this `head`; None where they cannot serve."""
     if refuses(spec, device) is not None:
         return None
-    return ForwardFns(embed if spec.num_ids <= MOST_IDS else model.embed, block, head)
+    return ForwardFns(embed if spec.num_ids <= MAX_PRODUCT_IDS else model.embed, block, head)
 
 
-def refuses(spec: Spec, device: torch.device) -> str | None:
-    """Why these kernels cannot serve a model; None if they can."""
+class BlockWeights(NamedTuple):
+    """The weights of one block, (E, in, out) and (E, out), in the order of the layout."""
+
+    qkv_weight: Tensor
+    qkv_bias: Tensor
+    o_weight: Tensor
+    o_bias: Tensor
+    mlp_in_weight: Tensor
+    mlp_in_bias: Tensor
+    mlp_out_weight: Tensor
+    mlp_out_bias: Tensor
+
+    @property
+    def member_stride(self) -> int:
+        """The stride between members: the weights are columns of one matrix (E, parameters)."""
+        strides = {weight.stride(0) for weight in self if weight.shape[0] > 1}
+        if len(strides) > 1 or not all(weight[0].is_contiguous() for weight in self):
+            raise ValueError("the weights of a block must be columns of one matrix (Layout.split)")
+        return strides.pop() if strides else 0
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The widths that kernels are compiled for: model, all heads together, hidden layer."""
+        return {"D": self.qkv_weight.shape[-2], "H": self.o_weight.shape[-2], "MLP": self.mlp_in_weight.shape[-1]}
+
+
+def refuses(spec: Spec, device: torch.device, shared_memory: Callable[[torch.device], int] | None = None) -> str | None:
+    """Why these kernels cannot serve a model; None if they can. `shared_memory`: bytes that a program may use."""
     shape = spec.model
     widths = {"d_model": shape.d_model, "heads * head_dim": shape.heads * shape.head_dim, "d_mlp": shape.d_mlp}
     for name, width in widths.items():
-        if width > WIDEST:
-            return f"{name} is at most {WIDEST}, not {width}"
+        if width > MAX_WIDTH:
+            return f"{name} is at most {MAX_WIDTH}, not {width}"
     if spec.is_causal:
         return "every position sees the whole sequence, not only the positions before it"
     if shape.norm != "pre":
         return "LayerNorm stands before each layer, not after it"
     if shape.activation != "relu":
         return f"the hidden layer is ReLU, not {shape.activation}"
-    if device.type == "cuda" and (room := _shared_memory(device)) < SHARED_MEMORY:
+    if device.type == "cuda" and (room := (shared_memory or _shared_memory)(device)) < SHARED_MEMORY:
         return f"its programs take {SHARED_MEMORY} bytes of shared memory, and {device} has {room}"
     q = torch.empty(1, 1, shape.heads, spec.length, shape.head_dim, device=device)
     inputs = prepare_inputs(q, q, q, spec.mechanism, normaliser=spec.normaliser)
-    return short_refuses(inputs)  # the kernels that a block calls; those for long rows may serve more
+    return short_refuses(inputs)  # a block calls these kernels only
 
 
 def _shared_memory(device: torch.device) -> int:
-    """Bytes that one program may have, as Triton finds them; 0 without Triton."""
+    """Bytes that one program may use, as Triton reports them; 0 without Triton."""
     try:
         from triton.compiler.compiler import max_shared_mem
     except ImportError:
@@ -71,8 +98,8 @@ def embed(table: Tensor, tokens: Tensor, pos_enc: Tensor, spec: Spec, seed: Tens
 def block(
     x: Tensor, weights: list[Tensor], padding: Padding, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool
 ) -> Tensor:
-    """`model.block`, but for what padding attends to, which nobody reads."""
-    with torch.autocast(x.device.type, enabled=False):  # which would make numbers of what counts units
+    """`model.block`, except for the attention of padding, whose output is not read."""
+    with torch.autocast(x.device.type, enabled=False):  # autocast would cast the scaled fp16 operands
         return _Block.apply(x.contiguous(), padding, seeds, spec, epsilon, train, torch.is_grad_enabled(), *weights)
 
 
@@ -93,12 +120,12 @@ class _Embed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (tokens, seed) = grads, ctx.saved_tensors
         members, ids, d = ctx.sizes
-        parts = _partial(grad, tokens[0].numel(), ids * d)
+        partial = _partial_sums(grad, tokens[0].numel(), ids * d)
         _run(
-            "embed_backward", tokens, grad.contiguous(), tokens, seed, parts, count=tokens[0].numel(),
+            "embed_backward", tokens, grad.contiguous(), tokens, seed, partial, count=tokens[0].numel(),
             scale=math.sqrt(d), **_dropout(ctx.p), IDS=ids, D=d,
         )  # fmt: skip
-        return _total(parts).view(members, ids, d), None, None, None, None
+        return _sum_splits(partial).view(members, ids, d), None, None, None, None
 
 
 class _Block(torch.autograd.Function):
@@ -109,75 +136,80 @@ class _Block(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         from semfocus.attention.kernels.short.ops import empty_results, plan
 
-        _aw, ab, _wo, bo, wi, bi, _wt, bt = weights
+        block = BlockWeights(*weights)
         tf32, trained = bool(torch.backends.cuda.matmul.allow_tf32), recorded and any(ctx.needs_input_grad)
-        stride, count, heads = _member_stride(weights), x.shape[1] * x.shape[2], spec.model.heads
-        sizes = {"D": x.shape[-1], "H": ab.shape[-1] // 3, "M": wi.shape[-1]}
-        narrow = _narrowed(weights, stride, sizes)
-        # Of 11 bits that products take, attention need not be given more.
+        stride, count = block.member_stride, x.shape[1] * x.shape[2]
+        split = _split_fp16(block)
+        # Where products take 11 bits, attention needs no more.
         dtype = torch.float16 if tf32 else torch.float32
-        inputs = [x.new_empty(*x.shape[:-1], sizes["H"], dtype=dtype) for _ in range(3)]
-        _run("enter_forward", x, x, *narrow, ab, *inputs, stride, count=count, tf32=tf32, epsilon=epsilon, **sizes)
-        q, k, v = (_split(part, heads) for part in inputs)
-        call = _attention(q, k, v, padding, seeds, spec, train, tf32, narrow[-1])
-        # But tiled kernels take the sum of P dP from their output, where rounding would not cancel.
+        qkv = [x.new_empty(*x.shape[:-1], block.widths["H"], dtype=dtype) for _ in range(3)]  # (E, B, L, H)
+        settings: dict[str, Any] = {"count": count, "tf32": tf32, **block.widths}
+        _run("ln_qkv_forward", x, x, split, block.qkv_bias, *qkv, stride, epsilon=epsilon, **settings)
+        q, k, v = (_split_heads(part, spec.model.heads) for part in qkv)
+        call = _attention(q, k, v, padding, seeds, spec, train, tf32, split.bounds)
+        # Tiled kernels take the sum of P dP from their output, where rounding to float16 would not cancel.
         tiled = plan(x.shape[2], x.shape[2], call.mechanism) == "tiled"
         results = empty_results(q, k, v, call.mechanism, torch.float32 if tiled else None)
-        call.forward(*results, careful=False)
-        attn_out = _merge(results[0])
-        given: dict[str, Any] = {"count": count, "tf32": tf32, "epsilon": NORM_EPSILON, **sizes}
-        given |= {"weight": 1 / (1 - call.dropout_p)}
-        given |= _dropout(spec.model.dropout if train and seeds is not None else 0.0)
+        call.forward(*results, check_finite=False)
+        attn_out = _merge_heads(results[0])
+        settings |= {"epsilon": NORM_EPSILON, "max_weight": 1 / (1 - call.dropout_p)}
+        settings |= _dropout(spec.model.dropout if train and seeds is not None else 0.0)
         middle, out = torch.empty_like(x) if trained else None, torch.empty_like(x)
-        after = (bo, bi, bt, seeds, _place_stride(seeds))
-        _run("leave_forward", x, x, attn_out, *narrow, *after, middle, out, stride, **given)
+        biases = (block.o_bias, block.mlp_in_bias, block.mlp_out_bias)
+        _run("proj_mlp_forward", x, x, attn_out, split, *biases, seeds, _seed_stride(seeds), middle, out, stride,
+             **settings)  # fmt: skip
         if trained:
-            ctx.save_for_backward(x, middle, attn_out, *narrow[:-1], bi, seeds)
+            ctx.save_for_backward(x, middle, attn_out, *split[:-1], block.mlp_in_bias, seeds)
             ctx.attention, ctx.results = call, results
-            ctx.numbers = stride, epsilon, given, [weight.shape for weight in weights]
+            ctx.settings = stride, epsilon, settings, [weight.shape for weight in weights]
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from semfocus.fused.split_fp16 import FOUND
+        from semfocus.fused.kernels import Weights
+        from semfocus.fused.split_fp16 import GRADIENT_BOUNDS
 
-        x, middle, attn_out, *narrow, bi, seeds = ctx.saved_tensors
-        narrow.append(ctx.attention.bounds)
-        stride, epsilon, given, shapes = ctx.numbers
-        ctx.attention.bounds[..., FOUND].zero_()  # the largest that several programs find
-        columns = [shape[1:].numel() for shape in shapes]
-        dmiddle, d_attn_out = torch.empty_like(x), x.new_empty(attn_out.shape)
-        partial = _partial(x, given["count"], sum(columns))
-        _run("leave_backward", x, grads[0].contiguous(), middle, attn_out, *narrow, bi, seeds, _place_stride(seeds),
-             dmiddle, d_attn_out, partial, stride, **given)  # fmt: skip
         call, (out, kept, _lse, saved) = ctx.attention, ctx.results
+        x, middle, attn_out, high, low, absmax, mlp_in_bias, seeds = ctx.saved_tensors
+        split = Weights(high, low, absmax, call.bounds)
+        stride, epsilon, settings, shapes = ctx.settings
+        call.bounds[..., GRADIENT_BOUNDS].zero_()  # programs raise them to the largest entry that they find
+        sizes = [shape[1:].numel() for shape in shapes]
+        dmiddle, d_attn_out = torch.empty_like(x), x.new_empty(attn_out.shape)
+        partial = _partial_sums(x, settings["count"], sum(sizes))
+        _run("proj_mlp_backward", x, grads[0].contiguous(), middle, attn_out, split, mlp_in_bias, seeds,
+             _seed_stride(seeds), dmiddle, d_attn_out, partial, stride, **settings)  # fmt: skip
         gradients = [torch.empty_like(part, dtype=torch.float32) for part in (call.q, call.k, call.v)]
-        call.backward(_split(d_attn_out, call.q.shape[2]), None, out, kept, saved, *gradients)
+        call.backward(_split_heads(d_attn_out, call.q.shape[2]), None, out, kept, saved, *gradients)
         dx = torch.empty_like(x)
-        _run("enter_backward", x, x, *narrow, *map(_merge, gradients), dmiddle, dx, partial,
-             **(given | {"epsilon": epsilon}))  # fmt: skip
-        parts = _total(partial).split(columns, dim=1)
+        _run("ln_qkv_backward", x, x, split, *map(_merge_heads, gradients), dmiddle, dx, partial,
+             **(settings | {"epsilon": epsilon}))  # fmt: skip
+        parts = _sum_splits(partial).split(sizes, dim=1)
         shaped = [part.unflatten(1, shape[1:]) for part, shape in zip(parts, shapes, strict=True)]
         return dx, None, None, None, None, None, None, *shaped
 
 
-def _narrowed(weights: tuple[Tensor, ...], stride: int, sizes: dict[str, int]) -> tuple[Tensor, ...]:
-    """What `narrowing` makes of a block's weights: high, low, facts and bounds."""
-    from semfocus.fused.split_fp16 import BOUNDS, FACTS
+def _split_fp16(block: BlockWeights) -> Weights:
+    """The weights of a block as float16 operands, with their bounds (module `split_fp16`)."""
+    from semfocus.fused.kernels import Weights
+    from semfocus.fused.split_fp16 import NUM_ABSMAX, NUM_BOUNDS
 
-    aw, ab, wo, _bo, wi, bi, wt, _bt = weights
-    members, size = aw.shape[0], sum(weight[0].numel() for weight in (aw, wo, wi, wt))
-    high, low = (aw.new_empty(members, size, dtype=torch.float16) for _ in range(2))
-    facts, bounds = aw.new_empty(members, FACTS.value), aw.new_empty(members, 1, 1, 1, BOUNDS.value)
-    _run("narrow_weights", aw, aw, ab, wo, wi, bi, wt, high, low, facts, bounds, stride, count=0, tf32=False, **sizes)
-    return high, low, facts, bounds
+    like = block.qkv_weight
+    matrices = (block.qkv_weight, block.o_weight, block.mlp_in_weight, block.mlp_out_weight)
+    members, size = like.shape[0], sum(weight[0].numel() for weight in matrices)
+    high, low = (like.new_empty(members, size, dtype=torch.float16) for _ in range(2))
+    absmax, bounds = like.new_empty(members, NUM_ABSMAX.value), like.new_empty(members, 1, 1, 1, NUM_BOUNDS.value)
+    _run("split_fp16_weights", like, block.qkv_weight, block.qkv_bias, block.o_weight, block.mlp_in_weight,
+         block.mlp_in_bias, block.mlp_out_weight, high, low, absmax, bounds, block.member_stride, count=0,
+         tf32=False, **block.widths)  # fmt: skip
+    return Weights(high, low, absmax, bounds)
 
 
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, padding: Padding, seeds: Tensor | None, spec: Spec, train: bool, tf32: bool,
     bounds: Tensor,
 ) -> Call:  # fmt: skip
-    """The call of the kernels that `model.block` would end up with, told how large its inputs can be."""
+    """The call of the short kernels that `model.block` would make, with bounds of its inputs."""
     from semfocus.attention.kernels.short.launch import Call
 
     inputs = prepare_inputs(
@@ -189,62 +221,53 @@ def _attention(
     )  # fmt: skip
 
 
-def _split(x: Tensor, heads: int) -> Tensor:
-    """(E, B, L, H w) as attention takes it: (E, B, H, L, w)."""
+def _split_heads(x: Tensor, heads: int) -> Tensor:
+    """(E, B, L, H w) -> (E, B, H, L, w)."""
     return x.unflatten(-1, (heads, -1)).transpose(2, 3)
 
 
-def _merge(x: Tensor) -> Tensor:
+def _merge_heads(x: Tensor) -> Tensor:
+    """(E, B, H, L, w) -> (E, B, L, H w)."""
     return x.transpose(2, 3).flatten(3).contiguous()
 
 
-def _member_stride(weights: tuple[Tensor, ...]) -> int:
-    """How far members lie apart: the weights are columns of one matrix."""
-    strides = {weight.stride(0) for weight in weights if weight.shape[0] > 1}
-    if len(strides) > 1 or not all(weight[0].is_contiguous() for weight in weights):
-        raise ValueError("the weights of a block must be columns of one matrix (Layout.split)")
-    return strides.pop() if strides else 0
-
-
-def _place_stride(seeds: Tensor | None) -> int:
+def _seed_stride(seeds: Tensor | None) -> int:
     return 0 if seeds is None else seeds.stride(0)
 
 
 def _dropout(p: float) -> dict[str, Any]:
     from semfocus.attention.kernels.shared import dropout_threshold
 
-    return {"threshold": dropout_threshold(p), "factor": 1 / (1 - p), "DROPS": p > 0}
+    return {"threshold": dropout_threshold(p), "factor": 1 / (1 - p), "DROPOUT": p > 0}
 
 
-def _partial(x: Tensor, count: int, size: int) -> Tensor:
-    """(E, pieces, size): room for a partial sum a piece."""
-    return x.new_empty(x.shape[0], pieces_of(x.shape[0], count), size)
+def _partial_sums(x: Tensor, count: int, size: int) -> Tensor:
+    """(E, splits, size): space for one partial sum per split."""
+    return x.new_empty(x.shape[0], num_splits(x.shape[0], count), size)
 
 
-def _total(parts: Tensor) -> Tensor:
-    return parts[:, 0] if parts.shape[1] == 1 else parts.sum(dim=1)
+def _sum_splits(partial: Tensor) -> Tensor:
+    """(E, size) from (E, splits, size)."""
+    return partial[:, 0] if partial.shape[1] == 1 else partial.sum(dim=1)
 
 
 def _run(name: str, like: Tensor, *arguments: Any, count: int, tf32: bool = False, **named: Any) -> None:
-    """Launch a kernel for all members of `like` (E, ...): constants are those that it asks for, widths also padded.
-
-    (A table's gradient is a sum, taken as a product: it is not for TF32 to round.)
-    """
+    """Launch a kernel for all members of `like` (E, ...), with those of the named values that it takes; widths also
+    padded. The gradient of the embedding is a sum taken as a product, which TF32 must not round: hence tf32=False."""
     from triton import OutOfResources
 
     from semfocus.attention.kernels.products import precision
     from semfocus.attention.kernels.short.arguments import padded
-    from semfocus.fused import embedding, kernels, split_fp16
+    from semfocus.fused.kernels import KERNELS
+    from semfocus.fused.split_fp16 import NUM_MATRICES
 
-    kernel, products = (vars(embedding) | vars(kernels) | vars(split_fp16))[name], precision(tf32, bounded=True)
+    kernel, products = KERNELS[name], precision(tf32, bounded=True)
     launch = launch_for(name, products)
-    pieces = split_fp16.MATRICES.value if name == "narrow_weights" else pieces_of(like.shape[0], count)
-    known = named | {"PRECISION": products, "T": launch.tile, "count": count, "pieces": pieces}
-    for width, valid_mask in (("D", "DP"), ("H", "HP"), ("M", "MP"), ("IDS", "IDP")):
-        if width in known:
-            known[valid_mask] = padded(known[width])
-    given = {key: value for key, value in known.items() if key in kernel.arg_names}
-    start = kernel[(like.shape[0] * pieces,)]
+    splits = NUM_MATRICES.value if name == "split_fp16_weights" else num_splits(like.shape[0], count)
+    values = named | {"PRECISION": products, "BLOCK_M": launch.block_m, "count": count, "splits": splits}
+    values |= {f"BLOCK_{width}": padded(values[width]) for width in ("D", "H", "MLP", "IDS") if width in values}
+    given = {key: value for key, value in values.items() if key in kernel.arg_names}
+    start = kernel[(like.shape[0] * splits,)]
     with torch.cuda.device_of(like):
         try:
             start(*arguments, **given, **launch.options)

@@ -1,4 +1,4 @@
-"""Pieces that the fused kernels are made of: tiles of positions, weights, LayerNorm, dropout."""
+"""Device functions of the fused kernels: tiles of positions, weights, LayerNorm, dropout."""
 
 from __future__ import annotations
 
@@ -11,87 +11,96 @@ GROUP = tl.constexpr(8)
 
 
 @triton.jit
-def is_inside(rows, count, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Which entries of a tile exist."""
+def is_inside(rows, count, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """(rows, BLOCK) bool: which entries of a tile are inside a matrix (count, WIDTH)."""
     inside = (rows < count)[:, None]
-    if WIDTH < PADDED:
-        inside = inside & (tl.arange(0, PADDED) < WIDTH)[None, :]
+    if WIDTH < BLOCK:
+        inside = inside & (tl.arange(0, BLOCK) < WIDTH)[None, :]
     return inside
 
 
 @triton.jit
-def load_tile(x, rows, count, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """(rows, PADDED) of a matrix with `count` rows, WIDTH columns and no gaps; zeros beyond."""
-    at = rows[:, None] * WIDTH + tl.arange(0, PADDED)[None, :]
-    return tl.load(x + at, mask=is_inside(rows, count, WIDTH, PADDED), other=0.0)
+def load_tile(x, rows, count, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """(rows, BLOCK): these rows of a contiguous matrix (count, WIDTH), zeros outside."""
+    at = rows[:, None] * WIDTH + tl.arange(0, BLOCK)[None, :]
+    return tl.load(x + at, mask=is_inside(rows, count, WIDTH, BLOCK), other=0.0)
 
 
 @triton.jit
-def store_tile(x, rows, count, values, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """The other way round."""
-    at = rows[:, None] * WIDTH + tl.arange(0, PADDED)[None, :]
-    tl.store(x + at, values, mask=is_inside(rows, count, WIDTH, PADDED))
+def store_tile(x, rows, count, values, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Store values (rows, BLOCK) in these rows of a contiguous matrix (count, WIDTH)."""
+    at = rows[:, None] * WIDTH + tl.arange(0, BLOCK)[None, :]
+    tl.store(x + at, values, mask=is_inside(rows, count, WIDTH, BLOCK))
 
 
 @triton.jit
-def load_weight(w, stride, ROWS: tl.constexpr, RP: tl.constexpr, COLUMNS: tl.constexpr, CP: tl.constexpr):
-    """(RP, CP): a matrix of ROWS and COLUMNS whose rows lie `stride` apart."""
-    i, j = tl.arange(0, RP)[:, None], tl.arange(0, CP)[None, :]
+def load_weight(
+    w, stride, ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
+):  # fmt: skip
+    """(BLOCK_ROWS, BLOCK_COLUMNS): a matrix (ROWS, COLUMNS) with row stride `stride`, zeros outside."""
+    i, j = tl.arange(0, BLOCK_ROWS)[:, None], tl.arange(0, BLOCK_COLUMNS)[None, :]
     return tl.load(w + i * stride + j, mask=(i < ROWS) & (j < COLUMNS), other=0.0)
 
 
 @triton.jit
-def store_weight(w, stride, values, ROWS: tl.constexpr, RP: tl.constexpr, COLUMNS: tl.constexpr, CP: tl.constexpr):
-    i, j = tl.arange(0, RP)[:, None], tl.arange(0, CP)[None, :]
+def store_weight(
+    w, stride, values, ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
+):  # fmt: skip
+    """Store values (BLOCK_ROWS, BLOCK_COLUMNS) in a matrix (ROWS, COLUMNS) with row stride `stride`."""
+    i, j = tl.arange(0, BLOCK_ROWS)[:, None], tl.arange(0, BLOCK_COLUMNS)[None, :]
     tl.store(w + i * stride + j, values, mask=(i < ROWS) & (j < COLUMNS))
 
 
 @triton.jit
-def load_bias(b, COLUMNS: tl.constexpr, CP: tl.constexpr):
-    j = tl.arange(0, CP)
+def load_bias(b, COLUMNS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
+    """(1, BLOCK_COLUMNS): a vector (COLUMNS,), zeros outside."""
+    j = tl.arange(0, BLOCK_COLUMNS)
     return tl.load(b + j, mask=j < COLUMNS, other=0.0)[None, :]
 
 
 @triton.jit
-def store_bias(b, values, COLUMNS: tl.constexpr, CP: tl.constexpr):
-    j = tl.arange(0, CP)
+def store_bias(b, values, COLUMNS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
+    """Store values (BLOCK_COLUMNS,) in a vector (COLUMNS,)."""
+    j = tl.arange(0, BLOCK_COLUMNS)
     tl.store(b + j, values, mask=j < COLUMNS)
 
 
 @triton.jit
-def with_rows(total, x):
-    """Column sums so far (GROUP, width), and those of a tile: of rows that one thread holds, so that threads need not
-    wait for each other until `tl.sum(total, axis=0)` behind the last tile."""
+def add_column_sums(total, x):
+    """total (GROUP, width) plus the column sums of a tile, over rows that one thread holds.
+
+    Threads exchange nothing until `tl.sum(total, axis=0)` after the last tile.
+    """
     return total + tl.sum(tl.reshape(x, (x.shape[0] // GROUP, GROUP, x.shape[1])), axis=0)
 
 
 @triton.jit
-def normed(x, inside, epsilon, D: tl.constexpr, DP: tl.constexpr):
-    """LayerNorm of each row, zero where a row or column is not `inside`; and what each row was multiplied by."""
+def layer_norm(x, inside, epsilon, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """LayerNorm of each row (without affine parameters), zero outside; and the factor 1 / std of each row."""
     centred = tl.where(inside, x - (tl.sum(x, axis=1) / D)[:, None], 0.0)
-    factor = tl.rsqrt(tl.sum(centred * centred, axis=1) / D + epsilon)
-    return tl.where(inside, centred * factor[:, None], 0.0), factor
+    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1) / D + epsilon)
+    return tl.where(inside, centred * rstd[:, None], 0.0), rstd
 
 
 @triton.jit
-def norm_gradient(dy, y, factor, D: tl.constexpr):
-    """The gradient of LayerNorm's input."""
-    if INTERPRETED:  # which has no such reductions
+def layer_norm_gradient(dy, y, rstd, D: tl.constexpr):
+    """The gradient of LayerNorm's input from that of its output y."""
+    if INTERPRETED:  # the interpreter has no reductions of several tensors
         total, along = tl.sum(dy, axis=1), tl.sum(dy * y, axis=1)
-    else:  # both at once, since threads wait for each other in it
-        total, along = tl.reduce((dy, dy * y), 1, _both_added)
-    return (dy - (total / D)[:, None] - y * (along / D)[:, None]) * factor[:, None]
+    else:  # one reduction for both, because threads synchronise in it
+        total, along = tl.reduce((dy, dy * y), 1, _add_pairs)
+    return (dy - (total / D)[:, None] - y * (along / D)[:, None]) * rstd[:, None]
 
 
 @triton.jit
-def _both_added(a, b, x, y):
+def _add_pairs(a, b, x, y):
     return a + x, b + y
 
 
 @triton.jit
-def dropout(x, seeds, at, rows, threshold, factor, DROPS: tl.constexpr):
-    """`counters.dropout` by the seed that stands at `at`, and its gradient: the same entries fall, the same factor."""
-    if DROPS:
+def dropout(x, seeds, at, rows, threshold, factor, DROPOUT: tl.constexpr):
+    """`counter_rng.dropout` with the seed seeds[at], and its gradient, which has the same mask and factor."""
+    if DROPOUT:
         columns = tl.arange(0, x.shape[1])
         kept = survives(row_hash(tl.load(seeds + at), rows)[:, None], columns[None, :], threshold)
         x = tl.where(kept, x * factor, 0.0)
@@ -99,9 +108,9 @@ def dropout(x, seeds, at, rows, threshold, factor, DROPS: tl.constexpr):
 
 
 @triton.jit
-def place_of(count, pieces, T: tl.constexpr):
-    """The member and piece of a program, and its tiles: first and one past the last."""
-    member, piece = tl.program_id(0) // pieces, tl.program_id(0) % pieces
-    tiles = tl.cdiv(count, T)
-    each = tl.cdiv(tiles, pieces)
-    return member, piece, piece * each, tl.minimum(piece * each + each, tiles)
+def program_tiles(count, splits, BLOCK_M: tl.constexpr):
+    """The member and split of a program, and its range of tiles: first and one past the last."""
+    member, split = tl.program_id(0) // splits, tl.program_id(0) % splits
+    tiles = tl.cdiv(count, BLOCK_M)
+    each = tl.cdiv(tiles, splits)
+    return member, split, split * each, tl.minimum(split * each + each, tiles)

@@ -1,4 +1,4 @@
-"""Calls of the kernels inside a CUDA graph: replayed with other inputs they give what an ordinary call gives."""
+"""A kernel call captured in a CUDA graph and replayed with other inputs gives what an ordinary call gives."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ def test_a_captured_call_is_replayed_with_other_inputs(mechanism: str, keys: int
 
     def call() -> tuple[Tensor, ...]:
         out = attend(*leaves, mechanism, backend="triton")
-        return out, *torch.autograd.grad(out, leaves, grad)
+        # Detached, so that the autograd graph does not outlive the call: a leaf's AccumulateGrad node remembers the
+        # stream that it was created on, and torch warns where a later backward pass on another stream reuses it.
+        return out.detach(), *torch.autograd.grad(out, leaves, grad)
 
-    call()
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # warm-up, capture and comparison share one stream, for the same reason
+        call()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = call()
+        with torch.no_grad():
+            for leaf in leaves:
+                leaf.copy_(leaf.flip(-2))
+        graph.replay()
+        expected = call()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = call()
-    with torch.no_grad():
-        for leaf in leaves:
-            leaf.copy_(leaf.flip(-2))
-    graph.replay()
-    torch.cuda.synchronize()
-    for mine, wanted in zip(captured, call(), strict=True):
-        assert torch.equal(mine, wanted)
+    for result, wanted in zip(captured, expected, strict=True):
+        assert torch.equal(result, wanted)

@@ -201,9 +201,9 @@ def test_a_gpu_with_less_shared_memory_gets_smaller_tiles_and_the_same_answer(mo
 
         def __getitem__(self, grid):
             def start(*arguments, **options):
-                if options["BM"] > 16:
-                    raise OutOfResources(options["BM"], 16, "shared memory")
-                taken.append((options["BM"], options["num_stages"]))
+                if options["BLOCK_M"] > 16:
+                    raise OutOfResources(options["BLOCK_M"], 16, "shared memory")
+                taken.append((options["BLOCK_M"], options["num_stages"]))
                 return whole[grid](*arguments, **options)
 
             return start

@@ -10,21 +10,21 @@ from tests.conformance.cases import DEVICE
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from semfocus.attention.kernels.products import added, operand, precision, product, turned, unit_of  # noqa: E402
+from semfocus.attention.kernels.products import accumulate, operand, precision, product, scale_for, transpose  # noqa: E402
 
 BITS = {"fp16": 11, "fp16x3": 21, "tf32": 9, "tf32x3": 19}  # at least; TF32 is cut off, not rounded
 
-ONE = 2.0**13  # the bound whose unit is 1
+ONE = 2.0**13  # the bound whose scale is 1
 
 
 @triton.jit
 def multiply(a, b, out, bound_a, bound_b, N: tl.constexpr, PRECISION: tl.constexpr):
     at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
-    x = operand(tl.load(a + at), unit_of(bound_a), PRECISION)
-    y = operand(tl.load(b + at), unit_of(bound_b), PRECISION)
+    x = operand(tl.load(a + at), scale_for(bound_a), PRECISION)
+    y = operand(tl.load(b + at), scale_for(bound_b), PRECISION)
     tl.store(out + at, product(x, y, PRECISION))
-    total = added(tl.zeros((N, N), tl.float32), x, turned(turned(y)), PRECISION)
-    total = added(total, x, y, PRECISION)
+    total = accumulate(tl.zeros((N, N), tl.float32), x, transpose(transpose(y)), PRECISION)
+    total = accumulate(total, x, y, PRECISION)
     tl.store(out + N * N + at, total * (x[2] * y[2]))
 
 

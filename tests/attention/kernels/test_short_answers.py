@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from semfocus.attention.kernels.short.configs import WHOLE
+from semfocus.attention.kernels.short.configs import MAX_WHOLE_LENGTH
 from semfocus.attention.kernels.short.ops import short_attention
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.attention.normalisers import log_sum_exp
@@ -130,7 +130,7 @@ def test_the_kept_set_is_the_oracles_and_ties_go_to_the_lowest_index(mechanism, 
             best = oracle.indices[..., 0]
             value = v.gather(-2, best.unsqueeze(-1).expand(-1, -1, v.shape[-1]))
             # Whole rows multiply by one: of three TF32 products 22 bits are left. Lists gather, and all are.
-            torch.testing.assert_close(out, value, rtol=0 if keys > WHOLE else 2**-21, atol=0)
+            torch.testing.assert_close(out, value, rtol=0 if keys > MAX_WHOLE_LENGTH else 2**-21, atol=0)
 
 
 @pytest.mark.parametrize(

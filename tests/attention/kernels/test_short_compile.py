@@ -9,7 +9,7 @@ import pytest
 from tests.compiling import run_compiled
 
 SCRIPT = """
-from semfocus.attention.kernels import short_launch
+from semfocus.attention.kernels.short import launch as short
 from semfocus.attention.kernels.short.ops import empty_results
 from semfocus.attention.mechanisms import parse_mechanism
 
@@ -26,11 +26,11 @@ for mechanism, length, width, dtype, causal in (
     seed = torch.zeros(3, 1, 1, 1, 1, dtype=torch.int64)
     value = parse_mechanism(mechanism)
     out, kept, lse, saved = empty_results(q, k, v, value)
-    call = short_launch.Call(q, k, v, mask, None, seed, value, causal, 0.1, 0.1, False)
-    call.forward(out, kept, lse, saved, careful=True)
+    call = short.Call(q, k, v, mask, None, seed, value, causal, 0.1, 0.1, False)
+    call.forward(out, kept, lse, saved, check_finite=True)
     gradients = [torch.empty_like(tensor) for tensor in (q, k, v)]
     call.backward(torch.empty_like(out), lse, out, kept, saved, *gradients)
-assert set(seen) == set(short_launch.KERNELS), seen
+assert set(seen) == set(short.KERNELS), seen
 print(max(seen.values()))
 """
 

@@ -8,8 +8,14 @@ import triton
 import triton.language as tl
 
 from semfocus import counter_rng
-from semfocus.attention.kernels.shared import dropout_threshold, ordered, row_hash, survives, unordered
-from semfocus.attention.kernels.short.arguments import row_numbers
+from semfocus.attention.kernels.shared import (
+    dropout_threshold,
+    float_to_ordered_int,
+    ordered_int_to_float,
+    row_hash,
+    survives,
+)
+from semfocus.attention.kernels.short.arguments import row_id_steps
 from semfocus.attention.operator import attend
 from semfocus.attention.positions import Positions
 from tests.attention.kernels.short_cases import by_kernel, close, inputs, run
@@ -27,9 +33,9 @@ def draw_bits(seed, rows, columns, threshold, out, N: tl.constexpr):
 @triton.jit
 def order_scores(scores, keys, again, N: tl.constexpr):
     i = tl.arange(0, N)
-    found = ordered(tl.load(scores + i))
-    tl.store(keys + i, found)
-    tl.store(again + i, unordered(found))
+    integers = float_to_ordered_int(tl.load(scores + i))
+    tl.store(keys + i, integers)
+    tl.store(again + i, ordered_int_to_float(integers))
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 123456789123456789])
@@ -68,7 +74,7 @@ def test_rows_are_numbered_as_places_numbers_them(shape) -> None:
     lead, queries = torch.Size((2, 3, 2)), 5
     seed = torch.zeros(shape, dtype=torch.int64)[..., None, None] if shape else torch.zeros((), dtype=torch.int64)
     numbers = Positions(queries, 7, torch.device("cpu"), 0, queries).row_ids(lead, seed).expand(*lead, -1, -1)
-    steps = row_numbers(lead, seed, queries)
+    steps = row_id_steps(lead, seed, queries)
     index = torch.cartesian_prod(*(torch.arange(size) for size in lead)).view(*lead, 3)
     mine = (index * torch.tensor(steps)).sum(dim=-1)
     assert torch.equal(mine[..., None, None] + torch.arange(queries).view(-1, 1), numbers.long())

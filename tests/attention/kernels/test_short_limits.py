@@ -98,21 +98,21 @@ assert attend(q, q, q, TopK(2)).shape == q.shape
 def test_dimensions_that_follow_each_other_in_every_tensor_are_merged() -> None:
     lead = torch.Size((3, 2, 4))
     plain, broadcast = torch.empty(3, 2, 4, 5, 6), torch.empty(3, 1, 1, 1, 1)
-    sizes, given, _ = arguments.arranged(lead, {"a": plain, "none": None})
+    sizes, given, _ = arguments.strided(lead, {"a": plain, "none": None})
     assert sizes == (24,)
     assert given["none"] is None
     assert tuple(given["a"])[1:] == (6, 1, 30)
-    sizes, given, numbers = arguments.arranged(lead, {"a": plain, "b": broadcast}, [0, 4 * 5, 5])
+    sizes, given, numbers = arguments.strided(lead, {"a": plain, "b": broadcast}, [0, 4 * 5, 5])
     assert sizes == (3, 8)
     assert tuple(given["a"])[1:] == (6, 1, 240, 30)
     assert tuple(given["b"])[3:] == (1, 0)
     assert numbers == (0, 5)
-    assert arguments.arranged(torch.Size((1, 1)), {"a": torch.empty(1, 1, 5, 6)})[0] == (1,)
+    assert arguments.strided(torch.Size((1, 1)), {"a": torch.empty(1, 1, 5, 6)})[0] == (1,)
 
 
 def test_rows_too_far_apart_for_32_bits_are_brought_together() -> None:
     far = torch.empty_strided((1, 3, 16), (1, 2**30, 1), device="meta")
-    _, given, _ = arguments.arranged(torch.Size((1,)), {"a": far})
+    _, given, _ = arguments.strided(torch.Size((1,)), {"a": far})
     assert given["a"].row == 16
 
 
@@ -121,7 +121,7 @@ def test_results_lie_in_memory_as_the_input_does(order) -> None:
     shape = (2, 3, 4, 5)
     stored = torch.empty([shape[d] for d in order])
     tensor = stored.permute([order.index(d) for d in range(4)])[..., :3]  # a slice has gaps, the result has none
-    result = arguments.alike(tensor, (2, 3, 4, 7))
+    result = arguments.empty_like_layout(tensor, (2, 3, 4, 7))
     assert result.permute(order).is_contiguous()
 
 
@@ -129,11 +129,11 @@ def test_every_kernel_has_a_launch_for_every_width() -> None:
     from semfocus.attention.kernels.short.launch import KERNELS
 
     for name in KERNELS:
-        for width in (1, 64, 65, configs.WIDEST):
+        for width in (1, 64, 65, configs.MAX_HEAD_DIM):
             for precision in ("tf32", "tf32x3"):
                 launch = configs.launch_for(name, width, precision)
-                assert launch.queries >= (16 if launch.keys else 1)  # tensor cores take no less
-                assert launch.keys >= 16 or name in ("listed_mix", "listed_by_query")
+                assert launch.block_m >= (16 if launch.block_n else 1)  # tensor cores take no less
+                assert launch.block_n >= 16 or name in ("listed_forward", "listed_by_query")
 
 
 def test_the_longest_rows_of_half_precision_go_to_the_kernels_for_long_rows(monkeypatch) -> None:
@@ -165,9 +165,9 @@ def test_a_gpu_with_less_shared_memory_gets_smaller_tiles_and_the_same_answer(mo
 
         def __getitem__(self, grid):
             def launch(*arguments, **options):
-                if options["Q"] * options["K"] > 512:
-                    raise OutOfResources(options["Q"] * options["K"], 512, "shared memory")
-                taken.append((options["Q"], options["K"]))
+                if options["BLOCK_M"] * options["BLOCK_N"] > 512:
+                    raise OutOfResources(options["BLOCK_M"] * options["BLOCK_N"], 512, "shared memory")
+                taken.append((options["BLOCK_M"], options["BLOCK_N"]))
                 return self.kernel[grid](*arguments, **options)
 
             return launch
@@ -191,4 +191,4 @@ def _lack() -> None:
 def test_smaller_tiles_are_never_smaller_than_a_kernel_takes() -> None:
     for launch, fewest in ((configs.Launch(64, 32, 4, 3), 32), (configs.Launch(32, 128, 8, 2), 16)):
         *_, last = configs.shrinking(launch, fewest)
-        assert (last.queries, last.keys) == (16, fewest)
+        assert (last.block_m, last.block_n) == (16, fewest)

@@ -1,4 +1,4 @@
-"""Triton kernels, forward and backward: `short` for rows of up to about a thousand positions, `long` for top-k beyond.
+"""Triton kernels, forward and backward: `short` for up to 1024 positions, `long` for top-k beyond.
 
-`backend` is what `attend` knows of them. Triton is imported when a kernel is first launched.
+`backend` is what `attend` calls. Triton is imported at the first launch.
 """

@@ -1,7 +1,7 @@
-"""What the kernels have in common: the order of scores, the dropout bits, and kernels without a GPU.
+"""What all kernels share: the order of scores, dropout bits, fast exponentials, and Triton's interpreter.
 
-A kernel module is imported only where it runs: this one needs Triton. With TRITON_INTERPRET=1 set before Triton is
-first imported, kernels run on the CPU, step by step in numpy: slow, and enough to test them anywhere.
+This module needs Triton, as every kernel module does; they are imported at the first launch. With TRITON_INTERPRET=1
+set before Triton is first imported, kernels run on the CPU in numpy: slow, and enough to test them anywhere.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from semfocus import counter_rng
 GOLDEN = tl.constexpr(counter_rng.GOLDEN)
 FIRST = tl.constexpr(counter_rng.FIRST)
 SECOND = tl.constexpr(counter_rng.SECOND)
-NO_KEY = tl.constexpr(-(2**31))  # below the key of every score
-BEYOND = tl.constexpr(2**31 - 1)  # an index beyond every column
+NO_RANK = tl.constexpr(-(2**31))  # below the ordered integer of every score
+MAX_INDEX = tl.constexpr(2**31 - 1)  # above every key index
 MINUS_INF = tl.constexpr(float("-inf"))
 QUIET_NAN = tl.constexpr(0x7FC00000)
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -27,28 +27,28 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def ordered(scores):
-    """int32 keys in the order of float32 scores: -0.0 equals 0.0, and NaN comes after all numbers."""
+def float_to_ordered_int(scores):
+    """int32 in the order of float32 scores: -0.0 equals 0.0, and NaN comes after all numbers."""
     bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)
-    keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return tl.where(scores == scores, keys, QUIET_NAN)
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return tl.where(scores == scores, ordered, QUIET_NAN)
 
 
 @triton.jit
-def unordered(keys):
-    """The scores again."""
-    return tl.where(keys < 0, keys ^ 0x7FFFFFFF, keys).to(tl.float32, bitcast=True)
+def ordered_int_to_float(ordered):
+    """The inverse of `float_to_ordered_int`."""
+    return tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def finite(x):
-    """Neither infinite nor NaN."""
+    """Whether each entry is neither infinite nor NaN."""
     return tl.abs(x) < float("inf")
 
 
 @triton.jit
 def mix(x):
-    """`counter_rng.mix`."""
+    """`counter_rng.mix` on int32."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * FIRST
     x = x ^ ((x >> 15) & 0x1FFFF)
@@ -58,7 +58,7 @@ def mix(x):
 
 @triton.jit
 def row_hash(seed, rows):
-    """`counter_rng.row_hash`: int32, of an int64 seed and int32 row numbers."""
+    """`counter_rng.row_hash`: int32 hashes from an int64 seed and int32 row ids."""
     low = (seed & 0xFFFFFFFF).to(tl.int32)
     high = (seed >> 32).to(tl.int32)
     first = mix(low ^ GOLDEN)
@@ -68,7 +68,7 @@ def row_hash(seed, rows):
 
 @triton.jit
 def survives(hashes, columns, threshold):
-    """Whether dropout leaves a weight: the last round of `counter_rng.random_bits`, against the threshold."""
+    """Whether dropout keeps an entry: the last round of `counter_rng.random_bits` compared with the threshold."""
     x = hashes + columns * GOLDEN
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * FIRST
@@ -76,39 +76,39 @@ def survives(hashes, columns, threshold):
 
 
 def dropout_threshold(p: float) -> int:
-    """What `counter_rng.bernoulli_keep` compares the bits with."""
+    """The threshold that `counter_rng.bernoulli_keep` compares random bits with."""
     return int(p * 2**32) - 2**31
 
 
-# Both what this module defines and what Triton's own library defines must be interpreted.
-INTERPRETED = tl.constexpr(not isinstance(ordered, triton.JITFunction) and not isinstance(tl.sum, triton.JITFunction))
+# True only if this module's functions and Triton's own library are both interpreted.
+INTERPRETED = tl.constexpr(not isinstance(finite, triton.JITFunction) and not isinstance(tl.sum, triton.JITFunction))
 
 
 @triton.jit
-def exponential(x):
-    """exp(x), where what is too small for a normal number is zero: two instructions instead of five."""
-    return power_of_two(x * LOG2_E)
+def fast_exp(x):
+    """exp(x) with subnormal results flushed to zero: two instructions instead of five."""
+    return fast_exp2(x * LOG2_E)
 
 
 @triton.jit
-def power_of_two(x):
-    """2**x, likewise."""
-    return tl.exp2(x) if INTERPRETED else _power_of_two(x)
+def fast_exp2(x):
+    """2**x with subnormal results flushed to zero."""
+    return tl.exp2(x) if INTERPRETED else _exp2_ftz(x)
 
 
 @triton.jit
-def _power_of_two(x):
+def _exp2_ftz(x):
     return tl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
     )  # fmt: skip
 
 
-def _mend_interpreter() -> None:
-    """Where Triton 3.6 interprets kernels otherwise than a GPU runs them, or slower than it need.
+def _patch_interpreter() -> None:
+    """Patch Triton 3.6's interpreter where it differs from a GPU or is needlessly slow.
 
-    Loop bounds: from numpy 2.4 on an array of one element is no number. Infinities: a GPU does not warn. bfloat16: a
-    GPU rounds to the nearest. Functions that a kernel calls: the language is prepared once a launch, not once a call,
-    which takes most of the time.
+    Loop bounds: numpy 2.4 no longer converts an array of one element to an index. Infinities: a GPU does not warn.
+    bfloat16: a GPU rounds to nearest. Device functions: the language is patched once a launch, not once a call, which
+    takes most of the time.
     """
     from triton.runtime import interpreter
 
@@ -123,7 +123,7 @@ def _mend_interpreter() -> None:
         prepared = interpreter._patch_lang(tl.sum.fn)
         try:
             with numpy.errstate(all="ignore"), warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # of rows that are all NaN
+                warnings.simplefilter("ignore", RuntimeWarning)  # numpy's reductions of all-NaN slices
                 return call(self, *args, **kwargs)
         finally:
             prepared.restore()
@@ -141,4 +141,4 @@ def _mend_interpreter() -> None:
 
 
 if INTERPRETED.value:
-    _mend_interpreter()
+    _patch_interpreter()

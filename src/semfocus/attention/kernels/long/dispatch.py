@@ -1,7 +1,7 @@
-"""Exact top-k attention over long rows, by Triton kernels: memory O(L k), and backward work O(L k).
+"""Exact top-k attention over long sequences, by Triton kernels: memory O(L k), and backward work O(L k).
 
-Forward: see `long_forward`. Saved for the backward pass are the indices (int32). Backward: see `long_backward`.
-Registered with torch.library, so that compile and CUDA graphs see one opaque operation.
+Forward: see `forward`. The indices (int32) are saved for the backward pass: see `backward`. Registered with
+torch.library, so that torch.compile and CUDA graphs see one opaque operator.
 
 Shapes: q (B, H, G, Lq, D): G query heads share one key head; k (B, H, Lk, D); v (B, H, Lk, Dv).
 """
@@ -21,127 +21,154 @@ from semfocus import counter_rng
 from semfocus.attention.chunked import listed_info, ordered
 from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs
-from semfocus.attention.kernels.long.backward import hub_parts, key_gradients, query_gradients
+from semfocus.attention.kernels.long.backward import PairLists, hub_parts, key_gradients, query_gradients
 from semfocus.attention.kernels.long.forward import best_groups, group_maxima, select_and_mix
 from semfocus.attention.kernels.products import precision
 from semfocus.attention.kernels.shared import dropout_threshold
-from semfocus.attention.kernels.short.configs import SMALLEST
+from semfocus.attention.kernels.short.arguments import HeadDims
+from semfocus.attention.kernels.short.configs import MIN_TILE
 
-SCRATCH_BYTES = 2**29  # of group maxima held at once; queries beyond that wait for the next launch
-HUB, CHUNK = 1024, 256  # a key that more queries keep is summed in pieces of CHUNK
+SCRATCH_BYTES = 2**29  # of group maxima held at once; more queries take several launches
+HUB, CHUNK = 1024, 256  # a key that more than HUB queries keep is summed in splits of CHUNK pairs
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the work is cut. Found by measuring on an H200 (docs/kernels.md); any choice gives the same answer."""
+    """Tile sizes and warps, measured on an H200 (docs/kernels.md); any choice gives the same answer."""
 
-    queries: int = 128  # BM of group_maxima
-    lanes: int = 64  # BN: groups in a stretch
-    group: int = 8  # G: keys in a group
+    queries: int = 128  # BLOCK_M of group_maxima
+    lanes: int = 64  # BLOCK_N of group_maxima: groups in a stretch
+    group: int = 8  # GROUP_SIZE: keys in a group
     maxima_warps: int = 8
     maxima_stages: int = 4
-    group_rows: int = 32  # queries of a program of best_groups, one a thread
+    group_rows: int = 32  # BLOCK_M of best_groups: one query a thread
     select_numbers: int = 1024  # numbers that one program of select_and_mix holds at once
     select_warps: int = 1
-    gradient_numbers: int = 1024  # of keys, held by one warp of query_gradients
-    list_rows: int = 8  # U: queries of a list, summed at a time
+    gradient_numbers: int = 1024  # entries of keys that one warp of query_gradients holds
+    list_rows: int = 8  # BLOCK_PAIRS: pairs of a list that are summed at a time
     list_warps: int = 1
 
 
+@dataclass(frozen=True)
+class LongCall:
+    """The inputs of one forward call: those of `long_topk`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    lengths: Tensor | None
+    hashes: Tensor | None
+    topk: int
+    sinks: int
+    window: int
+    causal: bool
+    scale: float
+    dropout_p: float
+
+
 def tiles_for(keys: int, wide: bool) -> Tiles:
-    """The stored choice: groups grow with the row, so that finding the best of them stays a small part."""
+    """The measured choice: groups grow with the number of keys, so that finding the best of them stays cheap."""
     group = 4 if keys <= 4096 else 8 if keys <= 32768 else 16 if keys <= 65536 else 32
-    if wide:  # float32 takes three products and twice the room
+    if wide:  # float32 takes three products and twice the memory
         return Tiles(queries=64, group=group, maxima_warps=4, maxima_stages=2)
     return Tiles(group=group)
 
 
 def shrinking(tiles: Tiles) -> Iterator[Tiles]:
-    """The tiles, and then ever smaller ones, for GPUs with less shared memory than the one they were found on."""
+    """The tiles, then ever smaller ones, for GPUs with less shared memory than the one they were measured on."""
     yield tiles
     yield replace(tiles, maxima_stages=1)
-    while tiles.queries > SMALLEST:
+    while tiles.queries > MIN_TILE:
         tiles = replace(tiles, queries=tiles.queries // 2, maxima_warps=min(tiles.maxima_warps, 4), maxima_stages=1)
         yield tiles
 
 
-def _power(number: int) -> int:
+def _next_power_of_2(number: int) -> int:
     return triton.next_power_of_2(max(number, 1))
 
 
 @torch.library.custom_op("semfocus::long_topk", mutates_args=())
 def long_topk(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, lengths: Tensor | None, hashes: Tensor | None,
-    most: int, sinks: int, window: int, causal: bool, scale: float, dropout_p: float,
+    topk: int, sinks: int, window: int, causal: bool, scale: float, dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Output (B, H, G, Lq, Dv), kept keys (B, H, G, Lq, n) int32 in no particular order, log-sum-exp (B, H, G, Lq)."""
-    return launch_forward(q, k, v, mask, lengths, hashes, most, sinks, window, causal, scale, dropout_p)
+    return launch_forward(
+        LongCall(q, k, v, mask, lengths, hashes, topk, sinks, window, causal, scale, dropout_p)
+    )  # fmt: skip
 
 
-def launch_forward(q, k, v, mask, lengths, hashes, most, sinks, window, causal, scale, dropout_p, tiles=None):
-    """The three forward kernels, chunk after chunk of queries; on a smaller GPU with smaller tiles."""
-    given = (q, k, v, mask, lengths, hashes, most, sinks, window, causal, scale, dropout_p)
-    tiles = tiles or tiles_for(k.shape[-2], q.dtype == torch.float32)
-    with torch.cuda.device_of(q):
+def launch_forward(call: LongCall) -> tuple[Tensor, Tensor, Tensor]:
+    """The three forward kernels, for one chunk of queries after the other; on a smaller GPU with smaller tiles."""
+    tiles = tiles_for(call.k.shape[-2], call.q.dtype == torch.float32)
+    with torch.cuda.device_of(call.q):
         for attempt in shrinking(tiles):
             try:
-                return _forward(*given, attempt)
+                return _forward(call, attempt)
             except OutOfResources as error:
                 lacking = error
     raise lacking
 
 
-def _forward(q, k, v, mask, lengths, hashes, most, sinks, window, causal, scale, dropout_p, tiles):
+def _forward(call: LongCall, tiles: Tiles) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, mask, lengths, hashes = call.q, call.k, call.v, call.mask, call.lengths, call.hashes
+    topk, sinks, window = call.topk, call.sinks, call.window
     *lead, queries, width = q.shape
     problems, keys, value_width = math.prod(lead), k.shape[-2], v.shape[-1]
-    out, indices, lse = _empty_results(q, k, v, most, sinks, window)
+    out, indices, lse = _empty_results(q, k, v, topk, sinks, window)
     groups = triton.cdiv(keys, tiles.group)
     chunk = max(tiles.queries, SCRATCH_BYTES // (4 * problems * groups) // tiles.queries * tiles.queries)
     chunk = min(chunk, queries)
     maxima = torch.empty(problems, groups, chunk, dtype=torch.float32, device=q.device)
-    leads = torch.empty(problems, triton.cdiv(groups, 8), chunk, dtype=torch.float32, device=q.device)
-    chosen = torch.empty(problems, chunk, most, dtype=torch.int32, device=q.device)
-    seen = q if mask is None else mask.expand(*lead, queries, keys)  # a pointer is wanted in any case
+    octet_maxima = torch.empty(problems, triton.cdiv(groups, 8), chunk, dtype=torch.float32, device=q.device)
+    chosen = torch.empty(problems, chunk, topk, dtype=torch.int32, device=q.device)
+    seen = q if mask is None else mask.expand(*lead, queries, keys)  # without a mask any address will do
     strides = (0,) * 5 if mask is None else seen.stride()
-    kp, np2 = _power(most), _power(most + sinks + window)
-    dc = min(_power(width), max(16, tiles.select_numbers // (kp * tiles.group)))
-    dvc = min(_power(value_width), max(16, tiles.select_numbers // np2))
-    rows = max(1, min(tiles.select_numbers // max(kp * tiles.group * dc, np2 * max(dc, dvc)), 16))
-    looks = {"CAUSAL": causal, "LENGTHS": lengths is not None}
-    flags = {"MASK": mask is not None, "FORCED": sinks + window > 0, **looks}
+    block_k, block_list = _next_power_of_2(topk), _next_power_of_2(topk + sinks + window)
+    block_d = min(_next_power_of_2(width), max(16, tiles.select_numbers // (block_k * tiles.group)))
+    block_dv = min(_next_power_of_2(value_width), max(16, tiles.select_numbers // block_list))
+    numbers = max(block_k * tiles.group * block_d, block_list * max(block_d, block_dv))  # of one query
+    rows = max(1, min(tiles.select_numbers // numbers, 16))
+    looks = {"CAUSAL": call.causal, "LENGTHS": lengths is not None}
+    flags = {"MASK": mask is not None, "ALWAYS_KEPT": sinks + window > 0, **looks}
     for first in range(0, queries, chunk):
         here = min(chunk, queries - first)
         group_maxima[(triton.cdiv(here, tiles.queries) * problems,)](
-            q, k, seen, lengths, maxima, leads, *strides, lead[1],
+            q, k, seen, lengths, maxima, octet_maxima, strides, lead[1],
             first, here, queries, keys, groups, sinks, window, lead[-1],
-            D=width, DP=max(16, _power(width)), BM=tiles.queries, BN=tiles.lanes, G=tiles.group,
-            PRECISION=precision(tf32=False), **flags,
+            D=width, BLOCK_D=max(16, _next_power_of_2(width)), BLOCK_M=tiles.queries, BLOCK_N=tiles.lanes,
+            GROUP_SIZE=tiles.group, PRECISION=precision(tf32=False), **flags,
             num_warps=tiles.maxima_warps, num_stages=tiles.maxima_stages,
         )  # fmt: skip
         best_groups[(triton.cdiv(here, tiles.group_rows) * problems,)](
-            maxima, leads, lengths, chosen, first, here, queries, keys, groups, K=most, KP=kp, R=tiles.group_rows,
-            G=tiles.group, **looks, num_warps=tiles.group_rows // 32,
+            maxima, octet_maxima, lengths, chosen, first, here, queries, keys, groups,
+            TOPK=topk, BLOCK_K=block_k, BLOCK_M=tiles.group_rows, GROUP_SIZE=tiles.group, **looks,
+            num_warps=tiles.group_rows // 32,
         )  # fmt: skip
         select_and_mix[(triton.cdiv(here, rows) * problems,)](
-            q, k, v, seen, lengths, hashes, chosen, out, indices, lse, *strides, lead[1],
+            q, k, v, seen, lengths, hashes, chosen, out, indices, lse, strides, lead[1],
             first, here, queries, keys, sinks, window, lead[-1],
-            scale, dropout_threshold(dropout_p), 1 / (1 - dropout_p), K=most, KP=kp,
-            LIST=indices.shape[-1], NP=np2, D=width, DV=value_width, DC=dc, DVC=dvc, R=rows, G=tiles.group,
-            DROPOUT=hashes is not None, **flags, num_warps=tiles.select_warps,
+            call.scale, dropout_threshold(call.dropout_p), 1 / (1 - call.dropout_p), TOPK=topk, BLOCK_K=block_k,
+            LIST=indices.shape[-1], BLOCK_LIST=block_list, D=width, DV=value_width, BLOCK_D=block_d,
+            BLOCK_DV=block_dv, BLOCK_M=rows, GROUP_SIZE=tiles.group, DROPOUT=hashes is not None, **flags,
+            num_warps=tiles.select_warps,
         )  # fmt: skip
     return out, indices, lse
 
 
 @long_topk.register_fake
-def _(q, k, v, mask, lengths, hashes, most, sinks, window, causal, scale, dropout_p):
-    return _empty_results(q, k, v, most, sinks, window)
+def _(q, k, v, mask, lengths, hashes, topk, sinks, window, causal, scale, dropout_p):
+    return _empty_results(q, k, v, topk, sinks, window)
 
 
-def _empty_results(q: Tensor, k: Tensor, v: Tensor, most: int, sinks: int, window: int) -> tuple[Tensor, ...]:
+def _empty_results(
+    q: Tensor, k: Tensor, v: Tensor, topk: int, sinks: int, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
     rows = q.shape[:-1]
     return (
         q.new_empty(*rows, v.shape[-1]),
-        q.new_empty(*rows, most + sinks + window, dtype=torch.int32),
+        q.new_empty(*rows, topk + sinks + window, dtype=torch.int32),
         q.new_empty(rows, dtype=torch.float32),
     )
 
@@ -152,46 +179,41 @@ def long_topk_backward(
     scale: float, dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v over the kept pairs."""
-    return launch_backward(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p)
-
-
-def launch_backward(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p, tiles=None):
-    """By query, then by key after one stable sort of the pairs."""
     with torch.cuda.device_of(q):
-        tiles = tiles or tiles_for(k.shape[-2], q.dtype == torch.float32)
-        return _backward(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p, tiles)
+        tiles = tiles_for(k.shape[-2], q.dtype == torch.float32)
+        return _backward_kernels(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p, tiles)
 
 
-def _backward(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p, tiles):
+def _backward_kernels(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p, tiles):
+    """dq by query, then dk and dv by key after one stable sort of the pairs."""
     queries, width = q.shape[-2:]
     keys, value_width, listed = k.shape[-2], v.shape[-1], indices.shape[-1]
     rows, heads = q.shape[:-1].numel(), q.shape[2]
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     weights = torch.empty(indices.shape, dtype=torch.float32, device=q.device)
     factors, owners = torch.empty_like(weights), torch.empty_like(indices)
-    total = k.shape[0] * k.shape[1] * keys
-    dp, dvp, np2 = _power(width), _power(value_width), _power(listed)
-    widths = {"LIST": listed, "D": width, "DP": dp, "DV": value_width, "DVP": dvp}
-    numbers = np2 * max(dp, dvp)  # of one query
-    r = max(1, min(tiles.gradient_numbers // numbers, 16))
-    warps = max(1, min(_power(numbers // tiles.gradient_numbers), 8))
-    query_gradients[(triton.cdiv(rows, r),)](
-        grad, grad_lse, q, k, v, hashes, indices, dq, weights, factors, owners, rows, queries, keys, total, heads,
-        scale, dropout_threshold(dropout_p), 1 / (1 - dropout_p), NP=np2, R=r, GRAD_LSE=grad_lse is not None,
-        DROPOUT=hashes is not None, **widths, num_warps=warps,
+    total_keys = k.shape[0] * k.shape[1] * keys
+    block_d, block_dv = _next_power_of_2(width), _next_power_of_2(value_width)
+    block_list = _next_power_of_2(listed)
+    widths = {"LIST": listed, "DIMS": HeadDims(width, block_d, value_width, block_dv)}
+    numbers = block_list * max(block_d, block_dv)  # of one query
+    block_m = max(1, min(tiles.gradient_numbers // numbers, 16))
+    warps = max(1, min(_next_power_of_2(numbers // tiles.gradient_numbers), 8))
+    query_gradients[(triton.cdiv(rows, block_m),)](
+        grad, grad_lse, q, k, v, hashes, indices, dq, weights, factors, owners, rows, queries, keys, total_keys, heads,
+        scale, dropout_threshold(dropout_p), 1 / (1 - dropout_p), BLOCK_LIST=block_list, BLOCK_M=block_m,
+        GRAD_LSE=grad_lse is not None, DROPOUT=hashes is not None, **widths, num_warps=warps,
     )  # fmt: skip
     sorted_keys, order = owners.flatten().sort(stable=True)
-    offsets = torch.searchsorted(
-        sorted_keys, torch.arange(total + 1, device=q.device, dtype=torch.int32), out_int32=True
-    )
+    key_range = torch.arange(total_keys + 1, device=q.device, dtype=torch.int32)
+    offsets = torch.searchsorted(sorted_keys, key_range, out_int32=True)
     pairs = order.numel()
     windows = triton.cdiv(pairs, CHUNK)
-    parts = torch.empty(windows, 2, dp + dvp, dtype=torch.float32, device=q.device)
-    lists = {"U": tiles.list_rows, "CHUNK": CHUNK, "HUB": HUB, "num_warps": tiles.list_warps, **widths}
-    hub_parts[(windows, 2)](
-        sorted_keys, order, offsets, weights, factors, q, grad, parts, pairs, total, **lists
-    )  # fmt: skip
-    key_gradients[(total,)](sorted_keys, order, offsets, weights, factors, q, grad, parts, dk, dv, **lists)
+    parts = torch.empty(windows, 2, block_d + block_dv, dtype=torch.float32, device=q.device)
+    lists = PairLists(sorted_keys, order, offsets, weights, factors, q, grad)
+    options = {"BLOCK_PAIRS": tiles.list_rows, "CHUNK": CHUNK, "HUB": HUB, "num_warps": tiles.list_warps, **widths}
+    hub_parts[(windows, 2)](lists, parts, pairs, total_keys, **options)
+    key_gradients[(total_keys,)](lists, parts, dk, dv, **options)
     return dq, dk, dv
 
 
@@ -200,13 +222,13 @@ def _(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p):
     return tuple(torch.empty_like(tensor) for tensor in (q, k, v))
 
 
-def _remember(ctx, inputs, output) -> None:
+def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
     q, k, v, _, _, hashes, _, _, _, _, ctx.scale, ctx.dropout_p = inputs
     ctx.save_for_backward(q, k, v, hashes, output[1])
 
 
-def _differentiate(ctx, grad, _grad_indices, grad_lse):
+def _backward(ctx, grad, _grad_indices, grad_lse):
     q, k, v, hashes, indices = ctx.saved_tensors
     grad = q.new_zeros(*q.shape[:-1], v.shape[-1]) if grad is None else grad.contiguous()
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
@@ -214,15 +236,15 @@ def _differentiate(ctx, grad, _grad_indices, grad_lse):
     return *grads, *([None] * 9)
 
 
-long_topk.register_autograd(_differentiate, setup_context=_remember)
+long_topk.register_autograd(_backward, setup_context=_setup_context)
 
 
 def long(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
-    """Top-k attention of a problem that `long_refuses` does not refuse."""
+    """Top-k attention of a call that `long_refuses` does not refuse."""
     lead, mechanism = inputs.lead, inputs.mechanism
-    shape = _three(lead, shared=_shares_keys(inputs))
-    q, k, v = (_as(tensor, (*lead, *tensor.shape[-2:]), shape) for tensor in (inputs.q, inputs.k, inputs.v))
-    mask = None if inputs.mask is None else _as(inputs.mask, (*lead, *inputs.mask.shape[-2:]), shape)
+    shape = _as_three(lead, shared=_shares_keys(inputs))
+    q, k, v = (_expand(tensor, (*lead, *tensor.shape[-2:]), shape) for tensor in (inputs.q, inputs.k, inputs.v))
+    mask = None if inputs.mask is None else _expand(inputs.mask, (*lead, *inputs.mask.shape[-2:]), shape)
     lengths = None
     if inputs.lengths is not None:
         lengths = inputs.lengths.clamp(0, inputs.num_keys).expand(*lead, 1, 1).to(torch.int32).contiguous()
@@ -243,11 +265,11 @@ def long(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Atte
 
 
 def _shares_keys(inputs: AttentionInputs) -> bool:
-    """Whether the last of the leading dimensions are query heads that share one key head."""
+    """Whether the last leading dimension holds query heads that share one key head."""
     return bool(inputs.lead) and inputs.k.shape[-3:-2] == inputs.v.shape[-3:-2] == (1,)
 
 
-def _three(lead: torch.Size, shared: bool) -> tuple[int, int, int]:
+def _as_three(lead: torch.Size, shared: bool) -> tuple[int, int, int]:
     """The leading dimensions as batch, key heads, query heads that share a key head."""
     group = lead[-1] if shared else 1
     rest = lead[:-1] if shared else lead
@@ -255,6 +277,6 @@ def _three(lead: torch.Size, shared: bool) -> tuple[int, int, int]:
     return math.prod(rest[:-1]), heads, group
 
 
-def _as(tensor: Tensor, whole: tuple[int, ...], shape: tuple[int, int, int]) -> Tensor:
-    """Expanded to the common leading dimensions, which become three."""
-    return tensor.expand(whole).reshape(*shape, *whole[-2:])
+def _expand(tensor: Tensor, full: tuple[int, ...], shape: tuple[int, int, int]) -> Tensor:
+    """The tensor expanded to the common leading dimensions, which become the three of `shape`."""
+    return tensor.expand(full).reshape(*shape, *full[-2:])

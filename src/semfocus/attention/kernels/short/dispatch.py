@@ -1,9 +1,9 @@
-"""Attention over rows of up to about a thousand positions, by Triton kernels: whole cohorts of small models at once.
+"""Attention over up to 1024 positions by Triton kernels, for whole cohorts of small models at once.
 
-    out, info = short(problem, want_info)       where short_refuses(problem, want_info) is None
+    out, info = short(inputs, want_info)        where short_refuses(inputs, want_info) is None
 
-Full, banded and block-local attention; top-k and bottom-k with up to 16 keys (64 in rows of up to 64). Products are
-those of float32 unless TF32 is allowed; the choice is exact on the scores that these give.
+Full, banded and block-local attention; top-k and bottom-k with up to 16 keys (64 for up to 64 positions). Products have
+float32 accuracy unless TF32 is allowed; the selection is exact on the scores that they give.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from semfocus.attention.chunked import listed_info, ordered
 from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs
-from semfocus.attention.kernels.short.configs import LONGEST, MOST_LISTED, WIDEST
+from semfocus.attention.kernels.short.configs import MAX_HEAD_DIM, MAX_LISTED_KEYS, MAX_SHORT_LENGTH
 from semfocus.attention.kernels.short.ops import plan, short_attention
 from semfocus.attention.mechanisms import Mechanism, is_registered
 from semfocus.attention.selection import in_functorch
@@ -25,7 +25,7 @@ OLDEST_TRITON = (3, 6)
 
 
 def short(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
-    """A problem that `short_refuses` does not refuse."""
+    """Attention of a call that `short_refuses` does not refuse."""
     lead, mechanism = inputs.lead, inputs.mechanism
     out, kept, lse, _ = short_attention(
         inputs.q.expand(*lead, *inputs.q.shape[-2:]),
@@ -51,7 +51,7 @@ def short(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
 
 
 def _from_bits(words: Tensor, keys: int) -> Tensor:
-    """(*lead, Lq, Lk): the kept keys of words (*lead, W, Lq) in increasing order, then -1."""
+    """(*lead, Lq, Lk): the kept keys of words (*lead, words, Lq) in increasing order, then -1."""
     column = torch.arange(keys, device=words.device)
     bits = words.transpose(-1, -2).index_select(-1, column // 32) >> (column % 32).to(torch.int32) & 1
     return ordered(torch.where(bits != 0, column, -1), keys)
@@ -63,7 +63,7 @@ def is_served(mechanism: Mechanism, names: tuple[str, ...]) -> bool:
 
 
 def short_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | None:
-    """Why these kernels cannot serve a problem; None if they can."""
+    """Why these kernels cannot serve a call; None if they can."""
     return _refuses_mechanism(inputs, want_info) or _refuses_sizes(inputs) or refuses_call(inputs)
 
 
@@ -74,8 +74,8 @@ def _refuses_mechanism(inputs: AttentionInputs, want_info: bool) -> str | None:
         return f"there is no kernel for {mechanism}"
     if mechanism.is_ranked:
         if plan(inputs.num_queries, inputs.num_keys, mechanism) == "listed":
-            if min(mechanism.size or 0, inputs.num_keys) > MOST_LISTED:
-                return f"of rows of {long} it lists at most {MOST_LISTED} keys a query, not {mechanism.size}"
+            if min(mechanism.size or 0, inputs.num_keys) > MAX_LISTED_KEYS:
+                return f"of rows of {long} it lists at most {MAX_LISTED_KEYS} keys a query, not {mechanism.size}"
             if mechanism.num_sinks or mechanism.num_nearest:
                 return f"in rows of {long} it lists keys by score alone, not the sinks or window of {mechanism}"
     elif want_info:
@@ -84,14 +84,14 @@ def _refuses_mechanism(inputs: AttentionInputs, want_info: bool) -> str | None:
 
 
 def _refuses_sizes(inputs: AttentionInputs) -> str | None:
-    if max(inputs.num_queries, inputs.num_keys) > LONGEST:
-        return f"rows are at most {LONGEST} long, not {max(inputs.num_queries, inputs.num_keys)}"
+    if max(inputs.num_queries, inputs.num_keys) > MAX_SHORT_LENGTH:
+        return f"rows are at most {MAX_SHORT_LENGTH} long, not {max(inputs.num_queries, inputs.num_keys)}"
     width = max(inputs.q.shape[-1], inputs.v.shape[-1])
-    return f"heads are at most {WIDEST} wide, not {width}" if width > WIDEST else None
+    return f"heads are at most {MAX_HEAD_DIM} wide, not {width}" if width > MAX_HEAD_DIM else None
 
 
 def refuses_call(inputs: AttentionInputs) -> str | None:
-    """What no kernel does, whatever the sizes."""
+    """Why no kernel can serve a call, whatever its sizes; None if one may."""
     if not inputs.normaliser.is_softmax:
         return f"it computes softmax only, not {inputs.normaliser.name}"
     if inputs.straight_through:
@@ -109,7 +109,7 @@ def refuses_call(inputs: AttentionInputs) -> str | None:
 
 @torch.compiler.assume_constant_result
 def refuses_device(device: torch.device) -> str | None:
-    """Why no kernel runs there: Triton is missing or too old, or the device is, or is none that it knows."""
+    """Why no kernel runs on a device: Triton is missing or too old, or the device is unsupported; None if one may."""
     try:
         import triton
     except ImportError as missing:

@@ -1,202 +1,203 @@
-"""Top-k and bottom-k attention over rows of up to a thousand positions, as lists of the keys that each query keeps.
+"""Top-k and bottom-k attention over up to 1024 positions, as lists of the keys that each query keeps.
 
-    listed_choice      which keys, as bits: `short_choice`
-    listed_mix         bits become lists; softmax of the listed scores, sum of the listed values
-    listed_by_query    backward: the listed keys and values alone; dq, and for each listed pair its weight and dS
-    listed_by_key      backward: for a tile of keys, the queries that list one of them; the weights and dS of these
-                       pairs, the rest of a tile zeros; then dv = P' dout, dk = dS' q
+    listed_select      which keys, as bits: `select`
+    listed_forward     turns bits into lists; softmax of the listed scores, sum of the listed values
+    listed_by_query    backward over the listed keys: dq, and for each listed pair its weight after dropout and dS
+    listed_by_key      backward: for a tile of keys, the queries that list one of them, their weights and dS as dense
+                       tiles that are zero elsewhere; then dv = P' dout, dk = dS' q
 
-The backward pass never looks at a score again: the weights are saved. Lists are stored (problems, k, queries), the
-lowest index first, -1 where a query has fewer.
+The backward pass computes no score again: the weights are saved. Lists are (problems, k, queries), the lowest index
+first, -1 where a query has fewer.
 """
 
-# ruff: noqa: RUF005  (Triton knows no starred tuples)
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.products import added, counted_operand, inverse, operand
-from semfocus.attention.kernels.shared import BEYOND, MINUS_INF, exponential, finite
-from semfocus.attention.kernels.short.positions import (
-    OF_DK,
-    OF_DQ,
-    drop,
-    hashes_of,
-    kept_factor,
-    length_of,
-    load_rows,
-    note_bounds,
-    row_absmax,
-    start_of,
-    store_counted,
-    store_rows,
-    thinned,
-    unit_in,
-    units_at,
-)
+from semfocus.attention.kernels.products import accumulate, operand, prescaled_operand, reciprocal
+from semfocus.attention.kernels.shared import MAX_INDEX, MINUS_INF, fast_exp, finite
+from semfocus.attention.kernels.short import positions as pos
+from semfocus.attention.kernels.short.positions import Problem
 from semfocus.attention.kernels.short.select import WORD
-from semfocus.attention.kernels.short.whole import nonzero
+from semfocus.attention.kernels.short.whole import safe_divisor
 
 
 @triton.jit(do_not_specialize=["queries", "keys"])
-def listed_mix(
-    q, k, v, out, bounds, dropout, bits, kept, lse, saved, sizes, queries, keys, scale,
-    MOST: tl.constexpr, CAREFUL: tl.constexpr, WORDS: tl.constexpr, Q: tl.constexpr,
-    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
+def listed_forward(
+    q, k, v, out, bounds, dropout, bits, kept, lse, saved, sizes, queries, keys, sm_scale,
+    TOPK: tl.constexpr, CHECK_FINITE: tl.constexpr, BLOCK_WORDS: tl.constexpr, BLOCK_M: tl.constexpr,
+    DIMS: tl.constexpr,
 ):  # fmt: skip
-    """Q queries of one problem, whose keys have WORDS words or fewer."""
-    tiles = tl.cdiv(queries, Q)
-    n, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * Q
-    rows = first + tl.arange(0, Q)
-    uq, uk, uv, _ug, _up, uo, _us = units_at(bounds, n, sizes, dropout, scale, DV)
-    left = load_bits(bits, n, rows, queries, keys, WORDS)
-    q_tile = load_rows(q, n, sizes, rows, queries, D, DP).to(tl.float32)
-    factor = unit_in(q, uq) * unit_in(k, uk) * scale
-    start = n.to(tl.int64) * MOST * queries + rows
-    top = tl.full((Q,), MINUS_INF, tl.float32)
+    """out (.., Lq, Dv), kept and saved weights (problems, k, Lq), and lse (problems, Lq) of BLOCK_M queries.
+
+    BLOCK_WORDS is the number of words of a query's bits, padded. Grid: problems x tiles of queries.
+    """
+    n, _first, rows = pos.program_tile(queries, BLOCK_M)
+    BLOCK_DV: tl.constexpr = DIMS.block_dv
+    problem = Problem(n, sizes, queries, keys, sm_scale, None, dropout, bounds)
+    scales = pos.operand_scales(problem, DIMS.dv)
+    left = load_words(bits, problem, rows, BLOCK_WORDS)
+    q_tile = pos.load_rows(q, problem, rows, queries, DIMS.d, DIMS.block_d).to(tl.float32)
+    factor = pos.stored_scale(q, scales.q) * pos.stored_scale(k, scales.k) * sm_scale
+    start = n.to(tl.int64) * TOPK * queries + rows
+    row_max = tl.full((BLOCK_M,), MINUS_INF, tl.float32)
     index, scores = (), ()
-    for place in tl.static_range(MOST):
-        lowest, left = first_bit(left)
-        score = tl.sum(q_tile * load_listed(k, n, sizes, lowest, D, DP), axis=1) * factor
+    for entry in tl.static_range(TOPK):
+        lowest, left = pop_lowest(left)
+        score = tl.sum(q_tile * load_listed(k, problem, lowest, DIMS.d, DIMS.block_d), axis=1) * factor
         score = tl.where(lowest >= 0, score, MINUS_INF)
-        tl.store(kept + start + place * queries, lowest, mask=rows < queries)
-        index, scores = index + (lowest,), scores + (score,)
-        top = tl.maximum(top, score)
-    top = tl.where(top == MINUS_INF, 0.0, top)
-    total = tl.zeros((Q,), tl.float32)
-    for place in tl.static_range(MOST):
-        total += exponential(scores[place] - top)
-    tl.store(lse + n.to(tl.int64) * queries + rows, top + tl.log(total), mask=rows < queries)
-    hashes = hashes_of(dropout, n, sizes, rows)
-    mixed = tl.zeros((Q, DVP), tl.float32)
-    for place in tl.static_range(MOST):
-        weight = exponential(scores[place] - top) / nonzero(total)
-        tl.store(saved + start + place * queries, weight, mask=rows < queries)
-        values = load_listed(v, n, sizes, index[place], DV, DVP)
-        mixed += drop(weight, hashes, index[place], dropout)[:, None] * values
-        if CAREFUL:
-            mixed = tl.where(finite(values), mixed, float("nan"))
-    store_counted(out, n, sizes, rows, queries, mixed * unit_in(v, uv), uo, bounds, DV, DVP)
+        tl.store(kept + start + entry * queries, lowest, mask=rows < queries)
+        index += (lowest,)
+        scores += (score,)
+        row_max = tl.maximum(row_max, score)
+    row_max = tl.where(row_max == MINUS_INF, 0.0, row_max)
+    row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    for entry in tl.static_range(TOPK):
+        row_sum += fast_exp(scores[entry] - row_max)
+    tl.store(lse + n.to(tl.int64) * queries + rows, row_max + tl.log(row_sum), mask=rows < queries)
+    hashes = pos.dropout_hashes(problem, rows)
+    acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    for entry in tl.static_range(TOPK):
+        weight = fast_exp(scores[entry] - row_max) / safe_divisor(row_sum)
+        tl.store(saved + start + entry * queries, weight, mask=rows < queries)
+        values = load_listed(v, problem, index[entry], DIMS.dv, DIMS.block_dv)
+        acc += pos.apply_dropout(weight, hashes, index[entry], dropout)[:, None] * values
+        if CHECK_FINITE:
+            acc = tl.where(finite(values), acc, float("nan"))
+    acc = acc * pos.stored_scale(v, scales.v)
+    pos.store_rescaled(out, problem, rows, queries, acc, scales.out, DIMS.dv, DIMS.block_dv)
 
 
 @triton.jit
-def load_bits(bits, n, rows, queries, keys, WORDS: tl.constexpr):
-    """(rows, WORDS): the bits of the keys that each query keeps, 32 keys a number."""
-    words, word = tl.cdiv(keys, WORD), tl.arange(0, WORDS)
-    at = bits + (n.to(tl.int64) * words + word)[None, :] * queries + rows[:, None]
-    return tl.load(at, mask=(rows < queries)[:, None] & (word < words)[None, :], other=0)
+def load_words(bits, problem, rows, BLOCK_WORDS: tl.constexpr):
+    """(rows, BLOCK_WORDS) int32: the bits of the keys that each query keeps, 32 keys a word."""
+    words, word = tl.cdiv(problem.keys, WORD), tl.arange(0, BLOCK_WORDS)
+    at = bits + (problem.index.to(tl.int64) * words + word)[None, :] * problem.queries + rows[:, None]
+    return tl.load(at, mask=(rows < problem.queries)[:, None] & (word < words)[None, :], other=0)
 
 
 @triton.jit
-def first_bit(left):
-    """The lowest key of each row, -1 if none is left, and what is left without it."""
-    place = tl.arange(0, left.shape[1])[None, :]
-    lowest = tl.min(tl.where(left != 0, place, BEYOND), axis=1)
-    here = place == lowest[:, None]
+def pop_lowest(left):
+    """The lowest key of each row, -1 if none is left, and the bits without it."""
+    column = tl.arange(0, left.shape[1])[None, :]
+    lowest = tl.min(tl.where(left != 0, column, MAX_INDEX), axis=1)
+    here = column == lowest[:, None]
     word = tl.sum(tl.where(here, left, 0), axis=1)
     exponent = (((word & -word).to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 0xFF) - 127
     return tl.where(word != 0, lowest * WORD + exponent, -1), tl.where(here, left & (left - 1), left)
 
 
 @triton.jit
-def load_listed(x, n, sizes, index, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """(rows, PADDED) float32: the rows of the matrix that a list names, zeros where it names none; in its units."""
-    columns = tl.arange(0, PADDED)
+def load_listed(x, problem, index, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """(rows, BLOCK) float32: the listed rows of a matrix, zeros where the index is -1; not rescaled."""
+    columns = tl.arange(0, BLOCK)
     inside = (index >= 0)[:, None] & (columns < WIDTH)[None, :]
-    at = start_of(x, n, sizes) + index[:, None] * x.row + columns[None, :] * x.column
+    at = pos.base_pointer(x, problem) + index[:, None] * x.row + columns[None, :] * x.column
     return tl.load(at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_entry(kept, saved, inside):
+    """Index and saved weight of one list entry of each query; -1 and 0 outside."""
+    return tl.load(kept, mask=inside, other=-1), tl.load(saved, mask=inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=["queries", "keys"])
 def listed_by_query(
-    grad, grad_lse, k, v, bounds, dropout, kept, saved, dropped, ds, narrow, dq, sizes, queries, keys, scale,
-    MOST: tl.constexpr, Q: tl.constexpr,
-    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
+    grad, grad_lse, k, v, bounds, dropout, kept, saved, dropped, ds, grad_fp16, dq, sizes, queries, keys, sm_scale,
+    TOPK: tl.constexpr, BLOCK_M: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """dq of Q queries of one problem; of each listed pair the weight after dropout, and dS, in their units; and for the
-    other kernel the gradient of the output in 16 bits, if it is taken so."""
-    tiles = tl.cdiv(queries, Q)
-    n, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * Q
-    rows = first + tl.arange(0, Q)
-    _uq, uk, uv, ug, up, _uo, us = units_at(bounds, n, sizes, dropout, scale, DV)
-    hashes, factor = hashes_of(dropout, n, sizes, rows), unit_in(v, uv) * kept_factor(dropout)
-    grad_tile = load_rows(grad, n, sizes, rows, queries, DV, DVP).to(tl.float32)
-    if narrow is not None:
-        store_rows(narrow, n, sizes, rows, queries, grad_tile * inverse(ug), DV, DVP)
-    start = n.to(tl.int64) * MOST * queries + rows
-    total = tl.zeros((Q,), tl.float32)
-    if grad_lse is not None:
-        at = start_of(grad_lse, n, sizes) + rows * grad_lse.row
-        total -= tl.load(at, mask=rows < queries, other=0.0)
+    """dq (.., Lq, D) of BLOCK_M queries of one problem.
+
+    For listed_by_key it stores the weights after dropout and dS of each listed pair (problems, k, Lq), divided by their
+    scales, and the gradient as a float16 operand in `grad_fp16`, if not None. Grid: problems x tiles of queries.
+    """
+    n, _first, rows = pos.program_tile(queries, BLOCK_M)
+    BLOCK_D: tl.constexpr = DIMS.block_d
+    problem = Problem(n, sizes, queries, keys, sm_scale, None, dropout, bounds)
+    scales = pos.operand_scales(problem, DIMS.dv)
+    hashes, factor = pos.dropout_hashes(problem, rows), pos.stored_scale(v, scales.v) * pos.dropout_factor(dropout)
+    grad_tile = pos.load_rows(grad, problem, rows, queries, DIMS.dv, DIMS.block_dv).to(tl.float32)
+    if grad_fp16 is not None:
+        scaled = grad_tile * reciprocal(scales.do)
+        pos.store_rows(grad_fp16, problem, rows, queries, scaled, DIMS.dv, DIMS.block_dv)
+    start = n.to(tl.int64) * TOPK * queries + rows
+    total = tl.zeros((BLOCK_M,), tl.float32) - pos.load_grad_lse(grad_lse, problem, rows)
     changes = ()
-    for place in tl.static_range(MOST):
-        index = tl.load(kept + start + place * queries, mask=rows < queries, other=-1)
-        weight = tl.load(saved + start + place * queries, mask=rows < queries, other=0.0)
-        tl.store(
-            dropped + start + place * queries, drop(weight, hashes, index, dropout, inverse(up)), mask=rows < queries
-        )
-        values = load_listed(v, n, sizes, index, DV, DVP)
-        change = thinned(tl.sum(grad_tile * values, axis=1) * factor, hashes, index, dropout)
+    for entry in tl.static_range(TOPK):
+        index, weight = load_entry(kept + start + entry * queries, saved + start + entry * queries, rows < queries)
+        after_dropout = pos.apply_dropout(weight, hashes, index, dropout, reciprocal(scales.p))
+        tl.store(dropped + start + entry * queries, after_dropout, mask=rows < queries)
+        values = load_listed(v, problem, index, DIMS.dv, DIMS.block_dv)
+        change = pos.apply_dropout_mask(tl.sum(grad_tile * values, axis=1) * factor, hashes, index, dropout)
         total += weight * change
-        changes = changes + (change,)
-    dq_tile = tl.zeros((Q, DP), tl.float32)
-    for place in tl.static_range(MOST):
-        index = tl.load(kept + start + place * queries, mask=rows < queries, other=-1)
-        weight = tl.load(saved + start + place * queries, mask=rows < queries, other=0.0)
-        slope = tl.where(index >= 0, weight * (changes[place] - total) * scale, 0.0)
-        tl.store(ds + start + place * queries, slope * inverse(us), mask=rows < queries)
-        dq_tile += slope[:, None] * load_listed(k, n, sizes, index, D, DP)
-    dq_tile *= unit_in(k, uk)
-    store_rows(dq, n, sizes, rows, queries, dq_tile, D, DP)
-    note_bounds(bounds, OF_DQ, n, sizes, (row_absmax(dq_tile),))
+        changes += (change,)
+    dq_tile = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    for entry in tl.static_range(TOPK):
+        index, weight = load_entry(kept + start + entry * queries, saved + start + entry * queries, rows < queries)
+        slope = tl.where(index >= 0, weight * (changes[entry] - total) * sm_scale, 0.0)
+        tl.store(ds + start + entry * queries, slope * reciprocal(scales.ds), mask=rows < queries)
+        dq_tile += slope[:, None] * load_listed(k, problem, index, DIMS.d, DIMS.block_d)
+    dq_tile *= pos.stored_scale(k, scales.k)
+    pos.store_rows(dq, problem, rows, queries, dq_tile, DIMS.d, DIMS.block_d)
+    pos.update_bounds(problem, pos.BOUND_DQ, (pos.row_absmax(dq_tile),))
 
 
 @triton.jit(do_not_specialize=["queries", "keys"])
 def listed_by_key(
-    grad, q, lengths, bounds, dropout, kept, dropped, ds, order, dk, dv, sizes, queries, keys, scale,
-    MOST: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
-    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
+    grad, q, lengths, bounds, dropout, kept, dropped, ds, order, dk, dv, sizes, queries, keys, sm_scale,
+    TOPK: tl.constexpr, PRECISION: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of K keys of one problem, from the queries whose lists name one of them, Q at a time; ROWS or fewer."""
-    tiles = tl.cdiv(keys, K)
-    n, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * K
-    columns, start = first + tl.arange(0, K), n.to(tl.int64) * MOST * queries
+    """dk (.., Lk, D) and dv (.., Lk, Dv) of BLOCK_N keys of one problem, from the queries that list one of them.
+
+    `order` (programs, Lq) int16 is scratch space; BLOCK_ROWS is the number of queries, padded. Grid: problems x tiles
+    of keys.
+    """
+    n, first, columns = pos.program_tile(keys, BLOCK_N)
+    BLOCK_D: tl.constexpr = DIMS.block_d
+    BLOCK_DV: tl.constexpr = DIMS.block_dv
+    problem = Problem(n, sizes, queries, keys, sm_scale, None, dropout, bounds)
+    start = n.to(tl.int64) * TOPK * queries
     order += tl.program_id(0).to(tl.int64) * queries
-    present = tl.where(first < length_of(lengths, n, sizes, keys), queries, 0)  # no list names padding
-    count = find_rows(kept + start, order, first, K, present, queries, MOST, ROWS)
-    uq, _uk, _uv, ug, up, _uo, us = units_at(bounds, n, sizes, dropout, scale, DV)
-    dk_tile = tl.zeros((K, DP), tl.float32)
-    dv_tile = tl.zeros((K, DVP), tl.float32)
-    for tile in range(tl.cdiv(count, Q)):
-        positions = tile * Q + tl.arange(0, Q)
-        inside = positions < count
-        rows = tl.where(inside, tl.load(order + positions, mask=inside, other=0).to(tl.int32), queries)
-        weights, slopes = tl.zeros((K, Q), tl.float32), tl.zeros((K, Q), tl.float32)
-        for place in tl.static_range(MOST):
-            at = start + place * queries + rows
+    present = tl.where(first < pos.valid_length(lengths, problem), queries, 0)  # no list names padding
+    count = find_listing_queries(kept + start, order, first, present, queries, TOPK, BLOCK_ROWS, BLOCK_N)
+    scales = pos.operand_scales(problem, DIMS.dv)
+    dk_tile = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dv_tile = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
+    for tile in range(tl.cdiv(count, BLOCK_M)):
+        slots = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        inside = slots < count
+        rows = tl.where(inside, tl.load(order + slots, mask=inside, other=0).to(tl.int32), queries)
+        weights, slopes = tl.zeros((BLOCK_N, BLOCK_M), tl.float32), tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        for entry in tl.static_range(TOPK):
+            at = start + entry * queries + rows
             here = columns[:, None] == tl.load(kept + at, mask=inside, other=-1)[None, :]
             weights = tl.where(here, tl.load(dropped + at, mask=inside, other=0.0)[None, :], weights)
             slopes = tl.where(here, tl.load(ds + at, mask=inside, other=0.0)[None, :], slopes)
-        grad_tile = operand(load_rows(grad, n, sizes, rows, queries, DV, DVP), ug, PRECISION)
-        dv_tile = added(dv_tile, counted_operand(weights, up, PRECISION), grad_tile, PRECISION)
-        q_tile = operand(load_rows(q, n, sizes, rows, queries, D, DP), uq, PRECISION)
-        dk_tile = added(dk_tile, counted_operand(slopes, us, PRECISION), q_tile, PRECISION)
-    dk_tile, dv_tile = dk_tile * (us * uq), dv_tile * (up * ug)
-    store_rows(dk, n, sizes, columns, keys, dk_tile, D, DP)
-    store_rows(dv, n, sizes, columns, keys, dv_tile, DV, DVP)
-    note_bounds(bounds, OF_DK, n, sizes, (row_absmax(dk_tile), row_absmax(dv_tile)))
+        grad_tile = operand(pos.load_rows(grad, problem, rows, queries, DIMS.dv, DIMS.block_dv), scales.do, PRECISION)
+        dv_tile = accumulate(dv_tile, prescaled_operand(weights, scales.p, PRECISION), grad_tile, PRECISION)
+        q_tile = operand(pos.load_rows(q, problem, rows, queries, DIMS.d, DIMS.block_d), scales.q, PRECISION)
+        dk_tile = accumulate(dk_tile, prescaled_operand(slopes, scales.ds, PRECISION), q_tile, PRECISION)
+    dk_tile, dv_tile = dk_tile * (scales.ds * scales.q), dv_tile * (scales.p * scales.do)
+    pos.store_rows(dk, problem, columns, keys, dk_tile, DIMS.d, DIMS.block_d)
+    pos.store_rows(dv, problem, columns, keys, dv_tile, DIMS.dv, DIMS.block_dv)
+    pos.update_bounds(problem, pos.BOUND_DK, (pos.row_absmax(dk_tile), pos.row_absmax(dv_tile)))
 
 
 @triton.jit
-def find_rows(kept, order, first, K: tl.constexpr, present, queries, MOST: tl.constexpr, ROWS: tl.constexpr):
-    """Write down which of a problem's first `present` queries list one of the K keys from `first` on; how many do."""
-    rows = tl.arange(0, ROWS)
-    named = tl.zeros((ROWS,), tl.int1)
-    for place in tl.static_range(MOST):
-        index = tl.load(kept + place * queries + rows, mask=rows < present, other=-1)
-        named = named | ((index >= first) & (index < first + K))
-    number = named.to(tl.int32)
-    tl.store(order + tl.cumsum(number, axis=0) - 1, rows.to(tl.int16), mask=named)
-    tl.debug_barrier()  # what one thread has written another is to read
+def find_listing_queries(
+    kept, order, first, present, queries, TOPK: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Store in `order` the queries among the first `present` that list a key in first .. first + BLOCK_N - 1; their
+    number."""
+    rows = tl.arange(0, BLOCK_ROWS)
+    listing = tl.zeros((BLOCK_ROWS,), tl.int1)
+    for entry in tl.static_range(TOPK):
+        index = tl.load(kept + entry * queries + rows, mask=rows < present, other=-1)
+        listing = listing | ((index >= first) & (index < first + BLOCK_N))
+    number = listing.to(tl.int32)
+    tl.store(order + tl.cumsum(number, axis=0) - 1, rows.to(tl.int16), mask=listing)
+    tl.debug_barrier()  # one thread reads what another has written
     return tl.sum(number, axis=0)

@@ -1,29 +1,64 @@
-"""Which pairs of query and key a short kernel computes: addresses, positions, masks and dropout, for all of them.
+"""Device functions that all short kernels share: addresses, operand scales, allowed pairs, tile ranges and dropout.
 
-A problem is one batch row and head; `n` is its number. Leading dimensions are as many as the tensors need: each
-tensor comes with its own strides for them, 0 where it is shared. `i` are queries, `j` keys, in any two shapes that
-broadcast; query i stands at position i + keys - queries.
+A problem is one sequence of one head of one member. Each tensor has its own strides for the leading dimensions, 0 where
+it is shared. `i` are query indices and `j` key indices in two shapes that broadcast; query i is at position
+i + keys - queries.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.products import inverse, unit_of
+from semfocus.attention.kernels.products import reciprocal, scale_for
 from semfocus.attention.kernels.shared import MINUS_INF, row_hash, survives
 from semfocus.attention.kernels.short import arguments
 
 LEAD = tl.constexpr(arguments.LEAD)
-# What bounds are of: inputs, gradient of the output, and those of the inputs, which are found on the way.
-OF_Q, OF_K, OF_V, OF_GRAD, OF_DQ, OF_DK, OF_DV = (tl.constexpr(place) for place in range(7))
+# Columns of `bounds`: inputs, the gradient of the output, and gradients of the inputs, which kernels fill in.
+BOUND_Q, BOUND_K, BOUND_V, BOUND_DO, BOUND_DQ, BOUND_DK, BOUND_DV = (tl.constexpr(column) for column in range(7))
+
+
+class Problem(NamedTuple):
+    """The problem of a program, and what its pairs depend on; None where a kernel has no such input."""
+
+    index: Any
+    sizes: Any  # merged leading dimensions
+    queries: Any
+    keys: Any
+    sm_scale: Any  # softmax scale
+    mask: Any
+    dropout: Any
+    bounds: Any
+
+
+class Scales(NamedTuple):
+    """Scales of the operands (`products.operand`): q, k, v, gradient of the output, weights, output and dS."""
+
+    q: Any
+    k: Any
+    v: Any
+    do: Any
+    p: Any
+    out: Any
+    ds: Any
 
 
 @triton.jit
-def offset(n, sizes, x, FIRST: tl.constexpr):
-    """Where the part of a tensor that belongs to problem n begins, by the strides x[FIRST], x[FIRST + 1] and so on."""
-    rest = n
-    total = n.to(tl.int64) * 0
+def program_tile(count, BLOCK: tl.constexpr):
+    """The problem, the first row and the rows (BLOCK,) of a program: a grid of problems x tiles of `count` rows."""
+    tiles = tl.cdiv(count, BLOCK)
+    index, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK
+    return index, first, first + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def lead_offset(problem, x, FIRST: tl.constexpr):
+    """The offset of a problem in a tensor whose leading strides are x[FIRST], x[FIRST + 1] and so on."""
+    sizes, rest = problem.sizes, problem.index
+    total = rest.to(tl.int64) * 0
     for back in tl.static_range(1, len(sizes) + 1):
         size = sizes[len(sizes) - back]
         total += (rest % size).to(tl.int64) * x[FIRST + len(sizes) - back]
@@ -32,99 +67,115 @@ def offset(n, sizes, x, FIRST: tl.constexpr):
 
 
 @triton.jit
-def start_of(x, n, sizes):
-    """The address of the part of a tensor that belongs to problem n."""
-    return x.data + offset(n, sizes, x, LEAD)
+def base_pointer(x, problem):
+    """The address of a problem's part of a tensor."""
+    return x.data + lead_offset(problem, x, LEAD)
 
 
 @triton.jit
-def load_rows(x, n, sizes, rows, count, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """(rows, PADDED): these rows of the matrix of problem n, zeros beyond its `count` rows and WIDTH columns."""
-    columns = tl.arange(0, PADDED)
+def load_rows(x, problem, rows, count, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """(rows, BLOCK): these rows of the problem's matrix (count, WIDTH), zeros outside."""
+    columns = tl.arange(0, BLOCK)
     inside = (rows < count)[:, None] & (columns < WIDTH)[None, :]
-    at = start_of(x, n, sizes) + rows[:, None] * x.row + columns[None, :] * x.column
+    at = base_pointer(x, problem) + rows[:, None] * x.row + columns[None, :] * x.column
     return tl.load(at, mask=inside, other=0.0)
 
 
 @triton.jit
-def store_rows(x, n, sizes, rows, count, values, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """The other way round."""
-    columns = tl.arange(0, PADDED)
+def store_rows(x, problem, rows, count, values, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Store values (rows, BLOCK) in these rows of the problem's matrix (count, WIDTH)."""
+    columns = tl.arange(0, BLOCK)
     inside = (rows < count)[:, None] & (columns < WIDTH)[None, :]
-    at = start_of(x, n, sizes) + rows[:, None] * x.row + columns[None, :] * x.column
+    at = base_pointer(x, problem) + rows[:, None] * x.row + columns[None, :] * x.column
     tl.store(at, values.to(x.data.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def units_at(bounds, n, sizes, dropout, scale, DV: tl.constexpr):
-    """What operands of problem n are counted in: q, k, v, the output's gradient, weights, output and dS. All 1 where
-    nobody knows how large they are."""
-    uq, uk, uv, ug, up, uo, us = 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0
+def operand_scales(problem, DV: tl.constexpr):
+    """The scales of a problem's operands from its bounds; all 1 without bounds."""
+    q, k, v, do, p, out, ds = 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0
+    bounds = problem.bounds
     if bounds is not None:
-        weight = kept_factor(dropout)
-        at = start_of(bounds, n, sizes)
-        value, grad = tl.load(at + OF_V * bounds.column), tl.load(at + OF_GRAD * bounds.column)
-        uq, uk = unit_of(tl.load(at + OF_Q * bounds.column)), unit_of(tl.load(at + OF_K * bounds.column))
-        uv, ug, up, uo = unit_of(value), unit_of(grad), unit_of(weight), unit_of(value * weight)
-        # |dP| <= DV grad value weight, and so its mean; where that is zero, scale over the unit is to be finite still.
-        us = unit_of(tl.maximum(2 * DV * grad * value * weight, 2.0**-110) * tl.abs(scale))
-    return uq, uk, uv, ug, up, uo, us
+        weight = dropout_factor(problem.dropout)
+        at = base_pointer(bounds, problem)
+        value, grad = tl.load(at + BOUND_V * bounds.column), tl.load(at + BOUND_DO * bounds.column)
+        q, k = scale_for(tl.load(at + BOUND_Q * bounds.column)), scale_for(tl.load(at + BOUND_K * bounds.column))
+        v, do, p, out = scale_for(value), scale_for(grad), scale_for(weight), scale_for(value * weight)
+        # |dP| <= DV grad value weight, and so is its mean. Where that is zero, sm_scale / scale must stay finite.
+        ds = scale_for(tl.maximum(2 * DV * grad * value * weight, 2.0**-110) * tl.abs(problem.sm_scale))
+    return Scales(q, k, v, do, p, out, ds)
 
 
 @triton.jit
 def row_absmax(values):
-    """The largest size in each row: what `note_bounds` takes."""
+    """The largest absolute value of each row: what `update_bounds` takes."""
     return tl.max(tl.abs(values), axis=1)
 
 
 @triton.jit
-def note_bounds(bounds, FIRST: tl.constexpr, n, sizes, tops):
-    """Tell who comes next how large the entries of some gradients are, one after the other from place FIRST on: the
-    largest that any program tells, in whatever order. (Their order is that of their bits as whole numbers.)"""
+def update_bounds(problem, FIRST: tl.constexpr, absmaxes):
+    """Raise the bounds from column FIRST on to the maxima of these gradients, by atomic maxima in any order.
+
+    Nonnegative floats compare as their bits do as integers.
+    """
+    bounds = problem.bounds
     if bounds is not None:
-        at = (start_of(bounds, n, sizes) + FIRST * bounds.column).to(tl.pointer_type(tl.int32), bitcast=True)
-        for place in tl.static_range(len(tops)):
-            top = tl.max(tops[place].to(tl.int32, bitcast=True))
-            tl.atomic_max(at + place * bounds.column, top, sem="relaxed")
+        at = (base_pointer(bounds, problem) + FIRST * bounds.column).to(tl.pointer_type(tl.int32), bitcast=True)
+        for number in tl.static_range(len(absmaxes)):
+            absmax = tl.max(absmaxes[number].to(tl.int32, bitcast=True))
+            tl.atomic_max(at + number * bounds.column, absmax, sem="relaxed")
 
 
 @triton.jit
-def unit_in(x, unit):
-    """What entries of a tensor are counted in: 16 bits of what is bounded are so many units."""
-    return unit if x.data.dtype.element_ty == tl.float16 else 1.0
+def stored_scale(x, scale):
+    """The scale of a tensor's entries in memory: float16 entries of a bounded tensor are divided by it."""
+    return scale if x.data.dtype.element_ty == tl.float16 else 1.0
 
 
 @triton.jit
-def store_counted(x, n, sizes, rows, count, values, unit, bounds, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Values whose bounds are known, in 16 bits: so many units."""
-    if bounds is not None and x.data.dtype.element_ty == tl.float16:
-        values = values * inverse(unit)
-    store_rows(x, n, sizes, rows, count, values, WIDTH, PADDED)
+def store_rescaled(x, problem, rows, count, values, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Store values; a bounded float16 tensor holds them divided by the scale."""
+    if problem.bounds is not None and x.data.dtype.element_ty == tl.float16:
+        values = values * reciprocal(scale)
+    store_rows(x, problem, rows, count, values, WIDTH, BLOCK)
 
 
 @triton.jit
-def counted(loaded, unit, bounds):
-    """The other way round: what was loaded, in float32."""
+def rescaled(loaded, scale, bounds):
+    """The float32 values of what `store_rescaled` stored."""
     values = loaded.to(tl.float32)
     if bounds is not None and loaded.dtype == tl.float16:
-        values = values * unit
+        values = values * scale
     return values
 
 
 @triton.jit
-def length_of(lengths, n, sizes, keys):
-    """How many keys of problem n are not padding."""
-    limit = keys
-    if lengths is not None:
-        limit = tl.maximum(tl.minimum(tl.load(start_of(lengths, n, sizes)), keys), 0).to(tl.int32)
-    return limit
+def load_grad_lse(grad_lse, problem, rows):
+    """(rows,) the gradient of each query's log-sum-exp; zeros without one."""
+    grad = tl.zeros(rows.shape, tl.float32)
+    if grad_lse is not None:
+        at = base_pointer(grad_lse, problem) + rows * grad_lse.row
+        grad = tl.load(at, mask=rows < problem.queries, other=0.0).to(tl.float32)
+    return grad
 
 
 @triton.jit
-def cut_queries(count, first, limit, RAGGED: tl.constexpr):
-    """How many tiles of keys the queries from `first` on look at. RAGGED: from the length on queries are padding too,
-    whose output nobody reads (zeros, unless others share their tile), and whose gradient is zero."""
-    return tl.where(first < limit, count, 0) if RAGGED else count
+def valid_length(lengths, problem):
+    """The number of keys of a problem that are not padding."""
+    valid = problem.keys
+    if lengths is not None:
+        valid = tl.maximum(tl.minimum(tl.load(base_pointer(lengths, problem)), problem.keys), 0).to(tl.int32)
+    return valid
+
+
+@triton.jit
+def skip_padded_queries(count, first, valid, RAGGED: tl.constexpr):
+    """How many of `count` key tiles the queries from `first` on visit.
+
+    RAGGED: queries from the length on are padding too. Their output is not read (zeros, unless their tile holds valid
+    queries), and its gradient is zero.
+    """
+    return tl.where(first < valid, count, 0) if RAGGED else count
 
 
 @triton.jit
@@ -145,145 +196,142 @@ def in_window(p, j, keys, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl
 
 
 @triton.jit
-def allowed(
-    scores, i, j, n, sizes, queries, keys, limit, mask, MASK: tl.constexpr,
-    KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr, STRICT: tl.constexpr,
-):  # fmt: skip
-    """Pairs that pattern, causality, length and mask leave; a selective mechanism chooses among them.
+def allowed_pairs(scores, i, j, problem, valid, PATTERN: tl.constexpr, EXCLUDE_NEG_INF: tl.constexpr):
+    """Pairs that pattern, causality, length and mask allow; mechanisms that rank scores select among them.
 
-    MASK is "keys" where all queries share one row of the mask, "pairs" where not, "none" where there is none. STRICT:
-    a score of -inf is no pair either; where its weight of zero says enough, one comparison a score is saved. Queries
-    beyond the last are not looked at: their results are not stored, and their gradients are zeros.
+    EXCLUDE_NEG_INF: a score of -inf is not allowed either; where its weight of zero is enough, the comparison is saved.
+    Queries beyond the last are not masked: their results are not stored, and their gradients are zeros.
     """
+    queries, keys, mask = problem.queries, problem.keys, problem.mask
     p = i + (keys - queries)
-    keep = j < limit
-    if STRICT:
+    keep = j < valid
+    if EXCLUDE_NEG_INF:
         keep = keep & (scores != MINUS_INF)
-    if KIND == "banded":
-        pattern = in_window(p, j, keys, WIDTH, GLOBALS, CAUSAL)
-        keep = keep & (pattern | (j >= keys - GLOBALS) | (p >= keys - GLOBALS))
-    if KIND == "block_local":
-        pattern = (p >= 0) & (j // WIDTH == p // WIDTH)
-        keep = keep & (pattern | (j >= keys - GLOBALS) | (p >= keys - GLOBALS))
-    if CAUSAL:
+    if PATTERN.kind == "banded":
+        pattern = in_window(p, j, keys, PATTERN.width, PATTERN.globals, PATTERN.causal)
+        keep = keep & (pattern | (j >= keys - PATTERN.globals) | (p >= keys - PATTERN.globals))
+    if PATTERN.kind == "block_local":
+        pattern = (p >= 0) & (j // PATTERN.width == p // PATTERN.width)
+        keep = keep & (pattern | (j >= keys - PATTERN.globals) | (p >= keys - PATTERN.globals))
+    if PATTERN.causal:
         keep = keep & (j <= p)
-    if MASK == "keys":
-        keep = keep & (tl.load(start_of(mask, n, sizes) + j * mask.column, mask=j < limit, other=0) != 0)
-    if MASK == "pairs":
-        at = start_of(mask, n, sizes) + i * mask.row + j * mask.column
+    if PATTERN.mask == "keys":
+        keep = keep & (tl.load(base_pointer(mask, problem) + j * mask.column, mask=j < valid, other=0) != 0)
+    if PATTERN.mask == "pairs":
+        at = base_pointer(mask, problem) + i * mask.row + j * mask.column
         keep = keep & (tl.load(at, mask=keep & (i < queries), other=0) != 0)
     return keep
 
 
 @triton.constexpr_function
-def is_plain(mask: str, kind: str, causal: bool) -> bool:
-    """Whether every query sees every key that is not padding: of most tiles no pair need be asked."""
-    return mask == "none" and kind == "full" and not causal
+def is_unmasked(pattern: arguments.Pattern) -> bool:
+    """Whether every query sees every key that is not padding."""
+    return pattern.mask == "none" and pattern.kind == "full" and not pattern.causal
 
 
 @triton.jit
-def open_tiles(count, limit, MASK: tl.constexpr, KIND: tl.constexpr, CAUSAL: tl.constexpr, KEYS: tl.constexpr):
-    """How many of `count` tiles of keys, the first ones, hold pairs that are all allowed."""
-    inside = count * 0
-    if is_plain(MASK, KIND, CAUSAL):
-        inside = tl.minimum(count, limit // KEYS)
-    return inside
+def count_unmasked_tiles(count, valid, PATTERN: tl.constexpr, BLOCK_N: tl.constexpr):
+    """How many of the first `count` key tiles hold only allowed pairs."""
+    unmasked = count * 0
+    if is_unmasked(PATTERN):
+        unmasked = tl.minimum(count, valid // BLOCK_N)
+    return unmasked
 
 
 @triton.jit
-def key_tiles(
-    first, last, queries, keys, limit,
-    KEYS: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
-    """Tiles of keys that the queries first .. last may see, as two ranges: start, end, start and end of the second."""
+def key_tile_ranges(first, last, problem, valid, BLOCK_N: tl.constexpr, PATTERN: tl.constexpr):
+    """Key tiles that the queries first .. last may see, as two ranges: start, end, second start, second end."""
+    queries, keys = problem.queries, problem.keys
     p, p_last = first + keys - queries, last + keys - queries
     low, high = p * 0, p * 0 + keys
-    if KIND == "banded":
-        low = tl.maximum(window_start(p, keys, WIDTH, GLOBALS, CAUSAL), 0)
-        high = window_start(p_last, keys, WIDTH, GLOBALS, CAUSAL) + WIDTH
-    if KIND == "block_local":
-        low = tl.maximum(p, 0) // WIDTH * WIDTH
-        high = (tl.maximum(p_last, 0) // WIDTH + 1) * WIDTH
-    if CAUSAL:
+    if PATTERN.kind == "banded":
+        low = tl.maximum(window_start(p, keys, PATTERN.width, PATTERN.globals, PATTERN.causal), 0)
+        high = window_start(p_last, keys, PATTERN.width, PATTERN.globals, PATTERN.causal) + PATTERN.width
+    if PATTERN.kind == "block_local":
+        low = tl.maximum(p, 0) // PATTERN.width * PATTERN.width
+        high = (tl.maximum(p_last, 0) // PATTERN.width + 1) * PATTERN.width
+    if PATTERN.causal:
         high = tl.minimum(high, p_last + 1)
-    border = tl.maximum(keys - GLOBALS, 0)
-    sees_all = (p_last >= border) & (GLOBALS > 0)
+    first_global = tl.maximum(keys - PATTERN.globals, 0)
+    sees_all = (p_last >= first_global) & (PATTERN.globals > 0)
     low, high = tl.where(sees_all, 0, low), tl.where(sees_all, keys, high)
-    start, end = low // KEYS, tl.cdiv(tl.maximum(tl.minimum(high, limit), 0), KEYS)
+    start, end = low // BLOCK_N, tl.cdiv(tl.maximum(tl.minimum(high, valid), 0), BLOCK_N)
     end = tl.maximum(start, end)
-    shared_end = tl.cdiv(tl.maximum(limit, 0), KEYS) if GLOBALS > 0 else end
-    return start, end, tl.maximum(end, border // KEYS), tl.maximum(end, shared_end)
+    global_end = tl.cdiv(tl.maximum(valid, 0), BLOCK_N) if PATTERN.globals > 0 else end
+    return start, end, tl.maximum(end, first_global // BLOCK_N), tl.maximum(end, global_end)
 
 
 @triton.jit
-def query_tiles(
-    first, last, queries, keys, limit,
-    QUERIES: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, GLOBALS: tl.constexpr, CAUSAL: tl.constexpr,
-    RAGGED: tl.constexpr,
+def query_tile_ranges(
+    first, last, problem, valid, BLOCK_M: tl.constexpr, PATTERN: tl.constexpr, RAGGED: tl.constexpr
 ):  # fmt: skip
-    """Tiles of queries that may see the keys first .. last, as two ranges likewise."""
+    """Query tiles that may see the keys first .. last, as two ranges like those of `key_tile_ranges`."""
+    queries, keys = problem.queries, problem.keys
     shift = keys - queries
     if RAGGED:
-        queries = tl.minimum(queries, limit)
+        queries = tl.minimum(queries, valid)
     low, high = first * 0, first * 0 + queries
-    if KIND == "banded":
-        low, high = first - WIDTH - shift, last + WIDTH + 1 - shift
-        if not CAUSAL:  # queries before the first key, where they are more than keys, share its window
-            low = tl.where(first < WIDTH, 0, low)
-    if KIND == "block_local":
-        low, high = first // WIDTH * WIDTH - shift, (last // WIDTH + 1) * WIDTH - shift
-    if CAUSAL:
+    if PATTERN.kind == "banded":
+        low, high = first - PATTERN.width - shift, last + PATTERN.width + 1 - shift
+        if not PATTERN.causal:  # with more queries than keys, queries before the first key share its window
+            low = tl.where(first < PATTERN.width, 0, low)
+    if PATTERN.kind == "block_local":
+        low = first // PATTERN.width * PATTERN.width - shift
+        high = (last // PATTERN.width + 1) * PATTERN.width - shift
+    if PATTERN.causal:
         low = tl.maximum(low, first - shift)
-    border = tl.maximum(keys - GLOBALS, 0)
-    seen_by_all = (last >= border) & (GLOBALS > 0)
+    first_global = tl.maximum(keys - PATTERN.globals, 0)
+    seen_by_all = (last >= first_global) & (PATTERN.globals > 0)
     low, high = tl.where(seen_by_all, 0, low), tl.where(seen_by_all, queries, high)
-    high = tl.where(first < limit, tl.minimum(high, queries), 0)
-    start, end = tl.maximum(low, 0) // QUERIES, tl.cdiv(tl.maximum(high, 0), QUERIES)
+    high = tl.where(first < valid, tl.minimum(high, queries), 0)
+    start, end = tl.maximum(low, 0) // BLOCK_M, tl.cdiv(tl.maximum(high, 0), BLOCK_M)
     end = tl.maximum(start, end)
-    everyone = tl.where(first < limit, tl.cdiv(queries, QUERIES), 0)
-    global_end = everyone if GLOBALS > 0 else end
-    return start, end, tl.maximum(end, tl.maximum(border - shift, 0) // QUERIES), tl.maximum(end, global_end)
+    all_tiles = tl.where(first < valid, tl.cdiv(queries, BLOCK_M), 0)
+    global_end = all_tiles if PATTERN.globals > 0 else end
+    return start, end, tl.maximum(end, tl.maximum(first_global - shift, 0) // BLOCK_M), tl.maximum(end, global_end)
 
 
 @triton.jit
-def tiles_in(start, end, second, second_end):
+def count_tiles(ranges):
     """How many tiles two ranges hold."""
-    return end - start + tl.maximum(second_end - second, 0)
+    return ranges[1] - ranges[0] + tl.maximum(ranges[3] - ranges[2], 0)
 
 
 @triton.jit
-def tile_at(t, start, end, second):
+def tile_at(t, ranges):
     """The t-th tile of two ranges."""
-    return tl.where(t < end - start, start + t, second + t - (end - start))
+    return tl.where(t < ranges[1] - ranges[0], ranges[0] + t, ranges[2] + t - (ranges[1] - ranges[0]))
 
 
 @triton.jit
-def hashes_of(dropout, n, sizes, i):
-    """The hash of each query's row, from which its dropout bits come; nobody looks at it without dropout."""
+def dropout_hashes(problem, i):
+    """The hash of each query's row id, from which its dropout bits come; unused without dropout."""
     hashes = i
+    dropout = problem.dropout
     if dropout is not None:
-        seed = tl.load(start_of(dropout, n, sizes))
-        hashes = row_hash(seed, (offset(n, sizes, dropout, LEAD + len(sizes)).to(tl.int32) + i) & 0x7FFFFFFF)
+        seed = tl.load(base_pointer(dropout, problem))
+        row_id = lead_offset(problem, dropout, LEAD + len(problem.sizes)).to(tl.int32) + i
+        hashes = row_hash(seed, row_id & 0x7FFFFFFF)
     return hashes
 
 
 @triton.jit
-def drop(weights, hashes, j, dropout, factor=1.0):
-    """Weights times a number, with some dropped and the rest scaled up."""
-    return weights * thinned(kept_factor(dropout) * factor, hashes, j, dropout)
+def apply_dropout(weights, hashes, j, dropout, factor=1.0):
+    """factor * dropout(weights): some weights are dropped, the rest scaled up."""
+    return weights * apply_dropout_mask(dropout_factor(dropout) * factor, hashes, j, dropout)
 
 
 @triton.jit
-def thinned(x, hashes, j, dropout):
-    """Something of each pair, zero where its weight is dropped."""
+def apply_dropout_mask(x, hashes, j, dropout):
+    """x, zero for pairs whose weight is dropped."""
     if dropout is not None:
         x = tl.where(survives(hashes, j, dropout.threshold), x, 0.0)
     return x
 
 
 @triton.jit
-def kept_factor(dropout):
-    """What dropout multiplies the rest by."""
+def dropout_factor(dropout):
+    """The factor by which dropout scales up what it keeps."""
     factor = 1.0
     if dropout is not None:
         factor = dropout.factor
