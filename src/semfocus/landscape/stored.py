@@ -22,7 +22,7 @@ import numpy as np
 
 from semfocus.errors import CorruptData
 from semfocus.store import RunDirectory
-from semfocus.store.atomic import refusals
+from semfocus.store.atomic import storage_errors
 from semfocus.store.measurements import (
     ARRAYS,
     FOLDER,
@@ -150,5 +150,5 @@ def _write(run: RunDirectory, name: str, payload: Mapping[str, Any], arrays: Map
 
 def _discard(run: RunDirectory, name: str) -> None:
     path = run.path / FOLDER / f"{name}{ARRAYS}"
-    with refusals(path):
+    with storage_errors(path):
         path.unlink(missing_ok=True)
