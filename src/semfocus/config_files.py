@@ -1,4 +1,4 @@
-"""Configurations from outside: files, `--set` overrides and plain dictionaries become a RunConfig, or a clear error.
+"""Reading a RunConfig from a file, a dictionary and `--set` overrides.
 
     parse_config(apply_overrides(read_config("run.toml"), ["training.lr=0.3"]))
 
@@ -7,7 +7,7 @@
     [attention]                        training: {lr: 1e-1}
     mechanism = "topk:5"
 
-A file is data: texts, numbers, true and false, lists and tables of them. Nothing in it is imported, run or expanded.
+A file is plain data: strings, numbers, booleans, lists and tables. Nothing in it is imported, executed or expanded.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 MAX_BYTES = 2**14
 MAX_DEPTH = 8
 SUFFIXES = (".toml", ".yaml", ".yml")
-ELSEWHERE = {"learning_rate": "training.lr", "layers": "model.blocks", "k": "attention.mechanism"}  # as others call it
+ALIASES = {"learning_rate": "training.lr", "layers": "model.blocks", "k": "attention.mechanism"}  # names used elsewhere
 
 
 def read_config(path: Path | str) -> dict[str, Any]:
-    """The content of a TOML or YAML file, as plain data."""
+    """Return the content of a TOML or YAML file as plain data."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{path} is not a configuration file: its name must end in {', '.join(SUFFIXES)}")
@@ -54,7 +54,7 @@ def read_config(path: Path | str) -> dict[str, Any]:
         value = tomllib.loads(text) if path.suffix.lower() == ".toml" else _read_yaml(text)
     except RecursionError:
         raise UsageError(f"{path} is nested deeper than {MAX_DEPTH} levels") from None
-    except ValueError as error:  # also what is not UTF-8, and TOML's own errors
+    except ValueError as error:  # includes decoding errors of UTF-8 and TOML
         raise UsageError(f"{path}: {error}") from None
     if not isinstance(value, dict):
         raise UsageError(f"{path} must hold a table of fields such as task and training, not {reprlib.repr(value)}")
@@ -65,7 +65,7 @@ def read_config(path: Path | str) -> dict[str, Any]:
 
 
 def apply_overrides(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of `config` with changes such as "training.lr=0.3"; values are JSON, or else plain texts."""
+    """Return a copy of `config` with overrides such as "training.lr=0.3"; values are JSON, otherwise strings."""
     changed = copy.deepcopy(dict(config))
     for text in overrides:
         name, equals, value = text.partition("=")
@@ -76,22 +76,22 @@ def apply_overrides(config: Mapping[str, Any], overrides: Sequence[str]) -> dict
         for depth, part in enumerate(parts[:-1], start=1):
             section = section.setdefault(part, {})
             if not isinstance(section, dict):
-                holder = ".".join(parts[:depth])
-                raise UsageError(f"override {text!r}: {holder} = {reprlib.repr(section)} is a value, not a section")
-        section[parts[-1]] = _value(value.strip(), text)
+                name = ".".join(parts[:depth])
+                raise UsageError(f"override {text!r}: {name} = {reprlib.repr(section)} is a value, not a section")
+        section[parts[-1]] = _parse_value(value.strip(), text)
     return changed
 
 
 def parse_config(config: Mapping[str, Any]) -> RunConfig:
-    """The run that plain data describe; otherwise a UsageError with every field that is wrong, its value and a fix."""
+    """Return the RunConfig of plain data; raise a UsageError that names every invalid field, its value and a fix."""
     try:
         return RunConfig.model_validate(dict(config))
     except ValidationError as error:
-        raise UsageError("; ".join(_explained(problem) for problem in error.errors())) from None
+        raise UsageError("; ".join(_explain(problem) for problem in error.errors())) from None
 
 
 def _read_yaml(text: str) -> Any:
-    """YAML's plain values, by a loader that knows no tags. Looked through for tags, aliases and depth before that."""
+    """Return the plain values of YAML. Tags, aliases and depth are checked on the events, before anything is built."""
     import yaml
 
     loader = _yaml_loader()
@@ -113,17 +113,17 @@ def _read_yaml(text: str) -> Any:
 
 
 def _yaml_loader() -> type[yaml.SafeLoader]:
-    """YAML 1.2's few plain types: in 1.1, `1e-3` is a text, `no` is false, `12:30` a number and a date is a date."""
+    """Return a loader of YAML 1.2's plain types: in YAML 1.1 `1e-3` is a string, `no` false and `12:30` a number."""
     import yaml
 
     class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers: dict[str, Any] = {}
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            made = super().construct_mapping(node, deep=deep)
-            if len(made) < len(node.value):
+            mapping = super().construct_mapping(node, deep=deep)
+            if len(mapping) < len(node.value):
                 raise ValueError(f"line {node.start_mark.line + 1}: a key appears twice in one section")
-            return made
+            return mapping
 
     for tag, pattern, first in (
         ("null", r"null|Null|NULL|~|", [*"nN~", ""]),
@@ -144,7 +144,7 @@ def _line(event: yaml.Event) -> int:
 
 
 def _problem(value: Any) -> str | None:
-    """Why `value` is not a modest tree of plain data; None when it is. Not recursive: it may be deep."""
+    """Return why `value` is not a shallow tree of plain data; None when it is. Iterative: it may be deep."""
     waiting = [(value, "", 1)]
     while waiting:
         item, name, depth = waiting.pop()
@@ -162,7 +162,7 @@ def _problem(value: Any) -> str | None:
     return None
 
 
-def _value(text: str, override: str) -> Any:
+def _parse_value(text: str, override: str) -> Any:
     try:
         value = json.loads(text)
     except RecursionError:
@@ -175,13 +175,13 @@ def _value(text: str, override: str) -> Any:
     return value
 
 
-def _explained(problem: ErrorDetails) -> str:
-    """One of pydantic's findings, in the words of this project: field, value, what would be right."""
-    place = [str(part) for part in problem["loc"]]
-    name, value = ".".join(place), reprlib.repr(problem["input"])
+def _explain(problem: ErrorDetails) -> str:
+    """Return an error of pydantic as field, value and fix."""
+    path = [str(part) for part in problem["loc"]]
+    name, value = ".".join(path), reprlib.repr(problem["input"])
     kind = problem["type"]
     if kind == "extra_forbidden":
-        return _unknown_key(place)
+        return _unknown_key(path)
     if kind == "missing":
         return f"{name} is missing; give it a value"
     if kind in ("model_type", "dict_type"):
@@ -192,20 +192,20 @@ def _explained(problem: ErrorDetails) -> str:
     return f"{name} = {value}: {problem['msg'].replace('Input should be', 'must be')}"
 
 
-def _unknown_key(place: list[str]) -> str:
-    *section, leaf = place
+def _unknown_key(path: list[str]) -> str:
+    *section, leaf = path
     fields = dict(_fields(RunConfig))
     siblings = [name for name, parent in fields.items() if parent == ".".join(section)]
-    near = difflib.get_close_matches(leaf, [name.rpartition(".")[2] for name in siblings], n=1, cutoff=0.5)
-    guesses = [name for name in siblings if name.rpartition(".")[2] in near]
+    nearest = difflib.get_close_matches(leaf, [name.rpartition(".")[2] for name in siblings], n=1, cutoff=0.5)
+    guesses = [name for name in siblings if name.rpartition(".")[2] in nearest]
     guesses += [name for name in fields if name.rpartition(".")[2] == leaf]
-    guesses += [ELSEWHERE[leaf]] if leaf in ELSEWHERE else []
+    guesses += [ALIASES[leaf]] if leaf in ALIASES else []
     guess = f"; did you mean {guesses[0]!r}?" if guesses else ";"
-    return f"unknown key {'.'.join(place)!r}{guess} known: {', '.join(siblings)}"
+    return f"unknown key {'.'.join(path)!r}{guess} known: {', '.join(siblings)}"
 
 
 def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted name, dotted name of its section) of every field there is."""
+    """Yield (dotted name, dotted name of its section) of every field."""
     for name, field in model.model_fields.items():
         dotted = f"{prefix}.{name}" if prefix else name
         yield dotted, prefix

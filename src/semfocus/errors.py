@@ -1,4 +1,4 @@
-"""The few errors a user can meet. Each message names the field, the value and what would be right."""
+"""The errors that semfocus raises. Each message names the field, its value and the fix."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 
 class SemfocusError(Exception):
-    """Base of every error raised on purpose; `exit_code` is what the command line returns for it."""
+    """Base of all errors; `exit_code` is the exit code of the command line."""
 
     exit_code = 1
 
 
 class UsageError(SemfocusError, ValueError):
-    """A configuration, argument or input that cannot be meant."""
+    """A configuration, argument or input is invalid."""
 
     exit_code = 2
 
 
 class DataError(UsageError):
-    """A user's data file or array that cannot be read as a task."""
+    """A data file or array cannot be read as a task."""
 
 
 class MissingExtra(SemfocusError, ImportError):
-    """A feature whose optional dependency is not installed."""
+    """A feature needs an optional dependency that is not installed."""
 
     exit_code = 2
 
@@ -34,47 +34,47 @@ class MissingExtra(SemfocusError, ImportError):
 
 
 class OtherFormat(UsageError):
-    """A run written in a format that this version of semfocus does not read."""
+    """A run has a format that this version of semfocus does not read."""
 
 
 class Diverged(SemfocusError):
-    """A loss or gradient that is not finite."""
+    """A loss or gradient is not finite."""
 
     exit_code = 3
 
 
 class Locked(SemfocusError):
-    """Another process works on this; the message names it."""
+    """Another process holds the lock of a run; the message names it."""
 
     exit_code = 4
 
 
 class CorruptData(SemfocusError):
-    """Something saved earlier is damaged and nothing intact is left to fall back on."""
+    """A saved file is damaged, and no intact one can replace it."""
 
     exit_code = 5
 
 
 class StorageError(SemfocusError, OSError):
-    """The file system refused: full, read-only, gone."""
+    """The file system refuses to write: it is full, read-only or gone."""
 
     exit_code = 6
 
 
 def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> UsageError:
-    """An error for a name that is not in a registry, with the nearest one and all the known ones.
+    """Return an error for a name that is not registered, with the nearest and all known names.
 
     >>> str(unknown("task", "partiy", ["parity", "listops"]))
     "unknown task 'partiy'; did you mean 'parity'? known: listops, parity"
     """
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    guess = f"; did you mean {near[0]!r}?" if near else ";"
+    nearest = difflib.get_close_matches(str(name), names, n=1)
+    guess = f"; did you mean {nearest[0]!r}?" if nearest else ";"
     return UsageError(f"unknown {kind} {name!r}{guess} known: {', '.join(names) or 'none'}{hint}")
 
 
 def check_int(name: str, value: Any, at_least: int | None = None, at_most: int | None = None) -> int:
-    """`value` as an int, or an error that names it: booleans, floats and texts are not whole numbers here."""
+    """Return `value` as an int within the limits; otherwise raise a UsageError that names it. Booleans are refused."""
     try:
         if isinstance(value, bool):
             raise TypeError

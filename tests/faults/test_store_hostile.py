@@ -1,55 +1,33 @@
-"""What comes from a stranger gives typed errors in bounded memory, and has no effects."""
+"""Untrusted files give typed errors in bounded memory, and have no effects."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
 import pickle
 import tracemalloc
 import unicodedata
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from semfocus.errors import CorruptData, UsageError
-from semfocus.store import RunDirectory, RunStore, checkpoints, locks, tensors
+from semfocus.store import RunStore, tensors
 from semfocus.store.tensors import Mismatch
-from tests.store.helpers import CONFIG, RUN, filled, new_run, state
-
-
-class _Bomb:
-    def __init__(self, place: Path) -> None:
-        self.place = place
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return os.mkdir, (str(self.place),)
-
-
-def _plant(run: RunDirectory, data: bytes, step: int = 4) -> Path:
-    """Put `data` in the place of a checkpoint's tensors, under a manifest that vouches for it."""
-    directory = run.path / "checkpoints" / str(step)
-    files = {"state.safetensors": {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
-    body = {"format": 1, "step": step, "meta": {}, "keep": False, "files": files, "logs": {}}
-    directory.mkdir(exist_ok=True)
-    (directory / "state.safetensors").write_bytes(data)
-    (directory / "manifest.json").write_bytes(checkpoints._sealed(body))
-    return directory
+from tests.store.helpers import CONFIG, RUN, Bomb, filled, new_run, plant, state
 
 
 def test_a_pickle_in_the_place_of_the_tensors_is_refused_unread(tmp_path: Path) -> None:
     run = new_run(tmp_path / "runs")
-    for data in (pickle.dumps(_Bomb(tmp_path / "exploded")), _torch_saved(_Bomb(tmp_path / "exploded"), tmp_path)):
-        _plant(run, data)
+    for data in (pickle.dumps(Bomb(tmp_path / "exploded")), _torch_saved(Bomb(tmp_path / "exploded"), tmp_path)):
+        plant(run, data)
         with pytest.raises(CorruptData, match="not a safetensors file"):
             run.load_checkpoint()
     assert not (tmp_path / "exploded").exists()
-    pickle.loads(pickle.dumps(_Bomb(tmp_path / "exploded")))  # noqa: S301
-    assert (tmp_path / "exploded").exists(), "the bomb of this test is a dud"
+    pickle.loads(pickle.dumps(Bomb(tmp_path / "exploded")))  # noqa: S301
+    assert (tmp_path / "exploded").exists(), "the bomb of this test does not work"
 
 
 def _torch_saved(value: object, tmp_path: Path) -> bytes:
@@ -108,14 +86,14 @@ CRAFTED: dict[str, bytes] = {
 @pytest.mark.parametrize("data", CRAFTED.values(), ids=CRAFTED)
 def test_crafted_tensors_give_a_typed_error_and_take_little_memory(tmp_path: Path, data: bytes) -> None:
     run = new_run(tmp_path)
-    _plant(run, data)
+    plant(run, data)
     tracemalloc.start()
     with pytest.raises(CorruptData, match=r"state\.safetensors"):
         run.load_checkpoint()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 40_000_000
-    with pytest.raises(CorruptData):  # by our own reading of the header, before the library sees it
+    with pytest.raises(CorruptData):  # by our own check of the header, before the library sees it
         tensors.read_header(io.BytesIO(data), len(data), "the file")
 
 
@@ -169,7 +147,7 @@ BAD_IDS = [
 def test_a_name_that_is_not_a_run_id_never_becomes_a_path(tmp_path: Path, run_id: str) -> None:
     root = tmp_path / "runs"
     store = RunStore(root)
-    new_run(tmp_path)  # what `../` would reach
+    new_run(tmp_path)  # what `../` reaches
     new_run(root, "0123456789abcdee")
     for use in (lambda: store.create_or_open(run_id, CONFIG), lambda: store.open(run_id), lambda: store.remove(run_id)):
         with pytest.raises(UsageError):
@@ -269,11 +247,3 @@ def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(run.path / "config.json")
     with pytest.raises(CorruptData, match="not a regular file"):
         run.config()
-
-
-def test_a_hostile_lock_record_cannot_name_anybody(tmp_path: Path) -> None:
-    run = new_run(tmp_path)
-    with run.lock():
-        (run.path / "lock").write_text('{"pid": 1, "host": "\\u001b[2J", "since": "x", "token": "t"}')
-        with (run.path / "lock").open() as file:
-            assert str(locks._named(locks._record(file.fileno()))) == "a process that left no name"

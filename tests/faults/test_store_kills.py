@@ -1,18 +1,17 @@
-"""A process killed at any moment leaves the previous checkpoint or the new one, and whole metrics."""
+"""A process killed at any moment leaves the previous checkpoint or the new one, and complete rows."""
 
 from __future__ import annotations
 
 import os
 import random
-import shutil
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from semfocus.store import RunDirectory, RunStore
-from tests.store.helpers import RUN, advance, assert_consistent, filled, new_run, processes, row
+from semfocus.store import RunStore
+from tests.store.helpers import RUN, advance, assert_consistent, copy_run, filled, new_run, processes, row, train_on
 from tests.store.machine import Killed, Machine
 
 
@@ -28,7 +27,7 @@ def _train_for_ever(root: Path, saved: Connection) -> None:
 
 
 def _last(received: Connection) -> int:
-    """The last step that the dead process reported as saved."""
+    """Return the last step that the killed process reported as saved."""
     step = 0
     while received.poll():
         try:
@@ -48,7 +47,7 @@ def test_kill_9_at_random_moments_never_leaves_half_a_checkpoint_or_loses_a_save
         process = context.Process(target=_train_for_ever, args=(tmp_path, saved))
         process.start()
         saved.close()
-        received.poll(20)  # it is at work
+        received.poll(20)  # until the first step is saved
         time.sleep(dice.uniform(0, 0.06))
         process.kill()
         process.join()
@@ -59,55 +58,32 @@ def test_kill_9_at_random_moments_never_leaves_half_a_checkpoint_or_loses_a_save
     assert reported > 30
 
 
-def _train_to_8(run: RunDirectory) -> None:
-    with run.lock() as writer:
-        writer.rewind(writer.load_checkpoint())
-        writer.write_status("running")
-        advance(writer, 5, 8)
-        writer.write_status("done", epochs=4)
-
-
-def _go_on_to_10(run: RunDirectory) -> None:
-    """A new process starts from whatever the dead one left, and cleans up behind it."""
-    with run.lock() as writer:
-        checkpoint = writer.load_checkpoint()
-        assert checkpoint is not None
-        writer.rewind(checkpoint)
-        assert len(writer.metrics()) == checkpoint.step
-        advance(writer, checkpoint.step + 1, 10)
-
-
-def test_death_at_every_single_change_of_the_file_system_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
-    pristine = filled(tmp_path / "pristine", last=5).path.parent
-
-    def copy(name: object) -> RunDirectory:
-        shutil.copytree(pristine, tmp_path / str(name))
-        return RunStore(tmp_path / str(name)).open(RUN)
-
-    undisturbed = copy("undisturbed")
+def test_death_at_every_change_of_the_file_system_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
+    interrupted = filled(tmp_path / "interrupted", last=5)
+    undisturbed = copy_run(interrupted, tmp_path / "undisturbed")
     with Machine() as machine:
-        _train_to_8(undisturbed)
+        train_on(undisturbed, 8)
     assert len(machine.events) > 50
-    outcomes = set()
+    steps = set()
     for call in range(1, len(machine.events) + 1):
-        run = copy(call)
+        run = copy_run(interrupted, tmp_path / str(call))
         with pytest.raises(Killed), Machine(die_at=call):
-            _train_to_8(run)
-        outcomes.add(assert_consistent(run, at_least=4))
+            train_on(run, 8)
+        steps.add(assert_consistent(run, at_least=4))
         with Machine():  # for its speed
-            _go_on_to_10(run)
+            train_on(run, 10)
         assert assert_consistent(run) == 10
         assert sorted(os.listdir(run.path / "checkpoints")) == ["10", "8"]
         names = [name for _, folders, files in os.walk(run.path) for name in folders + files]
-        assert [name for name in names if name.startswith(".")] == [], "a leftover was not swept"
-    assert outcomes == {4, 6, 8}
+        assert [name for name in names if name.startswith(".")] == [], "a leftover was not removed"
+    assert steps == {4, 6, 8}
 
 
-@pytest.mark.parametrize("corrupt", [b'{"epoch": 1, "st', b"\0\0\0\0", b'{"step": 9}', b"\xff\xfe"])
-def test_a_torn_last_line_is_not_read_and_is_replaced_by_the_next(tmp_path: Path, corrupt: bytes) -> None:
+@pytest.mark.parametrize("incomplete", [b'{"epoch": 1, "st', b"\0\0\0\0", b'{"step": 9}', b"\xff\xfe"])
+def test_an_incomplete_last_line_is_not_read_and_is_replaced_by_the_next(tmp_path: Path, incomplete: bytes) -> None:
     run = filled(tmp_path, last=3)
     path = run.path / "metrics.jsonl"
-    path.write_bytes(path.read_bytes() + corrupt)
+    path.write_bytes(path.read_bytes() + incomplete)
     assert run.metrics() == [row(1), row(2), row(3)]
     with run.lock() as writer:
         writer.append_metrics(row(4))

@@ -1,4 +1,4 @@
-"""One writer a run; a dead one's lock is free; a run that vanishes is noticed."""
+"""A run has one writer; the lock of a dead process is free; a run that vanishes is noticed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pytest
 
 from semfocus.errors import Locked, StorageError
 from semfocus.store import RunDirectory, RunStore, RunWriter
-from semfocus.store.locks import HeldLock
 from tests.store.helpers import RUN, advance, assert_consistent, filled, new_run, processes, row, state
+from tests.store.machine import before_call
 
 
 def _hold(root: Path, answer: Connection) -> None:
@@ -62,7 +62,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
     with _held_elsewhere(tmp_path) as process:
         process.kill()
         process.join()
-        assert str(process.pid) in (run.path / "lock").read_text(), "the dead process left its name"
+        assert str(process.pid) in (run.path / "lock").read_text(), "the dead process did not leave its name"
         assert run.holder() is None
         with run.lock() as writer:
             advance(writer, 1, 2)
@@ -84,7 +84,7 @@ def test_two_threads_cannot_hold_one_run(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     errors: list[BaseException] = []
 
-    def try_it() -> None:
+    def try_to_lock() -> None:
         try:
             with run.lock():
                 pass
@@ -92,21 +92,21 @@ def test_two_threads_cannot_hold_one_run(tmp_path: Path) -> None:
             errors.append(error)
 
     with run.lock():
-        thread = threading.Thread(target=try_it)
+        thread = threading.Thread(target=try_to_lock)
         thread.start()
         thread.join()
     assert len(errors) == 1
 
 
 class _WholeProcessLocks:
-    """flock as NFS has it: locks belong to the process, and closing any descriptor of the file drops them."""
+    """flock on NFS: locks belong to the process, and closing any descriptor of the file releases them."""
 
     def __init__(self) -> None:
         self.locked: set[tuple[int, int]] = set()
         self._close = os.close
 
     def flock(self, handle: int, operation: int) -> None:
-        self.locked.add(self._key(handle))  # never refused: a process does not conflict with itself
+        self.locked.add(self._key(handle))  # a process does not conflict with itself
 
     def close(self, handle: int) -> None:
         self.locked.discard(self._key(handle))
@@ -118,7 +118,7 @@ class _WholeProcessLocks:
         return status.st_dev, status.st_ino
 
 
-def test_looking_does_not_drop_the_lock_where_closing_a_descriptor_drops_it(tmp_path: Path) -> None:
+def test_reading_the_lock_does_not_release_it_where_closing_a_descriptor_releases_it(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     system = _WholeProcessLocks()
     with mock.patch.object(fcntl, "flock", system.flock), mock.patch.object(os, "close", system.close), run.lock():
@@ -131,23 +131,30 @@ def test_looking_does_not_drop_the_lock_where_closing_a_descriptor_drops_it(tmp_
     assert system.locked == set()
 
 
-def test_somebody_who_only_looks_does_not_make_a_lock_fail(tmp_path: Path) -> None:
+def test_a_reader_of_the_lock_does_not_make_a_writer_fail(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     with run.lock():
         pass
-    looking = os.open(run.path / "lock", os.O_RDONLY)
-    fcntl.flock(looking, fcntl.LOCK_SH)
+    reader = os.open(run.path / "lock", os.O_RDONLY)
+    fcntl.flock(reader, fcntl.LOCK_SH)
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 2:
-            os.close(looking)
+            os.close(reader)
 
     with mock.patch.object(time, "sleep", pause), run.lock() as writer:
         advance(writer, 1, 2)
     assert len(pauses) == 2
     assert min(pauses) > 0
+
+
+def test_a_lock_file_with_hostile_content_names_nobody(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    with _held_elsewhere(tmp_path):
+        (run.path / "lock").write_text('{"pid": 1, "host": "\\u001b[2J", "since": "x", "token": "t"}')
+        assert str(run.holder()) == "a process that left no name"
 
 
 def test_a_file_system_without_locks_is_refused(tmp_path: Path) -> None:
@@ -171,11 +178,11 @@ def test_a_writer_whose_lock_was_taken_over_writes_nothing_more(tmp_path: Path) 
             writer.save_checkpoint(2, state(2), {})
     assert run.metrics() == [row(1)]
     assert run.checkpoint_steps() == []
-    assert "elsewhere" in (run.path / "lock").read_text(), "the new holder's name was wiped"
+    assert "elsewhere" in (run.path / "lock").read_text(), "the new holder's name was erased"
 
 
 def _fork_and_report(root: Path, answer: Connection) -> None:
-    """Fork while holding the lock, then end; the child lives on."""
+    """Fork while holding the lock, then end; the child stays alive."""
     with RunStore(root).open(RUN).lock() as writer:
         if os.fork() == 0:
             try:
@@ -223,23 +230,22 @@ def test_a_run_deleted_while_it_trains_is_named_and_not_made_again(
     assert not run.path.exists()
 
 
-@pytest.mark.parametrize("write", [WRITES["metrics"], WRITES["status"], WRITES["checkpoint"]])
-def test_a_run_that_vanishes_between_the_look_and_the_write_is_named_too(
-    tmp_path: Path, write: Callable[[RunWriter], None]
-) -> None:
-    run, look = filled(tmp_path / "runs"), HeldLock.check
+@pytest.mark.parametrize("name", ["metrics", "status", "checkpoint"])
+def test_a_run_that_vanishes_between_the_check_and_the_write_is_named_too(tmp_path: Path, name: str) -> None:
+    run = filled(tmp_path / "runs")
+    first_change = (
+        ("mkdir", ".tmp-") if name == "checkpoint" else ("open", "metrics.jsonl" if name == "metrics" else ".tmp-")
+    )
 
-    def look_and_lose(held: HeldLock) -> None:
-        look(held)
-        if run.path.exists():
-            run.path.rename(tmp_path / "elsewhere")
+    def lose() -> None:
+        run.path.rename(tmp_path / "elsewhere")
 
     with (
         run.lock() as writer,
-        mock.patch.object(HeldLock, "check", look_and_lose),
+        before_call(first_change[0], lose, path=first_change[1]),
         pytest.raises(StorageError, match=f"{run.path} was deleted or moved"),
     ):
-        write(writer)
+        WRITES[name](writer)
     assert not run.path.exists()
 
 
@@ -269,7 +275,7 @@ def test_a_part_of_a_run_deleted_while_it_trains_is_named(tmp_path: Path, missin
     assert not (run.path / missing).exists()
 
 
-def test_a_log_changed_behind_the_writers_back_is_not_written_to(tmp_path: Path) -> None:
+def test_a_log_that_another_program_changed_is_not_written_to(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     with run.lock() as writer:
         writer.append_metrics(row(1))

@@ -1,21 +1,31 @@
-"""A full disk and a read-only directory are named, and what was saved before stays usable."""
+"""A full disk and a read-only directory are errors that name the path; what was saved before stays usable."""
 
 from __future__ import annotations
 
 import os
 import resource
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from semfocus.errors import StorageError
-from semfocus.store import RunDirectory, RunStore
-from tests.store.helpers import CONFIG, RUN, advance, assert_consistent, filled, new_run, processes, row, state
-from tests.store.machine import Machine
+from semfocus.store import RunStore
+from tests.store.helpers import (
+    CONFIG,
+    RUN,
+    assert_consistent,
+    copy_run,
+    filled,
+    new_run,
+    processes,
+    row,
+    state,
+    train_on,
+)
+from tests.store.machine import Machine, directory_for_everybody, give_up_superuser, set_mode
 
 
 @contextmanager
@@ -42,7 +52,7 @@ def test_a_checkpoint_that_does_not_fit_is_an_error_and_the_last_one_loads(tmp_p
     assert assert_consistent(run) == 6
 
 
-def test_a_row_that_fits_in_part_is_taken_back_whole(tmp_path: Path) -> None:
+def test_a_row_that_fits_only_in_part_is_removed_completely(tmp_path: Path) -> None:
     run = filled(tmp_path, last=3)
     size = (run.path / "metrics.jsonl").stat().st_size
     with run.lock() as writer:
@@ -53,61 +63,26 @@ def test_a_row_that_fits_in_part_is_taken_back_whole(tmp_path: Path) -> None:
     assert run.metrics() == [row(step) for step in (1, 2, 3, 4)]
 
 
-def _train(run: RunDirectory) -> None:
-    with run.lock() as writer:
-        writer.rewind(writer.load_checkpoint())
-        advance(writer, 5, 6)
-        writer.write_status("done")
-
-
 def test_a_disk_that_is_full_at_any_one_call_costs_nothing_that_was_saved(tmp_path: Path) -> None:
-    pristine = filled(tmp_path / "pristine", last=4).path.parent
-
-    def copy(name: object) -> RunDirectory:
-        shutil.copytree(pristine, tmp_path / str(name))
-        return RunStore(tmp_path / str(name)).open(RUN)
-
-    undisturbed = copy("undisturbed")
+    interrupted = filled(tmp_path / "interrupted", last=4)
+    undisturbed = copy_run(interrupted, tmp_path / "undisturbed")
     with Machine() as machine:
-        _train(undisturbed)
-    takes_space = [
-        i for i, name in enumerate(machine.names(), 1) if name in ("write", "pwrite", "fsync", "mkdir", "open")
-    ]
-    assert len(takes_space) > 20
-    for call in takes_space:
-        run = copy(call)
+        train_on(undisturbed, 6)
+    calls = machine.calls_taking_space()
+    assert len(calls) > 20
+    for call in calls:
+        run = copy_run(interrupted, tmp_path / str(call))
         with Machine(full_at=call), pytest.raises(StorageError, match="No space left") as caught:
-            _train(run)
+            train_on(run, 6)
         assert caught.value.exit_code == 6
         assert assert_consistent(run, at_least=4) in (4, 6)
         with Machine():
-            _train_on(run)
+            train_on(run, 8)
         assert assert_consistent(run) == 8
 
 
-def _train_on(run: RunDirectory) -> None:
-    with run.lock() as writer:
-        checkpoint = writer.load_checkpoint()
-        writer.rewind(checkpoint)
-        advance(writer, checkpoint.step + 1, 8)
-
-
-@pytest.fixture
-def world_readable() -> Iterator[Path]:
-    """pytest's own folders are closed to other users, and a superuser may write anywhere: so a place of our own."""
-    place = Path(tempfile.mkdtemp())
-    place.chmod(0o777)
-    yield place
-    for folder in (place, *place.rglob("*")):
-        if folder.is_dir():
-            folder.chmod(0o777)
-    shutil.rmtree(place)
-
-
-def _as_a_user_without_rights(root: Path, what: str, answer: object) -> None:
-    if os.getuid() == 0:
-        os.setgid(65534)
-        os.setuid(65534)
+def _use_without_rights(root: Path, what: str, answer: Connection) -> None:
+    give_up_superuser()
     try:
         if what == "create":
             RunStore(root).create_or_open("fedcba9876543210", CONFIG)
@@ -120,19 +95,19 @@ def _as_a_user_without_rights(root: Path, what: str, answer: object) -> None:
 
 
 @pytest.mark.parametrize("what", ["create", "lock", "lock again"])
-def test_a_read_only_directory_is_refused_before_any_work(world_readable: Path, what: str) -> None:
-    run = new_run(world_readable)
-    if what == "lock again":  # the lock file can be opened, but nothing can be added
-        with run.lock():
-            (run.path / "lock").chmod(0o666)
-    for folder in (world_readable, run.path, run.path / "checkpoints"):
-        folder.chmod(0o555)
-    context = processes()
-    received, answer = context.Pipe(duplex=False)
-    process = context.Process(target=_as_a_user_without_rights, args=(world_readable, what, answer))
-    process.start()
-    message, code = received.recv()
-    process.join()
+def test_a_read_only_directory_is_refused_before_any_work(what: str) -> None:
+    with directory_for_everybody() as root:
+        run = new_run(root)
+        if what == "lock again":  # the lock file can be opened, but no file can be added
+            with run.lock():
+                (run.path / "lock").chmod(0o666)
+        set_mode(root, 0o555)
+        context = processes()
+        received, answer = context.Pipe(duplex=False)
+        process = context.Process(target=_use_without_rights, args=(root, what, answer))
+        process.start()
+        message, code = received.recv()
+        process.join()
     assert "cannot write" in message
-    assert str(world_readable) in message
+    assert str(root) in message
     assert code == 6

@@ -1,4 +1,4 @@
-"""Rows 19 and 20: a member whose numbers are not finite stops before its update; its siblings do not notice."""
+"""A member with a loss or gradient that is not finite stops before its update; its siblings are undisturbed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from semfocus.execution import train
 from semfocus.training import step
-from semfocus.training.cohort import Cohort
 from semfocus.training.step import TrainStep
 from tests.training.helpers import begin, runtime, states, tensors, tiny, trained
 
@@ -19,7 +18,7 @@ CONFIGS = [tiny(seed, "topk:3", optimizer="adam", lr=0.01) for seed in (1, 2, 3)
 
 
 def _spoil(kind: str, member: int, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on the loss, or only the gradient, of this member is not finite at step `at`."""
+    """Make the loss, or only the gradient, of this member not finite at step `at`."""
     real = step.forward
     calls = iter(range(1000))
 
@@ -39,60 +38,58 @@ def _spoil(kind: str, member: int, at: int, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(step, "forward", forward)
 
 
-def _steps(cohort: Cohort, count: int) -> list[Tensor]:
-    stepper = TrainStep(cohort)
-    stepper.begin_epoch(0, 0)
-    seen = []
+def _steps(train_step: TrainStep, count: int) -> list[Tensor]:
+    """Make this many steps; return the parameters after each. (E, P)"""
+    train_step.begin_epoch(0, 0)
+    parameters = []
     for _ in range(count):
-        stepper.run(1)
-        seen.append(cohort.parameters.clone())
-    return seen
+        train_step.run(1)
+        parameters.append(train_step.cohort.parameters.clone())
+    return parameters
 
 
 @pytest.mark.parametrize("kind", ["nan loss", "infinite loss", "gradient"])
 def test_a_member_stops_before_the_update_and_its_siblings_are_the_same_to_the_bit(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Rows 19 and 20."""
     undisturbed = begin(CONFIGS)
-    expected = _steps(undisturbed, 5)
+    expected = _steps(TrainStep(undisturbed), 5)
     _spoil(kind, member=1, at=2, monkeypatch=monkeypatch)
     cohort = begin(CONFIGS)
-    found = _steps(cohort, 5)
+    parameters = _steps(TrainStep(cohort), 5)
     assert cohort.alive.tolist() == [True, False, True]
     assert cohort.died_at.tolist() == [-1, 2, -1]
-    assert torch.equal(found[1], expected[1])
-    for after in found[2:]:
-        assert torch.equal(after[1], found[1][1])  # as it was before the step, although later steps were sound
+    assert torch.equal(parameters[1], expected[1])
+    for after in parameters[2:]:
+        assert torch.equal(after[1], parameters[1][1])  # as before the step, although later steps are finite
     assert not torch.equal(expected[2][1], expected[1][1])
     for sibling in (0, 2):
-        assert torch.equal(found[4][sibling], expected[4][sibling])
-        for name, rows in cohort.moments.items():
-            assert torch.equal(rows[sibling], undisturbed.moments[name][sibling])
-    assert all(rows.isfinite().all() for rows in cohort.moments.values())
+        assert torch.equal(parameters[4][sibling], expected[4][sibling])
+        for name, moments in cohort.moments.items():
+            assert torch.equal(moments[sibling], undisturbed.moments[name][sibling])
+    assert all(moments.isfinite().all() for moments in cohort.moments.values())
 
 
 def test_the_gradient_of_that_test_is_not_finite_while_its_loss_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 20: otherwise it would be row 19."""
-    seen: list[tuple[bool, bool]] = []
-    real = TrainStep._update
-
-    def update(self: TrainStep, loss: Tensor, gradients: tuple[Tensor, ...]) -> None:
-        finite = torch.stack([part[1].isfinite().all() for part in gradients]).all()
-        seen.append((bool(loss[1].isfinite()), bool(finite)))
-        real(self, loss, gradients)
-
-    monkeypatch.setattr(TrainStep, "_update", update)
+    finite: list[tuple[bool, bool]] = []
     _spoil("gradient", member=1, at=2, monkeypatch=monkeypatch)
-    _steps(begin(CONFIGS), 4)
-    assert seen == [(True, True), (True, True), (True, False), (True, True)]
+    train_step = TrainStep(begin(CONFIGS))
+    real = train_step.update
+
+    def update(loss: Tensor, gradients: tuple[Tensor, ...]) -> None:
+        gradients_finite = torch.stack([part[1].isfinite().all() for part in gradients]).all()
+        finite.append((bool(loss[1].isfinite()), bool(gradients_finite)))
+        real(loss, gradients)
+
+    train_step.update = update
+    _steps(train_step, 4)
+    assert finite == [(True, True), (True, True), (True, False), (True, True)]
 
 
 @pytest.mark.parametrize("kind", ["nan loss", "gradient"])
-def test_such_a_run_is_marked_diverged_and_the_others_go_on_to_their_ends(
+def test_such_a_run_is_marked_diverged_and_the_others_train_to_their_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Rows 19 and 20."""
     configs = [tiny(seed, "topk:3", lr=0.5) for seed in (1, 2, 3)]
     alone = [trained([config], tmp_path / "alone")[0] for config in configs]
     _spoil(kind, member=1, at=7, monkeypatch=monkeypatch)
@@ -105,13 +102,12 @@ def test_such_a_run_is_marked_diverged_and_the_others_go_on_to_their_ends(
     assert tensors(outcomes[1].run)["parameters"].isfinite().all()
     for i in (0, 2):
         assert [row["step"] for row in outcomes[i].run.metrics()] == [5, 10, 15]
-        found, expected = (tensors(run)["parameters"] for run in (outcomes[i].run, alone[i]))
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        together, expected = (tensors(run)["parameters"] for run in (outcomes[i].run, alone[i]))
+        torch.testing.assert_close(together, expected, rtol=1e-4, atol=1e-6)
     assert states(train(configs, tmp_path / "together", runtime())) == ["done", "diverged", "done"]
 
 
 def test_a_rate_far_too_large_ends_as_diverged_and_not_as_an_error(tmp_path: Path) -> None:
-    """Row 19."""
     configs = [tiny(seed, lr=lr, clip=None) for seed, lr in ((1, 0.1), (2, 1e30), (3, 1e38), (4, 0.1))]
     outcomes = train(configs, tmp_path, runtime())
     assert states(outcomes) == ["done", "diverged", "diverged", "done"]
@@ -122,7 +118,7 @@ def test_a_rate_far_too_large_ends_as_diverged_and_not_as_an_error(tmp_path: Pat
 
 
 def test_numbers_that_leave_the_finite_with_the_very_last_update_count_as_diverged(tmp_path: Path) -> None:
-    """Row 19: no further step would tell, so the last evaluation does."""
+    """No further step would tell, so the last evaluation does."""
     (outcome,) = train([tiny(1, lr=1e38, clip=None, epochs=1, batch_size=50)], tmp_path, runtime())
     assert outcome.state == "diverged"
     assert "after the last step" in outcome.run.status()["reason"]
@@ -131,6 +127,5 @@ def test_numbers_that_leave_the_finite_with_the_very_last_update_count_as_diverg
 
 
 def test_all_members_may_diverge(tmp_path: Path) -> None:
-    """Row 19."""
     outcomes = train([tiny(seed, lr=1e30, clip=None) for seed in (1, 2)], tmp_path, runtime())
     assert states(outcomes) == ["diverged", "diverged"]

@@ -1,14 +1,11 @@
-"""Rows 50 to 52 as `load` and `train` meet them: a stranger's run directory is refused, and has no effects."""
+"""`load` and `train` refuse untrusted run directories without effects."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import pickle
 import time
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +17,8 @@ from semfocus.errors import CorruptData, UsageError
 from semfocus.execution import train
 from semfocus.store import RunDirectory, checkpoints
 from semfocus.training import load
+from tests.store.helpers import Bomb, plant
 from tests.training.helpers import runtime, tensors, tiny, trained
-
-
-class _Bomb:
-    def __init__(self, place: Path) -> None:
-        self.place = place
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return os.mkdir, (str(self.place),)
 
 
 @pytest.fixture
@@ -37,30 +27,24 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def _plant(run: RunDirectory, data: bytes) -> None:
-    """Put `data` in the place of the newest tensors, under a manifest that vouches for it."""
+    """Replace the tensors of the newest checkpoint, under a valid manifest."""
     step = run.checkpoint_steps()[0]
-    body = checkpoints.read_manifest(run.path / "checkpoints", step)
-    files = {"state.safetensors": {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
-    directory = run.path / "checkpoints" / str(step)
-    (directory / "state.safetensors").write_bytes(data)
-    (directory / "manifest.json").write_bytes(checkpoints._sealed({"format": 1, **body, "files": files}))
+    plant(run, data, **checkpoints.read_manifest(run.path / "checkpoints", step))
 
 
 def test_a_pickle_is_refused_unread(run: RunDirectory, tmp_path: Path) -> None:
-    """Row 50."""
-    bomb = pickle.dumps(_Bomb(tmp_path / "exploded"))
+    bomb = pickle.dumps(Bomb(tmp_path / "exploded"))
     _plant(run, bomb)
     with pytest.raises(CorruptData, match="not a safetensors file"):
         load(run)
     path = tmp_path / "model.pt"
-    torch.save(_Bomb(tmp_path / "exploded"), path)
+    torch.save(Bomb(tmp_path / "exploded"), path)
     with pytest.raises(UsageError, match="never loaded"):
         load(path)
     assert not (tmp_path / "exploded").exists()
 
 
 def test_crafted_tensors_take_no_memory(run: RunDirectory) -> None:
-    """Row 51."""
     header = json.dumps({"parameters": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}).encode()
     overlap = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     twice = json.dumps({"parameters": overlap, "other": overlap}).encode()
@@ -75,14 +59,13 @@ def test_crafted_tensors_take_no_memory(run: RunDirectory) -> None:
 
 
 def test_tensors_of_another_model_are_refused_and_listed(run: RunDirectory, tmp_path: Path) -> None:
-    """Row 52."""
-    row = tensors(run)["parameters"]
+    parameters = tensors(run)["parameters"]
     cases = {
-        r"parameters is F32 \(3,\), not F32 \(\d+,\)": {"parameters": row[:3].clone()},
-        r"parameters is F64 \(\d+,\), not F32": {"parameters": row.double()},
-        r"parameters is I32 \(\d+,\), not F32": {"parameters": row.int()},
-        r"parameters is missing; weights is not expected": {"weights": row},
-        r"extra is not expected": {"parameters": row, "extra": torch.zeros(1)},
+        r"parameters is F32 \(3,\), not F32 \(\d+,\)": {"parameters": parameters[:3].clone()},
+        r"parameters is F64 \(\d+,\), not F32": {"parameters": parameters.double()},
+        r"parameters is I32 \(\d+,\), not F32": {"parameters": parameters.int()},
+        r"parameters is missing; weights is not expected": {"weights": parameters},
+        r"extra is not expected": {"parameters": parameters, "extra": torch.zeros(1)},
     }
     for message, values in cases.items():
         _plant(run, save(values))
@@ -119,12 +102,11 @@ def _edit_config(run: RunDirectory, section: str, **values: Any) -> None:
     ],
 )
 def test_a_config_that_describes_no_model_is_refused(run: RunDirectory, section: str, values: dict[str, Any]) -> None:
-    """Row 52."""
     _edit_config(run, section, **values)
     started = time.monotonic()
     with pytest.raises(CorruptData, match="does not describe a model"):
         load(run)
-    assert time.monotonic() - started < 5  # a billion blocks would take much longer
+    assert time.monotonic() - started < 5  # building a billion blocks takes much longer
 
 
 @pytest.mark.parametrize(
@@ -134,7 +116,6 @@ def test_a_config_that_describes_no_model_is_refused(run: RunDirectory, section:
 def test_a_config_of_a_huge_model_is_refused_before_memory_is_taken(
     run: RunDirectory, section: str, values: dict[str, Any]
 ) -> None:
-    """Row 51."""
     _edit_config(run, section, **values)
     with pytest.raises(CorruptData, match=r"other tensors than this model|does not describe a model"):
         load(run)

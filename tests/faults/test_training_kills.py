@@ -1,4 +1,4 @@
-"""Rows 1 and 6: however a training ends, the next session goes on as if nothing had happened, to the bit."""
+"""However a training ends, the next session continues it to the bit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from semfocus.execution import train
 from semfocus.training import Interrupted
 from semfocus.training.signals import listening
 from semfocus.training.step import TrainStep
+from tests.faults.steps import before_each_step
 from tests.training.helpers import assert_same_bits, exit_code, process, run_of, runtime, states, tiny, trained
 
 # Three members: one leaves after the first epoch, one after the third, one stays.
@@ -25,27 +27,21 @@ LEAVING = [tiny(seed, "topk:3", epochs=6, lr=0.3, stop_accuracy=0.55) for seed i
 ADAM = [tiny(seed, epochs=4, optimizer="adam", lr=0.01) for seed in (1, 2, 3)]
 
 
-def _at_step(step: int, act: Callable[[], None]) -> None:
-    """From now on, do this before step number `step` of a cohort, once."""
-    real = TrainStep.step
-    done = []
+def _signal_at(step: int, number: int) -> AbstractContextManager[None]:
+    """Within the block, send this signal to this process before step `step` of a cohort, once."""
+    sent = []
 
-    def wrapped(self: TrainStep) -> None:
-        if self.cohort.step == step and not done:
-            done.append(step)
-            act()
-        real(self)
+    def signal_self(train_step: TrainStep) -> None:
+        if train_step.cohort.step == step and not sent:
+            sent.append(step)
+            os.kill(os.getpid(), number)
 
-    TrainStep.step = wrapped
-
-
-def _signal_self(number: int) -> Callable[[], None]:
-    return lambda: os.kill(os.getpid(), number)
+    return before_each_step(signal_self)
 
 
 def _train_and_die(configs: list[RunConfig], out: Path, step: int, checkpoint_seconds: float) -> None:
-    _at_step(step, _signal_self(signal.SIGKILL))
-    train(configs, out, runtime(checkpoint_seconds=checkpoint_seconds))
+    with _signal_at(step, signal.SIGKILL):
+        train(configs, out, runtime(checkpoint_seconds=checkpoint_seconds))
 
 
 @pytest.mark.parametrize("checkpoint_seconds", [0, 0.03, 1000], ids=["saved often", "sometimes", "only at ends"])
@@ -53,7 +49,6 @@ def _train_and_die(configs: list[RunConfig], out: Path, step: int, checkpoint_se
 def test_after_kill_9_at_random_steps_a_resumed_run_is_identical_to_the_bit(
     tmp_path: Path, configs: list[RunConfig], checkpoint_seconds: float
 ) -> None:
-    """Row 1."""
     expected = trained(configs, tmp_path / "undisturbed")
     out = tmp_path / "killed"
     dice = random.Random(int(checkpoint_seconds * 100))
@@ -67,7 +62,7 @@ def _train(configs: list[RunConfig], out: Path) -> None:
 
 
 def test_after_kill_9_at_random_moments_a_resumed_run_is_identical_to_the_bit(tmp_path: Path) -> None:
-    """Row 1: also in the middle of saving, evaluating, writing metrics and statuses."""
+    """Also in the middle of saving, evaluating, writing metrics and statuses."""
     expected = trained(LEAVING, tmp_path / "undisturbed")
     out = tmp_path / "killed"
     dice = random.Random(5)
@@ -86,7 +81,7 @@ def test_after_kill_9_at_random_moments_a_resumed_run_is_identical_to_the_bit(tm
 
 
 def _die_at_status(configs: list[RunConfig], out: Path, state: str, written_before: int) -> None:
-    """Kill -9 when the end of a member is about to be written, after so many others."""
+    """Train until a status with this state is about to be written, after so many others; then kill the process."""
     real = os.replace
     seen = []
 
@@ -112,7 +107,7 @@ DIVERGING = [tiny(seed, lr=lr, clip=None, epochs=2) for seed, lr in ((1, 0.1), (
 def test_a_kill_between_a_member_last_checkpoint_and_its_last_status_changes_nothing(
     tmp_path: Path, configs: list[RunConfig], state: str, written_before: int
 ) -> None:
-    """Row 1: such a run is over; it must neither go on for ever nor be trained past its end."""
+    """Such a run has ended; it must neither continue for ever nor be trained past its end."""
     expected = trained(configs, tmp_path / "undisturbed")
     out = tmp_path / "killed"
     assert exit_code(_die_at_status, configs, out, state, written_before) == -signal.SIGKILL
@@ -126,18 +121,18 @@ def _die_in_announcement(configs: list[RunConfig], out: Path) -> None:
 
 
 def test_a_kill_while_the_cohort_is_announced_does_not_scatter_it(tmp_path: Path) -> None:
-    """Row 1: only some members know then whom they train with."""
+    """Only some members know then whom they train with."""
     expected = trained(ADAM, tmp_path / "undisturbed")
     assert exit_code(_die_in_announcement, ADAM, tmp_path / "killed") == -signal.SIGKILL
-    found = trained(ADAM, tmp_path / "killed")
-    assert_same_bits(found, expected)
-    assert [len(run.status()["cohort"]) for run in found] == [3, 3, 3]
+    resumed = trained(ADAM, tmp_path / "killed")
+    assert_same_bits(resumed, expected)
+    assert [len(run.status()["cohort"]) for run in resumed] == [3, 3, 3]
 
 
 def _train_until_signal(configs: list[RunConfig], out: Path, number: int, step: int) -> None:
-    _at_step(step, _signal_self(number))
     try:
-        train(configs, out, runtime())
+        with _signal_at(step, number):
+            train(configs, out, runtime())
     except Interrupted as error:
         sys.exit(error.exit_code)
 
@@ -147,7 +142,6 @@ def _train_until_signal(configs: list[RunConfig], out: Path, number: int, step: 
 def test_a_polite_signal_saves_and_exits_and_the_run_goes_on_to_the_bit(
     tmp_path: Path, configs: list[RunConfig], number: int, code: int
 ) -> None:
-    """Row 6."""
     expected = trained(configs, tmp_path / "undisturbed")
     out = tmp_path / "stopped"
     assert exit_code(_train_until_signal, configs, out, number, 7) == code
@@ -160,7 +154,6 @@ def test_a_polite_signal_saves_and_exits_and_the_run_goes_on_to_the_bit(
 
 
 def test_a_signal_in_one_cohort_leaves_the_next_untouched_until_the_next_session(tmp_path: Path) -> None:
-    """Row 6."""
     configs = [tiny(1), tiny(2, "topk:3")]
     expected = trained(configs, tmp_path / "undisturbed")
     out = tmp_path / "stopped"
@@ -170,7 +163,7 @@ def test_a_signal_in_one_cohort_leaves_the_next_untouched_until_the_next_session
 
 
 def test_a_member_that_died_before_the_signal_stays_dead_in_the_next_session(tmp_path: Path) -> None:
-    """Rows 6 and 19: whether it is alive is part of what is saved."""
+    """Whether it is alive is part of what is saved."""
     expected = trained(DIVERGING, tmp_path / "undisturbed")
     assert expected[1].status()["state"] == "diverged"
     assert expected[1].status()["step"] < 3
@@ -180,7 +173,6 @@ def test_a_member_that_died_before_the_signal_stays_dead_in_the_next_session(tmp
 
 
 def test_a_second_ctrl_c_is_obeyed_at_once_and_handlers_are_put_back() -> None:
-    """Row 6."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with listening() as request:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Rows 5, 6, 10 and 12 where cohorts train in processes of their own: whoever dies, nothing is lost."""
+"""Cohorts that train in worker processes: whichever process dies, nothing is lost."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _workers() -> list[int]:
 def _once_at(mechanism: str, step: int, act: Callable[[Progress], None], times: int = 1) -> Callable[[Progress], None]:
     done: list[int] = []
 
-    def watcher(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         own = progress.members[0].config.attention.mechanism == mechanism
         if own and len(done) < times and progress.step >= step:
             done.append(progress.step)
             act(progress)
 
-    return watcher
+    return on_progress
 
 
 def _kill_holder(progress: Progress) -> None:
@@ -44,8 +44,7 @@ def _kill_holder(progress: Progress) -> None:
         os.kill(holder.pid, signal.SIGKILL)
 
 
-def test_a_cohort_whose_process_is_killed_goes_on_to_the_bit_and_its_siblings_do_not_notice(tmp_path: Path) -> None:
-    """Rows 5 and 12."""
+def test_a_cohort_whose_process_is_killed_continues_to_the_bit_and_its_siblings_are_undisturbed(tmp_path: Path) -> None:
     expected = trained(CONFIGS, tmp_path / "undisturbed")
     out = tmp_path / "killed"
     with pytest.warns(LostProcess, match="was killed by SIGKILL; they go on from their checkpoint"):
@@ -56,7 +55,7 @@ def test_a_cohort_whose_process_is_killed_goes_on_to_the_bit_and_its_siblings_do
 
 
 def test_a_cohort_whose_process_is_killed_again_is_recorded_as_failed_and_can_be_tried_anew(tmp_path: Path) -> None:
-    """Rows 5 and 63: as when the machine runs out of memory."""
+    """As when the machine runs out of memory."""
     with pytest.warns(LostProcess):
         outcomes = train(CONFIGS, tmp_path, JOBS, _once_at("full", 5, _kill_holder, times=99))
     assert states(outcomes) == ["failed", "failed", "done", "done"]
@@ -74,7 +73,6 @@ def test_a_cohort_whose_process_is_killed_again_is_recorded_as_failed_and_can_be
 def test_a_polite_signal_makes_all_processes_save_and_stop(
     tmp_path: Path, number: signal.Signals, to_all: bool
 ) -> None:
-    """Row 6."""
 
     def interrupt(progress: Progress) -> None:
         _wait_for(lambda: all(run.checkpoint_steps() for run in runs))
@@ -93,12 +91,11 @@ def test_a_polite_signal_makes_all_processes_save_and_stop(
 
 
 def test_an_error_in_one_process_arrives_as_itself_after_the_others_have_saved(tmp_path: Path) -> None:
-    """Row 10."""
     lost = run_of(CONFIGS[0], tmp_path)
-    # In one step: its process writes to it all the while, and would trip up who deletes file by file.
-    watcher = _once_at("full", 5, lambda progress: lost.path.rename(tmp_path / "elsewhere"))
+    # Renamed in one step: its process keeps writing, which would disturb a deletion file by file.
+    move_away = _once_at("full", 5, lambda progress: lost.path.rename(tmp_path / "elsewhere"))
     with pytest.raises(StorageError, match=f"{lost.id} was (deleted|replaced)") as caught:
-        train(CONFIGS, tmp_path, JOBS, watcher)
+        train(CONFIGS, tmp_path, JOBS, move_away)
     assert caught.value.exit_code == 6
     assert _workers() == []
     assert run_of(CONFIGS[2], tmp_path).holder() is None
@@ -109,7 +106,7 @@ def _train_long(configs: list[RunConfig], out: Path) -> None:
 
 
 def test_when_the_first_process_is_killed_the_others_save_and_stop(tmp_path: Path) -> None:
-    """Row 5: nobody would tell them to go on, and nobody would hear of it."""
+    """Nothing coordinates or observes them any more."""
     started = process(_train_long, LONG, tmp_path)
     runs = [run_of(config, tmp_path) for config in LONG]
     _wait_for(lambda: all(run.path.exists() and run.checkpoint_steps() for run in runs))

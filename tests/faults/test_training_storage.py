@@ -1,4 +1,4 @@
-"""Rows 8 to 12, 15 and 17 as a training meets them: full disks, lost directories, other processes, damage."""
+"""Training on full disks, in lost or foreign directories, beside other processes, and from damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import tempfile
-from collections.abc import Iterator
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,11 +15,11 @@ import pytest
 from semfocus.config import RunConfig
 from semfocus.errors import CorruptData, StorageError, UsageError
 from semfocus.execution import train
-from semfocus.store import DamagedCheckpoint
+from semfocus.store import DamagedCheckpoint, RunDirectory
 from semfocus.training import Progress
-from semfocus.training.step import TrainStep
+from tests.faults.steps import before_each_step
 from tests.store.helpers import flip
-from tests.store.machine import Machine
+from tests.store.machine import Machine, directory_for_everybody, give_up_superuser, set_mode
 from tests.training.helpers import assert_same_bits, process, run_of, runtime, states, tensors, tiny, trained
 
 PAIR = [tiny(seed, "topk:3") for seed in (1, 2)]
@@ -31,21 +29,24 @@ class _Stop(Exception):
     pass
 
 
-def _interrupted(configs: list[RunConfig], out: Path, step: int = 10) -> None:
+def _interrupt(configs: list[RunConfig], out: Path, step: int = 10) -> RunDirectory:
+    """Train these runs up to `step`; return the first one."""
+
     def stop(progress: Progress) -> None:
         if progress.step == step:
             raise _Stop
 
     with pytest.raises(_Stop):
         train(configs, out, runtime(checkpoint_seconds=0), stop)
+    return run_of(configs[0], out)
 
 
 def test_a_full_disk_is_a_storage_error_and_the_next_session_goes_on_to_the_bit(tmp_path: Path) -> None:
-    """Row 8: at a dozen places all over a training."""
+    """At a dozen places all over a training."""
     with Machine() as machine:
         expected = trained(PAIR, tmp_path / "undisturbed", checkpoint_seconds=0)
-    takes_space = [i for i, name in enumerate(machine.names(), 1) if name in ("write", "mkdir", "fsync")]
-    for call in takes_space[5 :: len(takes_space) // 11]:
+    calls = machine.calls_taking_space()
+    for call in calls[5 :: len(calls) // 11]:
         out = tmp_path / str(call)
         with Machine(full_at=call), pytest.raises(StorageError, match="No space left") as caught:
             trained(PAIR, out, checkpoint_seconds=0)
@@ -57,53 +58,36 @@ def test_a_full_disk_is_a_storage_error_and_the_next_session_goes_on_to_the_bit(
             assert_same_bits(trained(PAIR, out), expected)
 
 
-@pytest.fixture
-def world_readable() -> Iterator[Path]:
-    """pytest's own folders are closed to other users, and a superuser may write anywhere: so a place of our own."""
-    place = Path(tempfile.mkdtemp())
-    place.chmod(0o777)
-    yield place
-    for folder in (place, *place.rglob("*")):
-        if folder.is_dir():
-            folder.chmod(0o777)
-    shutil.rmtree(place)
-
-
 def _train_without_rights(out: Path, answer: Connection) -> None:
     steps: list[int] = []
-    TrainStep.step = lambda self: steps.append(self.cohort.step)
     config = tiny(1)
-    if os.getuid() == 0:
-        os.setgid(65534)
-        os.setuid(65534)
+    give_up_superuser()
     try:
-        train([config], out, runtime())
+        with before_each_step(lambda step: steps.append(step.cohort.step)):
+            train([config], out, runtime())
         answer.send(("no error", 0, steps))
     except StorageError as error:
         answer.send((str(error), error.exit_code, steps))
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["a new run", "an interrupted run"])
-def test_a_read_only_directory_fails_before_the_first_step(world_readable: Path, known: bool) -> None:
-    """Row 9."""
-    if known:
-        _interrupted([tiny(1)], world_readable)
-    for folder in (*world_readable.rglob("*"), world_readable):
-        if folder.is_dir():
-            folder.chmod(0o555)
-    received, answer = get_context("forkserver").Pipe(duplex=False)
-    started = process(_train_without_rights, world_readable, answer)
-    message, code, steps = received.recv()
-    started.join()
+def test_a_read_only_directory_fails_before_the_first_step(known: bool) -> None:
+    with directory_for_everybody() as root:
+        if known:
+            _interrupt([tiny(1)], root)
+        set_mode(root, 0o555)
+        received, answer = get_context("forkserver").Pipe(duplex=False)
+        started = process(_train_without_rights, root, answer)
+        message, code, steps = received.recv()
+        started.join()
     assert "cannot write" in message
-    assert str(world_readable) in message
+    assert str(root) in message
     assert code == 6
     assert steps == []
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
 def test_a_run_directory_that_vanishes_is_a_named_error(tmp_path: Path, how: str) -> None:
-    """Row 10."""
     run = run_of(PAIR[1], tmp_path)
 
     def vanish(progress: Progress) -> None:
@@ -127,9 +111,8 @@ def _hold(config: RunConfig, out: Path, answer: Connection) -> None:
 
 
 def test_a_run_that_another_process_holds_is_left_to_it_and_taken_over_when_that_dies(tmp_path: Path) -> None:
-    """Rows 11 and 12."""
     configs = [tiny(1), tiny(2), tiny(3, "topk:3")]
-    _interrupted(configs[:2], tmp_path)
+    _interrupt(configs[:2], tmp_path)
     received, answer = get_context("forkserver").Pipe(duplex=False)
     holder = process(_hold, configs[0], tmp_path, answer)
     pid = received.recv()
@@ -145,21 +128,19 @@ def test_a_run_that_another_process_holds_is_left_to_it_and_taken_over_when_that
 
 
 def test_a_damaged_checkpoint_sends_the_whole_cohort_back_to_the_one_before(tmp_path: Path) -> None:
-    """Row 13: and what comes of it is identical to the bit."""
+    """And what comes of it is identical to the bit."""
     expected = trained(PAIR, tmp_path / "undisturbed")
     out = tmp_path / "damaged"
-    _interrupted(PAIR, out)
-    run = run_of(PAIR[0], out)
+    run = _interrupt(PAIR, out)
     newest = run.checkpoint_steps()[0]
     flip(run.path / "checkpoints" / str(newest) / "state.safetensors", -1)
     with pytest.warns(DamagedCheckpoint, match="set aside"):
-        found = trained(PAIR, out)
-    assert_same_bits(found, expected)
+        resumed = trained(PAIR, out)
+    assert_same_bits(resumed, expected)
 
 
 def test_when_every_checkpoint_is_damaged_nothing_is_started_again_silently(tmp_path: Path) -> None:
-    """Row 15."""
-    _interrupted(PAIR, tmp_path)
+    _interrupt(PAIR, tmp_path)
     run = run_of(PAIR[1], tmp_path)
     metrics = [run_of(config, tmp_path).metrics() for config in PAIR]
     assert len(run.checkpoint_steps()) == 2
@@ -173,36 +154,30 @@ def test_when_every_checkpoint_is_damaged_nothing_is_started_again_silently(tmp_
     assert len(list(run.path.glob("checkpoints/*/state.safetensors"))) == 2
 
 
-@pytest.mark.parametrize("meta", [{}, {"best_accuracy": "high"}], ids=["empty", "a text"])
-def test_a_checkpoint_that_does_not_say_how_it_stood_is_refused(tmp_path: Path, meta: dict[str, str]) -> None:
-    """Row 15: the sums are right, the content is a stranger's."""
+@pytest.mark.parametrize(
+    ("step", "meta", "reason"),
+    [
+        (11, {}, "does not say how it stood"),
+        (11, {"best_accuracy": "high"}, "does not say how it stood"),
+        (99, None, "step 99 of 15"),
+    ],
+    ids=["no progress", "a progress of the wrong type", "a step beyond the end"],
+)
+def test_a_checkpoint_with_valid_checksums_and_invalid_content_is_refused(
+    tmp_path: Path, step: int, meta: dict[str, str] | None, reason: str
+) -> None:
     config = tiny(1)
-    _interrupted([config], tmp_path)
-    run = run_of(config, tmp_path)
-    values = run.load_checkpoint().tensors
-    with run.lock() as writer:
-        writer.save_checkpoint(11, values, meta)
-    with pytest.raises(CorruptData, match="does not say how it stood"):
-        train([config], tmp_path, runtime())
-
-
-def test_a_checkpoint_beyond_the_end_is_refused(tmp_path: Path) -> None:
-    """Row 15."""
-    config = tiny(1)
-    _interrupted([config], tmp_path)
-    run = run_of(config, tmp_path)
+    run = _interrupt([config], tmp_path)
     checkpoint = run.load_checkpoint()
     with run.lock() as writer:
-        writer.save_checkpoint(99, checkpoint.tensors, checkpoint.meta)
-    with pytest.raises(CorruptData, match="step 99 of 15"):
+        writer.save_checkpoint(step, checkpoint.tensors, checkpoint.meta if meta is None else meta)
+    with pytest.raises(CorruptData, match=reason):
         train([config], tmp_path, runtime())
 
 
 def test_a_run_directory_with_another_config_is_refused_with_the_fields_that_differ(tmp_path: Path) -> None:
-    """Row 17."""
     config = tiny(1)
-    _interrupted([config], tmp_path)
-    run = run_of(config, tmp_path)
+    run = _interrupt([config], tmp_path)
     before = run.metrics(), run.checkpoint_steps()
     path = run.path / "config.json"
     document = json.loads(path.read_text())

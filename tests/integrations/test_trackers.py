@@ -1,9 +1,10 @@
-"""Live sinks: what a tracker was sent is read back from what it wrote, and none of them can harm a run."""
+"""Trackers write what metrics.jsonl holds, and none of them can harm a run."""
 
 from __future__ import annotations
 
 import json
 import struct
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,16 +16,16 @@ import pytest
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
 from semfocus.errors import MissingExtra, UsageError
-from semfocus.integrations.trackers import Sink, TrackerFailed, backends, parse_sink, watched
+from semfocus.integrations.trackers import Sink, TrackerFailed, parse_sink, tracking
 from semfocus.integrations.trackers.backends import Run
-from semfocus.integrations.trackers.sink import MOST_OPEN
+from semfocus.integrations.trackers.sink import MAX_OPEN_LOGS
 from semfocus.training.objective import CLASSIFICATION
 
-NAMES = (*CLASSIFICATION.columns, "lr", "epoch")
+METRICS = (*CLASSIFICATION.columns, "lr", "epoch")
 
 
 class Memory:
-    """A tracker that remembers."""
+    """A tracker that keeps its data in memory."""
 
     def __init__(self) -> None:
         self.runs: dict[str, Run] = {}
@@ -51,7 +52,7 @@ def config(mechanism: str = "topk:3", seed: int = 7, name: str = "even_pairs") -
 
 
 def member(run_id: str, step: int | None, **more: Any) -> Any:
-    values = {name: float(step or 0) for name in NAMES}
+    values = {name: float(step or 0) for name in METRICS}
     last = {} if step is None else {"step": step, "note": "x", **values}
     return SimpleNamespace(run=SimpleNamespace(id=run_id), config=config(**more), last=last)
 
@@ -60,12 +61,12 @@ def progress(*members: Any, session_steps: int = 1) -> Any:
     return SimpleNamespace(members=members, session_steps=session_steps)
 
 
-def test_each_row_is_passed_on_once_under_the_names_of_the_metrics() -> None:
+def test_each_row_is_sent_once_under_the_names_of_the_metrics() -> None:
     memory = Memory()
     sink = Sink("memory", memory)
     sink(progress(member("a", None), member("b", None), session_steps=0))
     sink(progress(member("a", 5), member("b", 5)))
-    sink(progress(member("a", 5), member("b", 5)))  # a watcher also hears in between
+    sink(progress(member("a", 5), member("b", 5)))  # a callback is also called between evaluations
     sink(progress(member("a", 10)))
     assert [(run, step) for run, step, _ in memory.rows] == [("a", 5), ("b", 5), ("a", 10)]
     assert set(memory.rows[0][2]) == {"train_loss", "train_accuracy", "heldout_loss", "heldout_accuracy", "lr", "epoch"}
@@ -73,7 +74,7 @@ def test_each_row_is_passed_on_once_under_the_names_of_the_metrics() -> None:
     assert sorted(memory.closed) == ["a", "b"]
 
 
-def test_a_resumed_run_does_not_send_its_last_row_again_and_says_where_it_stood() -> None:
+def test_a_resumed_run_does_not_send_its_last_row_again_and_says_its_step() -> None:
     memory = Memory()
     sink = Sink("memory", memory)
     sink(progress(member("a", 40), session_steps=0))
@@ -82,7 +83,7 @@ def test_a_resumed_run_does_not_send_its_last_row_again_and_says_where_it_stood(
     assert memory.runs["a"].step == 40
 
 
-def test_a_run_has_a_name_that_is_fit_for_a_folder_and_its_configuration() -> None:
+def test_a_tracker_gets_the_configuration_and_a_name_that_is_valid_for_a_folder() -> None:
     memory = Memory()
     Sink("memory", memory)(progress(member("0123456789abcdef", 1, name="even_pairs", mechanism="banded:3+1g")))
     (run,) = memory.runs.values()
@@ -120,11 +121,11 @@ def test_a_tracker_that_fails_to_close_is_a_warning_too() -> None:
 def test_logs_of_runs_that_ended_do_not_pile_up() -> None:
     memory = Memory()
     sink = Sink("memory", memory)
-    for i in range(3 * MOST_OPEN):
+    for i in range(3 * MAX_OPEN_LOGS):
         sink(progress(member(f"{i}", 1)))
-    assert len(memory.closed) == 2 * MOST_OPEN
+    assert len(memory.closed) == 2 * MAX_OPEN_LOGS
     sink.close()
-    assert sorted(memory.closed, key=int) == [str(i) for i in range(3 * MOST_OPEN)]
+    assert sorted(memory.closed, key=int) == [str(i) for i in range(3 * MAX_OPEN_LOGS)]
 
 
 @pytest.mark.parametrize("text", ["tensorbord:logs", "mlflow", "", ":logs"])
@@ -139,50 +140,48 @@ def test_a_tracker_without_a_place_is_refused(text: str) -> None:
         parse_sink(text)
 
 
-def test_a_package_that_is_missing_is_said_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ImportError(name)
+@pytest.mark.parametrize(
+    ("kind", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")]
+)
+def test_a_missing_package_is_reported_before_training(monkeypatch: pytest.MonkeyPatch, kind: str, module: str) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # makes the import fail
+    with pytest.raises(MissingExtra, match=r"semfocus\[trackers\]"):
+        parse_sink(f"{kind}:x")
 
-    monkeypatch.setattr(backends, "import_module", missing)
-    for kind in ("tensorboard", "wandb", "trackio"):
-        with pytest.raises(MissingExtra, match=r"semfocus\[trackers\]"):
-            parse_sink(f"{kind}:x")
 
-
-def test_several_trackers_and_the_board_hear_the_same_and_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second, board = Memory(), Memory(), []
-    known = {"one": lambda place: first, "two": lambda place: second}
-    monkeypatch.setattr("semfocus.integrations.trackers.sink.BACKENDS", known)
-    with suppress(KeyboardInterrupt), watched(board.append, ["one:x", "two:y"]) as watcher:
-        watcher(progress(member("a", 1)))
-        raise KeyboardInterrupt  # however training ends
+def test_several_trackers_and_the_callback_get_the_same_and_are_closed() -> None:
+    first, second, calls = Memory(), Memory(), []
+    backends = {"one": lambda destination: first, "two": lambda destination: second}
+    with suppress(KeyboardInterrupt), tracking(calls.append, ["one:x", "two:y"], backends) as on_progress:
+        on_progress(progress(member("a", 1)))
+        raise KeyboardInterrupt  # trackers are closed however training ends
     assert first.rows == second.rows
     assert first.closed == second.closed == ["a"]
-    assert len(board) == 1
+    assert len(calls) == 1
 
 
 def trained(tmp_path: Path, tracker: str) -> dict[str, list[dict[str, Any]]]:
-    """Two runs trained with a tracker listening; their rows by the runs' names."""
+    """Train two runs with a tracker; return their rows by the names of the runs."""
     from semfocus.execution import train
     from semfocus.training import Runtime
 
     configs = [config(seed=seed) for seed in (1, 2)]
-    with watched(lambda progress: None, [tracker]) as watcher:
-        outcomes = train(configs, tmp_path / "runs", Runtime(device="cpu", threads=1, compile="off"), watcher)
+    with tracking(lambda progress: None, [tracker]) as on_progress:
+        outcomes = train(configs, tmp_path / "runs", Runtime(device="cpu", threads=1, compile="off"), on_progress)
     return {f"even_pairs-topk_3-{o.config.seed}-{o.run.id[:8]}": o.run.metrics() for o in outcomes}
 
 
 def check(rows: Mapping[str, list[dict[str, Any]]], read: Callable[[str], dict[int, dict[str, float]]]) -> None:
-    """Everything in metrics.jsonl came through, step by step; trackers may keep single precision."""
+    """Assert that the tracker holds all of metrics.jsonl, step by step; it may have single precision."""
     for name, expected in rows.items():
-        found = read(name)
-        assert sorted(found) == [row["step"] for row in expected]
+        tracked = read(name)
+        assert sorted(tracked) == [row["step"] for row in expected]
         assert len(expected) == 3
         for row in expected:
-            assert found[row["step"]] == pytest.approx({metric: row[metric] for metric in NAMES}, rel=1e-6)
+            assert tracked[row["step"]] == pytest.approx({metric: row[metric] for metric in METRICS}, rel=1e-6)
 
 
-def test_tensorboard_gives_back_what_metrics_jsonl_holds(tmp_path: Path) -> None:
+def test_tensorboard_holds_what_metrics_jsonl_holds(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -191,20 +190,20 @@ def test_tensorboard_gives_back_what_metrics_jsonl_holds(tmp_path: Path) -> None
     def read(name: str) -> dict[int, dict[str, float]]:
         events = EventAccumulator(str(tmp_path / "events" / name))
         events.Reload()
-        assert set(events.Tags()["scalars"]) == set(NAMES)
+        assert set(events.Tags()["scalars"]) == set(METRICS)
         (text,) = events.Tensors("config/text_summary")
         assert '"mechanism": "topk:3"' in text.tensor_proto.string_val[0].decode()
-        found: dict[int, dict[str, float]] = {}
-        for metric in NAMES:
+        tracked: dict[int, dict[str, float]] = {}
+        for metric in METRICS:
             for event in events.Scalars(metric):
-                found.setdefault(event.step, {})[metric] = event.value
-        return found
+                tracked.setdefault(event.step, {})[metric] = event.value
+        return tracked
 
     assert sorted(path.name for path in (tmp_path / "events").iterdir()) == sorted(rows)
     check(rows, read)
 
 
-def test_wandb_gives_back_what_metrics_jsonl_holds_and_stays_offline(
+def test_wandb_holds_what_metrics_jsonl_holds_and_stays_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb")
@@ -215,7 +214,7 @@ def test_wandb_gives_back_what_metrics_jsonl_holds_and_stays_offline(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package's own
         rows = trained(tmp_path, "wandb:focus")
-    found: dict[str, dict[int, dict[str, float]]] = {}
+    tracked: dict[str, dict[int, dict[str, float]]] = {}
     for path in (tmp_path / "wandb").glob("offline-run-*/*.wandb"):
         name, history = "", {}
         for data in _leveldb_records(path.read_bytes()):
@@ -225,14 +224,14 @@ def test_wandb_gives_back_what_metrics_jsonl_holds_and_stays_offline(
                 assert record.run.project == "focus"
             if record.HasField("history"):
                 items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
-                history[items["_step"]] = {metric: items[metric] for metric in NAMES}
-        found[name] = history
-    assert sorted(found) == sorted(rows)
-    check(rows, found.__getitem__)
+                history[items["_step"]] = {metric: items[metric] for metric in METRICS}
+        tracked[name] = history
+    assert sorted(tracked) == sorted(rows)
+    check(rows, tracked.__getitem__)
 
 
 def _leveldb_records(data: bytes) -> list[bytes]:
-    """The records of a .wandb file: a header of 7 bytes, then pieces (sum, length, kind, bytes) in blocks of 32 KiB."""
+    """Return the records of a .wandb file: a 7-byte header, then pieces (sum, length, kind, bytes) in 32 KiB blocks."""
     records, pieces, at = [], b"", 7
     while at + 7 <= len(data):
         if 2**15 - at % 2**15 < 7:
@@ -247,7 +246,7 @@ def _leveldb_records(data: bytes) -> list[bytes]:
     return records
 
 
-def test_trackio_gives_back_what_metrics_jsonl_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackio_holds_what_metrics_jsonl_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when the package is imported
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package's own
@@ -256,11 +255,12 @@ def test_trackio_gives_back_what_metrics_jsonl_holds(tmp_path: Path, monkeypatch
 
         rows = trained(tmp_path, f"trackio:focus-{tmp_path.name}")
         project = f"focus-{tmp_path.name}"
-        found = {
+        tracked = {
             name: {
-                row["step"]: {metric: row[metric] for metric in NAMES} for row in SQLiteStorage.get_logs(project, name)
+                row["step"]: {metric: row[metric] for metric in METRICS}
+                for row in SQLiteStorage.get_logs(project, name)
             }
             for name in SQLiteStorage.get_runs(project)
         }
-    assert sorted(found) == sorted(rows)
-    check(rows, found.__getitem__)
+    assert sorted(tracked) == sorted(rows)
+    check(rows, tracked.__getitem__)

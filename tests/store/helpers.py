@@ -1,15 +1,19 @@
-"""Runs whose every row and tensor follows from the step, so that what comes back can be checked to the bit."""
+"""Runs whose rows and tensors are functions of the step, so that what is read back can be checked to the bit."""
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
+import os
+import shutil
+from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from semfocus.store import RunDirectory, RunStore, RunWriter
+from semfocus.store import RunDirectory, RunStore, RunWriter, checkpoints
 
 RUN = "0123456789abcdef"
 CONFIG: dict[str, Any] = {"task": {"name": "parity", "length": 8}, "training": {"lr": 0.1, "epochs": 3}, "seed": 7}
@@ -28,7 +32,7 @@ def state(step: int, size: int = 300) -> dict[str, torch.Tensor]:
 
 
 def advance(writer: RunWriter, first: int, last: int, every: int = 2, keep: tuple[int, ...] = ()) -> None:
-    """Steps `first` to `last`, a row each and a checkpoint every so often."""
+    """Make steps `first` to `last`: one row per step, a checkpoint whenever `every` divides the step."""
     for step in range(first, last + 1):
         writer.append_metrics(row(step))
         writer.append_timing({"step": step, "seconds": 0.5})
@@ -37,7 +41,7 @@ def advance(writer: RunWriter, first: int, last: int, every: int = 2, keep: tupl
 
 
 def filled(root: Path, last: int = 4, **options: Any) -> RunDirectory:
-    """A run with rows up to `last` and its newest checkpoints."""
+    """Return a run with rows up to `last` and its newest checkpoints."""
     run = new_run(root)
     with run.lock() as writer:
         advance(writer, 1, last, **options)
@@ -45,7 +49,7 @@ def filled(root: Path, last: int = 4, **options: Any) -> RunDirectory:
 
 
 def assert_consistent(run: RunDirectory, at_least: int = 0) -> int:
-    """Rows are 1, 2, 3, ... and the newest checkpoint is exact, not before `at_least`, and covered by the rows."""
+    """Assert that rows are 1, 2, 3, ..., that the newest checkpoint is exact and has its rows; return its step."""
     rows = run.metrics()
     assert rows == [row(step) for step in range(1, len(rows) + 1)]
     checkpoint = run.load_checkpoint()
@@ -59,14 +63,52 @@ def assert_consistent(run: RunDirectory, at_least: int = 0) -> int:
 
 
 def flip(path: Path, position: int) -> None:
-    """Change one bit of one byte."""
+    """Flip one bit of one byte."""
     data = bytearray(path.read_bytes())
     data[position] ^= 1
     path.write_bytes(data)
 
 
 def processes() -> ForkServerContext:
-    """Fresh processes that cost milliseconds: forked from one that has torch and nothing else going on."""
+    """Return a context whose processes start in milliseconds: forked from a server that has imported torch."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "safetensors.torch", "semfocus.store", "pytest"])
     return context
+
+
+def copy_run(run: RunDirectory, root: Path) -> RunDirectory:
+    """Copy the store of a run to `root`; return the run there."""
+    shutil.copytree(run.path.parent, root)
+    return RunStore(root).open(run.id)
+
+
+def train_on(run: RunDirectory, last: int) -> None:
+    """Resume from the newest checkpoint and make steps up to `last`, as a training does."""
+    with run.lock() as writer:
+        checkpoint = writer.load_checkpoint()
+        writer.rewind(checkpoint)
+        writer.write_status("running")
+        first = 1 if checkpoint is None else checkpoint.step + 1
+        assert len(writer.metrics()) == first - 1
+        advance(writer, first, last)
+        writer.write_status("done", epochs=4)
+
+
+def plant(run: RunDirectory, data: bytes, step: int = 4, **body: Any) -> None:
+    """Write `data` as the tensors of a checkpoint, with a manifest whose checksums are right."""
+    files = {checkpoints.STATE: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+    manifest = {"format": 1, "step": step, "meta": {}, "keep": False, "logs": {}, **body, "files": files}
+    directory = run.path / "checkpoints" / str(step)
+    directory.mkdir(exist_ok=True)
+    (directory / checkpoints.STATE).write_bytes(data)
+    (directory / checkpoints.MANIFEST).write_bytes(checkpoints.seal(manifest))
+
+
+class Bomb:
+    """Unpickling this creates a directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return os.mkdir, (str(self.path),)

@@ -1,42 +1,47 @@
-"""A machine that fails where a test wants it to: killed, out of space, or without power, at any one call.
+"""Faults of the operating system, injected into `os`: the only place where these tests patch anything.
 
-    with Machine() as machine:              # counts the calls that change the file system
+    with Machine() as machine:              # records the calls that change the file system
         ...
-    with Machine(die_at=17) as machine:     # the 17th call and all later ones never happen; a write gets half done
+    with Machine(die_at=17) as machine:     # the 17th call and all later ones do not happen; a write is done by half
+        ...
+    with before_call("rename", act):        # another process acts just before a call
         ...
 
-`power_cut(root, image)` rebuilds what would surely be on the disk: what was synced, under names that were synced.
+`power_cut(root, image)` rebuilds what is on the disk in the worst case: what was synced, under names that were synced.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
+import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from semfocus.store import locks
 
+TAKE_SPACE = ("write", "pwrite", "fsync", "mkdir", "open")
 CHANGES = ("write", "pwrite", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "ftruncate", "open")
 
 
 class Killed(BaseException):
-    """The process is no more: unlike any Exception, nothing in the code under test may handle this."""
+    """The process has ended; not an Exception, so that the code under test does not handle it."""
 
 
 class Machine:
-    """Stands between the code and `os`; syncs are recorded and not carried out, since that is what takes time."""
+    """Wraps the functions of `os`; syncs are recorded and not executed, because they take most of the time."""
 
     def __init__(self, die_at: int | None = None, full_at: int | None = None) -> None:
         self.die_at, self.full_at = die_at, full_at
         self.events: list[tuple[str, str]] = []
         self._synced_bytes: dict[int, bytes] = {}  # by inode
         self._synced_names: dict[int, dict[str, int]] = {}
-        self._open: list[int] = []  # one descriptor of each synced inode, so that no number is used twice
+        self._open: list[int] = []  # a descriptor of each synced inode, so that no inode number is reused
         self._real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in CHANGES}
         self._turn = threading.RLock()
         self._patches = [mock.patch.object(os, name, self._wrap(name)) for name in CHANGES]
@@ -52,13 +57,14 @@ class Machine:
         for handle in self._open:
             os.close(handle)
         if self.die_at is not None:
-            locks._forget_all()  # the kernel does this for a process that ends
+            locks.forget_all()  # the kernel does this for a process that ends
 
-    def names(self) -> list[str]:
-        return [name for name, _ in self.events]
+    def calls_taking_space(self) -> list[int]:
+        """Return the numbers of the calls that a full disk can refuse."""
+        return [number for number, (name, _) in enumerate(self.events, 1) if name in TAKE_SPACE]
 
     def power_cut(self, directory: Path, image: Path) -> None:
-        """Make `image` the part of `directory` that a power cut now would leave in the worst case."""
+        """Create `image` with the part of `directory` that a power cut leaves in the worst case."""
         self._rebuild(os.stat(directory).st_ino, image)
 
     def _rebuild(self, inode: int, image: Path) -> None:
@@ -83,12 +89,12 @@ class Machine:
         return call
 
     def _change(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        self.events.append((name, _place(args[0])))
+        self.events.append((name, _path(args[0])))
         if self.die_at is not None and len(self.events) >= self.die_at:
             if len(self.events) == self.die_at and name == "write":
                 self._real["write"](args[0], bytes(args[1])[: len(args[1]) // 2])
             raise Killed
-        if len(self.events) == self.full_at and name in ("write", "pwrite", "fsync", "mkdir", "open"):
+        if len(self.events) == self.full_at and name in TAKE_SPACE:
             if name == "write":
                 self._real["write"](args[0], bytes(args[1])[: len(args[1]) // 2])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -98,20 +104,64 @@ class Machine:
 
     def _sync(self, handle: int) -> None:
         status = os.fstat(handle)
-        place = f"/proc/self/fd/{handle}"
-        self._open.append(self._real["open"](place, os.O_RDONLY))
-        if not os.path.isdir(place):
-            with open(place, "rb") as file:
+        path = f"/proc/self/fd/{handle}"
+        self._open.append(self._real["open"](path, os.O_RDONLY))
+        if not os.path.isdir(path):
+            with open(path, "rb") as file:
                 self._synced_bytes[status.st_ino] = file.read()
             return
         names: dict[str, int] = {}
-        for name in os.listdir(place):
-            child = os.lstat(f"{place}/{name}")
+        for name in os.listdir(path):
+            child = os.lstat(f"{path}/{name}")
             names[name] = child.st_ino
             with suppress(OSError):
-                self._open.append(self._real["open"](f"{place}/{name}", os.O_RDONLY))
+                self._open.append(self._real["open"](f"{path}/{name}", os.O_RDONLY))
         self._synced_names[status.st_ino] = names
 
 
-def _place(target: Any) -> str:
+@contextmanager
+def before_call(name: str, act: Callable[[], object], path: str = "") -> Iterator[None]:
+    """Call `act` once, just before the first call of `os.<name>` on a path that contains `path`."""
+    real = getattr(os, name)
+    done = False
+
+    def call(target: Any, *args: Any, **options: Any) -> Any:
+        nonlocal done
+        if not done and path in str(target):
+            done = True  # set first: `act` makes such calls too
+            act()
+        return real(target, *args, **options)
+
+    with mock.patch.object(os, name, call):
+        yield
+    assert done, f"os.{name} was not called on {path!r}"
+
+
+@contextmanager
+def directory_for_everybody() -> Iterator[Path]:
+    """Yield a directory that any user may enter, which pytest's own is not. What is in it may become read-only."""
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o777)
+    try:
+        yield directory
+    finally:
+        set_mode(directory, 0o777)
+        shutil.rmtree(directory)
+
+
+def set_mode(directory: Path, mode: int) -> None:
+    """Change the mode of a directory and of all directories in it."""
+    for path in (*directory.rglob("*"), directory):
+        if path.is_dir():
+            path.chmod(mode)
+
+
+def give_up_superuser() -> None:
+    """Become a user without rights: a superuser may write anywhere."""
+    if os.getuid() == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+
+
+def _path(target: Any) -> str:
     return os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else str(target)

@@ -1,14 +1,14 @@
-"""Files are replaced whole or not at all, and synced in the order that survives a power cut."""
+"""Files are replaced completely or not at all, and synced in the order that survives a power cut."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from semfocus.errors import StorageError
 from semfocus.store import atomic
+from tests.store.machine import Machine
 
 
 def _fail_half_way(target: Path) -> None:
@@ -26,24 +26,13 @@ def test_an_error_while_writing_leaves_the_old_file_and_no_draft(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_the_file_is_synced_then_renamed_then_the_directory_is_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-    sync, rename = atomic._sync, os.replace
-
-    def synced(path: Path) -> None:
-        events.append("directory" if path.is_dir() else "file")
-        sync(path)
-
-    def renamed(source: Path, target: Path) -> None:
-        events.append("rename")
-        rename(source, target)
-
-    monkeypatch.setattr(atomic, "_sync", synced)
-    monkeypatch.setattr(os, "replace", renamed)
-    atomic.write_json(tmp_path / "new" / "x.json", {"a": 1})
-    assert events == ["file", "rename", "directory"]
+def test_the_file_is_synced_then_renamed_then_the_directory_is_synced(tmp_path: Path) -> None:
+    with Machine() as machine:
+        atomic.write_json(tmp_path / "new" / "x.json", {"a": 1})
+    names = [
+        (name, Path(path).name.endswith("x.json")) for name, path in machine.events if name in ("fsync", "replace")
+    ]
+    assert names == [("fsync", True), ("replace", True), ("fsync", False)]
 
 
 def test_a_file_system_that_refuses_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs are made once, found by name or path, shown for what they are, and removed only when nobody works on them."""
+"""Runs are created once, found by id or path, listed by state, and removed only when no process writes to them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from semfocus.errors import CorruptData, StorageError, UsageError
-from semfocus.store import RunDirectory, RunStore, atomic
+from semfocus.store import RunDirectory, RunStore
 from tests.store.helpers import CONFIG, RUN, advance, filled, new_run, row
+from tests.store.machine import before_call
 
 
 def test_the_place_is_the_argument_then_the_environment_then_runs(
@@ -48,18 +49,10 @@ def test_an_empty_directory_of_that_name_is_taken_and_a_full_one_is_not(tmp_path
     assert os.listdir(other) == ["thesis.tex"]
 
 
-def test_another_process_that_creates_the_same_runs_at_the_same_moment_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish, ids = atomic.publish, ["aaaaaaaa", "bbbbbbbb", "cccccccc"]
-
-    def late(*args: object) -> None:
-        monkeypatch.setattr(atomic, "publish", publish)
-        new_run(tmp_path, "bbbbbbbb")
-        publish(*args)
-
-    monkeypatch.setattr(atomic, "publish", late)
-    runs = RunStore(tmp_path).create_or_open_all(dict.fromkeys(ids, CONFIG))
+def test_another_process_that_creates_the_same_runs_at_the_same_moment_is_no_error(tmp_path: Path) -> None:
+    ids = ["aaaaaaaa", "bbbbbbbb", "cccccccc"]
+    with before_call("rename", lambda: new_run(tmp_path, "bbbbbbbb")):
+        runs = RunStore(tmp_path).create_or_open_all(dict.fromkeys(ids, CONFIG))
     assert [run.config() for run in runs] == [CONFIG] * 3
     assert sorted(os.listdir(tmp_path)) == ids
 
@@ -88,7 +81,7 @@ def test_a_run_is_found_by_its_path_from_anywhere(tmp_path: Path, monkeypatch: p
         RunStore().find(str(tmp_path / "elsewhere"))
 
 
-def test_everything_in_the_store_is_shown_for_what_it_is(tmp_path: Path) -> None:
+def test_every_entry_of_the_store_is_listed_with_its_state(tmp_path: Path) -> None:
     def made(name: str, state: str | None = None) -> RunDirectory:
         run = new_run(tmp_path, name)
         with run.lock() as writer:
@@ -117,9 +110,9 @@ def test_everything_in_the_store_is_shown_for_what_it_is(tmp_path: Path) -> None
         "00000001": "diverged",
         "00000002": "interrupted",
         "00000003": "failed",
-        "00000004": "interrupted",  # it said running, and nobody holds it
+        "00000004": "interrupted",  # its status says running, and no process holds it
         "00000005": "empty",
-        "00000006": "interrupted",  # rows, and no word
+        "00000006": "interrupted",  # rows, and no status
         "00000007": "empty",
         "00000008": "corrupt",
         "00000009": "corrupt",
@@ -161,7 +154,7 @@ def test_a_run_that_is_being_written_is_not_removed_and_any_other_is(tmp_path: P
         store.remove(RUN)
 
 
-def test_torn_and_leftover_things_can_be_removed_and_foreign_ones_cannot(tmp_path: Path) -> None:
+def test_corrupt_and_leftover_entries_can_be_removed_and_unrecognised_ones_cannot(tmp_path: Path) -> None:
     (tmp_path / "deadbeef").mkdir()
     (tmp_path / "deadbeef" / "junk").write_text("")
     leftover = f".tmp-{'a' * 32}"
@@ -175,7 +168,7 @@ def test_torn_and_leftover_things_can_be_removed_and_foreign_ones_cannot(tmp_pat
     assert os.listdir(tmp_path) == ["other"]
 
 
-def test_what_is_drawn_beside_runs_is_not_taken_for_a_damaged_run(tmp_path: Path) -> None:
+def test_figures_and_pages_beside_runs_are_not_listed(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     for name in ("figures", "elsewhere"):
         (tmp_path / name).mkdir()

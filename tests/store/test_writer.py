@@ -1,4 +1,4 @@
-"""What a run's one writer can do, and which mistakes it refuses."""
+"""What the writer of a run does, and which mistakes it refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import torch
 
 from semfocus.errors import StorageError, UsageError
 from semfocus.store import RunStore, Save, save_checkpoints, write_statuses
+from semfocus.store.logs import Log
 from tests.store.helpers import CONFIG, advance, filled, new_run, row, state
+from tests.store.machine import before_call
 
 
 def test_the_newest_two_checkpoints_stay_and_those_that_were_meant_to(tmp_path: Path) -> None:
@@ -105,14 +107,15 @@ def test_metrics_that_are_not_finite_come_back_as_they_were(tmp_path: Path) -> N
     assert b"NaN" not in (run.path / "metrics.jsonl").read_bytes() + (run.path / "status.json").read_bytes()
 
 
-def test_a_log_that_would_become_too_large_to_read_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("semfocus.store.logs.MAX_FILE_BYTES", 300)
-    run = new_run(tmp_path)
-    with run.lock() as writer, pytest.raises(StorageError, match="evaluate less often"):
-        advance(writer, 1, 10, every=100)
-    assert 1 < len(run.metrics()) < 10
+def test_a_log_that_would_become_too_large_to_read_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.touch()
+    log = Log(path, ordered=True, max_bytes=300)
+    log.append(row(1))
+    log.append(row(2))
+    with pytest.raises(StorageError, match="would pass 300 bytes; evaluate less often"):
+        log.append({"step": 3, "note": "x" * 300})
+    assert log.rows() == [row(1), row(2)]
 
 
 def test_an_unknown_state_is_refused_with_the_known_ones(tmp_path: Path) -> None:
@@ -175,22 +178,10 @@ def test_a_member_that_cannot_be_saved_does_not_leave_half_of_the_others(tmp_pat
         save_checkpoints([Save(a, 1, state(1), {}), Save(b, 1, state(1), {})])
 
 
-def test_a_reader_is_never_disturbed_by_a_writer_that_saves_and_prunes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The worst moment: the writer prunes the checkpoint between the reader's look at the folder and its read."""
-    from semfocus.store import checkpoints
-
+def test_a_reader_is_never_disturbed_by_a_writer_that_saves_and_prunes(tmp_path: Path) -> None:
+    """The writer prunes the newest checkpoint after the reader has listed it and before it is read."""
     run = filled(tmp_path)
-    load = checkpoints.load
-    with run.lock() as writer:
-
-        def late(*args: object) -> checkpoints.Checkpoint:
-            if run.checkpoint_steps()[0] == 4:
-                advance(writer, 5, 10)
-            return load(*args)
-
-        monkeypatch.setattr(checkpoints, "load", late)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+    with run.lock() as writer, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with before_call("open", lambda: advance(writer, 5, 10), path="checkpoints/4/"):
             assert run.load_checkpoint().step == 10

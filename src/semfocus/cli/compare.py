@@ -54,7 +54,7 @@ def compare_command(
     from semfocus.execution.resuming import stale_runs
     from semfocus.experiments.compare import comparison_of
     from semfocus.experiments.run import plan, run
-    from semfocus.integrations.trackers import watched
+    from semfocus.integrations.trackers import tracking
     from semfocus.report.terminal.progress import ProgressTable
     from semfocus.training import Runtime, parse_epochs
 
@@ -83,7 +83,7 @@ def compare_command(
         typer.echo(f"{task} has changed since {', '.join(left)} began; new runs begin, those are left alone", err=True)
     with (
         ProgressTable(dict.fromkeys(experiment.mechanisms, seeds)) as table,
-        watched(table, track or []) as on_progress,
+        tracking(table, track or []) as on_progress,
     ):
         outcome = run(job, runtime, on_progress, executor)
     (comparison,) = outcome.comparisons

@@ -109,12 +109,12 @@ def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: 
     from semfocus.cli.training import fail_if_needed, print_comparison, print_files
     from semfocus.experiments.estimate import work_of
     from semfocus.experiments.run import run
-    from semfocus.integrations.trackers import watched
+    from semfocus.integrations.trackers import tracking
     from semfocus.report.terminal.study_progress import StudyProgressTable
 
     typer.echo(_heading(job), err=True)
     there = len(job.jobs) - len(job.waiting)
-    with StudyProgressTable(work_of(job), there) as table, watched(table, track) as on_progress:
+    with StudyProgressTable(work_of(job), there) as table, tracking(table, track) as on_progress:
         outcome = run(job, runtime, on_progress, executor)
     if as_json:
         typer.echo(json.dumps([comparison.to_dict() for comparison in outcome.comparisons], indent=2))

@@ -1,13 +1,13 @@
-"""WHERE results live: run directories that survive kills, power cuts and full disks, and trust nobody.
+"""Run directories: storage of results that survives kills, power cuts and full disks, and trusts no file it reads.
 
     run = RunStore("runs").create_or_open(run_id, config)
     with run.lock() as writer:
         writer.append_metrics({"step": 40, "train_loss": 0.3})
         writer.save_checkpoint(40, tensors, meta)
 
-`atomic` writes, `strict` reads, `logs` and `checkpoints` are what a run consists of, `locks` keeps a second writer
-out, `directory` is a run as readers see it, `writer` as its one writer does, `runs` finds, makes and removes them,
-`measurements` keeps what was measured afterwards.
+`runs` finds, creates and removes runs; `directory` reads one; `writer` writes to one and `cohort` to many; `locks`
+keeps a second writer out. `logs`, `checkpoints` and `measurements` are the parts of a run, `formats` the versions of
+its documents. `atomic` writes files; `safe_json` and `tensors` read untrusted ones.
 """
 
 from semfocus.store.checkpoints import Checkpoint, DamagedCheckpoint

@@ -1,12 +1,12 @@
-"""Files that are there whole or not at all. The only module that opens a file for writing.
+"""Atomic file writes: a file exists completely or not at all. The only module that opens files for writing.
 
     with replacing(Path("table.csv")) as draft:
         draft.write_text(...)
 
-The draft is a uniquely named neighbour; on success it is synced, renamed over the target, and the
-directory is synced, in that order, so that a crash or a power cut leaves the old file or the new one.
-`publish` does the same for whole directories, many at a time. Whatever the file system refuses is a
-StorageError that names the place. A symbolic link inside a run directory is neither written through nor deleted.
+A draft is a temporary file with a unique name in the target's directory. On success it is synced, renamed over the
+target, and the directory is synced, in that order: a crash or a power cut leaves the old file or the new one.
+`create_directories` does the same for whole directories, many at a time. An error of the operating system becomes a
+StorageError that names the path. Symbolic links inside a run directory are neither written through nor deleted.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from semfocus.errors import StorageError
 
-DRAFT = ".tmp-"  # how the names of unfinished things begin; what is found later under such a name is a leftover
-_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link is followed, no pipe is waited for
+DRAFT = ".tmp-"  # the prefix of temporary names; an entry with this prefix is left over from an interrupted write
+_SAFE_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # follows no link, waits for no pipe
 _SYNC_THREADS = 16
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A path to write to, which becomes `target` when the block ends without an error."""
-    draft = target.with_name(f"{_draft_name()}-{target.name}")
+    """Yield a path to write to; it replaces `target` when the block ends without an error."""
+    draft = _draft_for(target)
     try:
-        with refusals(target):
+        with storage_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             yield draft
             _sync(draft)
@@ -42,52 +42,51 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def write_bytes(target: Path, data: bytes) -> None:
-    """Replace the content of `target` in one step."""
+    """Replace the content of `target` atomically."""
     with replacing(target) as draft:
         draft.write_bytes(data)
 
 
 def write_text(target: Path, text: str) -> None:
-    """Replace the content of `target` in one step, as UTF-8 with unix line ends."""
+    """Replace the content of `target` atomically, as UTF-8 with Unix line ends."""
     write_bytes(target, text.encode())
 
 
 def write_json(target: Path, value: object) -> None:
-    """Replace the content of `target` by `value` as indented JSON."""
+    """Replace the content of `target` atomically by `value` as indented JSON."""
     write_text(target, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def replace_all(contents: Mapping[Path, bytes]) -> None:
-    """Replace many files, each in one step, in directories that exist; one link in the way refuses them all."""
-    drafts = {target: target.with_name(f"{_draft_name()}-{target.name}") for target in contents}
+    """Replace many files in existing directories, each atomically; a symbolic link among them refuses all."""
+    drafts = {target: _draft_for(target) for target in contents}
     try:
         for target, draft in drafts.items():
-            with refusals(target):
+            with storage_errors(target):
                 if target.is_symlink():
                     raise StorageError(f"{target} is a symbolic link and is left alone; remove it by hand")
                 _write_new(draft, contents[target])
         sync_all(drafts.values())
-        for target, draft in drafts.items():
-            with refusals(target):
-                os.replace(draft, target)
-        sync_all({target.parent for target in contents})
+        _rename_all(drafts, os.replace)
     finally:
         for draft in drafts.values():
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
 
 
-def publish(contents: Iterable[tuple[Path, Mapping[str, bytes | None]]], also_sync: Iterable[Path] = ()) -> None:
-    """Make new directories, each there whole or not at all, together with what has to be safe before them.
+def create_directories(
+    contents: Iterable[tuple[Path, Mapping[str, bytes | None]]], also_sync: Iterable[Path] = ()
+) -> None:
+    """Create directories with their files, each atomically; `also_sync` is synced before any of them appears.
 
-    Of each directory the files are written in the order given (None makes an empty folder). `contents` may be a
-    generator: one directory's bytes are in memory at a time. A target that is there and not empty is refused.
+    The files of a directory are written in the given order; None creates an empty subdirectory. `contents` may be a
+    generator, so that only one directory's bytes are in memory. A target that exists and is not empty is refused.
     """
     drafts: dict[Path, Path] = {}
     try:
         written = list(also_sync)
         for target, files in contents:
-            with refusals(target):
+            with storage_errors(target):
                 draft = drafts[target] = target.with_name(_draft_name())
                 os.mkdir(draft)
                 for name, data in files.items():
@@ -97,59 +96,48 @@ def publish(contents: Iterable[tuple[Path, Mapping[str, bytes | None]]], also_sy
                         _write_new(draft / name, data)
             written += [*(draft / name for name in files), draft]
         sync_all(written)
-        for target, draft in drafts.items():
-            with refusals(target):
-                os.rename(draft, target)
-        sync_all({target.parent for target in drafts})
+        _rename_all(drafts, os.rename)
     finally:
         for draft in drafts.values():
             shutil.rmtree(draft, ignore_errors=True)
 
 
 def append(path: Path, data: bytes, at: int) -> None:
-    """Add `data` to a file of `at` bytes, which is not made if missing. When that fails the file is cut back."""
-    with refusals(path):
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | _PLAIN)
+    """Append `data` to an existing file of `at` bytes; truncate the file to `at` bytes when that fails."""
+    with _opened(path, os.O_APPEND) as handle:
+        size = os.fstat(handle).st_size
+        if size != at:
+            raise StorageError(f"{path} has {size} bytes where {at} were written: another program changed it")
         try:
-            size = os.fstat(handle).st_size
-            if size != at:
-                raise StorageError(f"{path} has {size} bytes where {at} were written: another program changed it")
-            try:
-                _write_all(handle, data)
-            except OSError:
-                with suppress(OSError):
-                    os.ftruncate(handle, at)
-                raise
-        finally:
-            os.close(handle)
+            _write_all(handle, data)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(handle, at)
+            raise
 
 
-def cut(path: Path, size: int) -> None:
+def truncate(path: Path, size: int) -> None:
     """Shorten a file to `size` bytes."""
-    with refusals(path):
-        handle = os.open(path, os.O_WRONLY | _PLAIN)
-        try:
-            os.ftruncate(handle, size)
-        finally:
-            os.close(handle)
+    with _opened(path) as handle:
+        os.ftruncate(handle, size)
 
 
 def open_lock(path: Path) -> int:
-    """A descriptor of a lock file, made if missing; whoever holds the lock may write to it."""
-    with refusals(path):
-        return os.open(path, os.O_RDWR | os.O_CREAT | _PLAIN, 0o644)
+    """Return a descriptor of a lock file, created if missing; the holder of the lock may write to it."""
+    with storage_errors(path):
+        return os.open(path, os.O_RDWR | os.O_CREAT | _SAFE_OPEN, 0o644)
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory and those above it, where missing."""
-    with refusals(path):
+    """Create a directory and its parents where missing."""
+    with storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def ensure_writable(directory: Path) -> None:
-    """Fail now, and not after an hour of work, where nothing can be written."""
+    """Raise a StorageError where nothing can be written, before work is spent on it."""
     probe = directory / _draft_name()
-    with refusals(directory):
+    with storage_errors(directory):
         if directory.is_symlink():
             raise StorageError(f"{directory} is a symbolic link; nothing is written through it")
         try:
@@ -158,53 +146,53 @@ def ensure_writable(directory: Path) -> None:
             probe.unlink(missing_ok=True)
 
 
-def move(source: Path, target: Path) -> None:
-    """Rename within one directory, for good."""
-    with refusals(source):
+def rename(source: Path, target: Path) -> None:
+    """Rename within one directory and sync the directory."""
+    with storage_errors(source):
         os.rename(source, target)
     sync_all([source.parent])
 
 
-def discard(directory: Path) -> None:
-    """Delete a directory and all in it. It is renamed away first: a crash leaves a leftover, never half of it."""
-    link = link_below(directory)
+def remove_directory(directory: Path) -> None:
+    """Delete a directory tree. It gets a temporary name first, so that a crash leaves no half of it."""
+    link = find_symlink(directory)
     if link is not None:
         raise StorageError(f"{link} is a symbolic link and is not deleted; remove it by hand, then {directory}")
-    grave = directory.with_name(_draft_name())
-    with refusals(directory):
-        os.rename(directory, grave)
-        shutil.rmtree(grave)
+    draft = directory.with_name(_draft_name())
+    with storage_errors(directory):
+        os.rename(directory, draft)
+        shutil.rmtree(draft)
 
 
-def sweep(directory: Path) -> None:
-    """Delete what an interrupted write or deletion has left in `directory`."""
-    with refusals(directory):
+def remove_leftovers(directory: Path) -> None:
+    """Delete what interrupted writes and deletions left in `directory`."""
+    with storage_errors(directory):
         for entry in list(os.scandir(directory)):
             if not entry.name.startswith(DRAFT) or entry.is_symlink():
                 continue
             if not entry.is_dir(follow_symlinks=False):
                 os.unlink(entry.path)
-            elif link_below(Path(entry.path)) is None:
+            elif find_symlink(Path(entry.path)) is None:
                 shutil.rmtree(entry.path)
 
 
-def link_below(directory: Path) -> Path | None:
-    """The first symbolic link at or below `directory`; links are not followed to find more."""
+def find_symlink(directory: Path) -> Path | None:
+    """Return the first symbolic link at or below `directory`, without following any; None when there is none."""
     if directory.is_symlink():
         return directory
-    for place, folders, files in os.walk(directory):
+    for parent, folders, files in os.walk(directory):
         for name in sorted(folders + files):
-            if os.path.islink(os.path.join(place, name)):
-                return Path(place, name)
+            if os.path.islink(os.path.join(parent, name)):
+                return Path(parent, name)
     return None
 
 
 def sync_all(paths: Iterable[Path]) -> None:
-    """Sync many files and directories. From several threads at once, since a file system then merges its commits."""
-    from concurrent.futures import ThreadPoolExecutor  # here, since light commands import this module and never sync
+    """Sync many files and directories, from several threads because the file system then merges the commits."""
+    from concurrent.futures import ThreadPoolExecutor  # imported here: light commands use this module, never sync
 
     paths = list(paths)
-    with refusals(Path(os.path.commonpath(paths)) if paths else Path()):
+    with storage_errors(Path(os.path.commonpath(paths)) if paths else Path()):
         if len(paths) < 2:
             for path in paths:
                 _sync(path)
@@ -214,8 +202,8 @@ def sync_all(paths: Iterable[Path]) -> None:
 
 
 @contextmanager
-def refusals(path: Path) -> Iterator[None]:
-    """Turn what the operating system refuses inside the block into a StorageError that names `path`."""
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError inside the block into a StorageError that names `path`."""
     try:
         yield
     except StorageError:
@@ -228,8 +216,31 @@ def _draft_name() -> str:
     return f"{DRAFT}{os.urandom(16).hex()}"
 
 
+def _draft_for(target: Path) -> Path:
+    return target.with_name(f"{_draft_name()}-{target.name}")
+
+
+def _rename_all(drafts: Mapping[Path, Path], rename: Callable[[Path, Path], None]) -> None:
+    """Give each draft its target's name, then sync the directories that hold them."""
+    for target, draft in drafts.items():
+        with storage_errors(target):
+            rename(draft, target)
+    sync_all({target.parent for target in drafts})
+
+
+@contextmanager
+def _opened(path: Path, flags: int = 0) -> Iterator[int]:
+    """Yield a descriptor that writes to an existing file."""
+    with storage_errors(path):
+        handle = os.open(path, os.O_WRONLY | flags | _SAFE_OPEN)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+
 def _write_new(path: Path, data: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o644)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE_OPEN, 0o644)
     try:
         _write_all(handle, data)
     finally:
@@ -238,7 +249,7 @@ def _write_new(path: Path, data: bytes) -> None:
 
 def _write_all(handle: int, data: bytes) -> None:
     view = memoryview(data)
-    while view:  # a nearly full disk takes a part, and refuses the rest on the next call
+    while view:  # a nearly full disk accepts a part and refuses the rest at the next call
         view = view[os.write(handle, view) :]
 
 

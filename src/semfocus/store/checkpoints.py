@@ -1,12 +1,13 @@
 """Checkpoints on disk: `checkpoints/<step>/` with `state.safetensors` and `manifest.json`.
 
-    manifest.json   {"sha256": sum of the body,
-                     "body": {"format": 1, "step": 40, "meta": {...}, "keep": false,
+    manifest.json   {"sha256": checksum of the body,
+                     "body": {"format": 2, "step": 40, "meta": {...}, "keep": false,
                               "files": {"state.safetensors": {"bytes": ..., "sha256": ...}},
                               "logs": {"metrics.jsonl": bytes that belong to this step, ...}}}
 
-The manifest is written last and sums up everything, itself included: a checkpoint without a manifest, or whose
-sums differ, is damaged. Order is by step; no clock is asked. This module reads, and says what is to be written.
+The manifest is written last and holds a checksum of everything, itself included: a checkpoint without a manifest, or
+with another checksum, is damaged. Checkpoints are ordered by step, never by a clock. This module reads checkpoints
+and encodes them; `cohort` writes them.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
     import torch
 
 STATE, MANIFEST = "state.safetensors", "manifest.json"
-ASIDE = ".bad-"  # how the names of damaged checkpoints begin, once set aside
+ASIDE = ".bad-"  # the prefix of damaged checkpoints that were set aside
 MAX_STATE_BYTES = 16 * 2**30
 MAX_STEP = 10**15
 
 
 class DamagedCheckpoint(UserWarning):
-    """A checkpoint that cannot be used, so that an earlier one is."""
+    """A checkpoint is damaged; an earlier one is used instead."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,40 +45,40 @@ class Checkpoint:
     step: int
     tensors: dict[str, torch.Tensor]
     meta: dict[str, Any]
-    log_sizes: dict[str, int]  # how many bytes of each log belong to it
+    log_sizes: dict[str, int]  # bytes of each log that belong to this step
 
 
-def contents(
+def encode(
     step: int,
     values: Mapping[str, torch.Tensor],
     meta: Mapping[str, Any],
     log_sizes: Mapping[str, int],
     keep: bool,
 ) -> dict[str, bytes]:
-    """The files of a checkpoint, in the order in which they are to be written."""
+    """Return the files of a checkpoint, in the order in which they must be written."""
     state = tensors.encode(values)
     files = {STATE: {"bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()}}
     body = {"step": step, "meta": dict(meta), "keep": keep, "files": files, "logs": dict(log_sizes)}
-    return {STATE: state, MANIFEST: _sealed(formats.stamp(body))}
+    return {STATE: state, MANIFEST: seal(formats.stamp(body))}
 
 
-def with_keep(folder: Path, step: int) -> bytes:
-    """The manifest of this step, changed to say that it stays."""
-    return _sealed({**_unsealed(folder / str(step) / MANIFEST), "keep": True})
+def manifest_to_keep(folder: Path, step: int) -> bytes:
+    """Return the manifest of this step with `keep` set."""
+    return seal({**_unseal(folder / str(step) / MANIFEST), "keep": True})
 
 
 def all_steps(folder: Path) -> list[int]:
-    """The steps that have an entry here, sound or damaged, newest first."""
+    """Return the steps of all checkpoints, intact or damaged, newest first."""
     return sorted((int(name) for name in _names(folder) if _is_step(name)), reverse=True)
 
 
-def set_aside(folder: Path) -> list[str]:
-    """The names of the damaged ones that were set aside."""
+def names_set_aside(folder: Path) -> list[str]:
+    """Return the names of the damaged checkpoints that were set aside."""
     return sorted(name for name in _names(folder) if name.startswith(ASIDE))
 
 
-def looks_sound(folder: Path, step: int) -> bool:
-    """Whether the manifest is sound and the file beside it has the right size; its sum is left to `load`."""
+def is_complete(folder: Path, step: int) -> bool:
+    """Return whether the manifest is valid and the state has the right size; `load` verifies the checksum."""
     try:
         manifest = read_manifest(folder, step)
         return os.lstat(folder / str(step) / STATE).st_size == manifest["files"][STATE]["bytes"]
@@ -86,7 +87,7 @@ def looks_sound(folder: Path, step: int) -> bool:
 
 
 def is_kept(folder: Path, step: int) -> bool:
-    """Whether this step was saved to stay; one that cannot be read is not ours to delete."""
+    """Return whether this step must not be pruned; True where that cannot be read, so that nothing is lost."""
     try:
         return read_manifest(folder, step)["keep"]
     except (CorruptData, OtherFormat):
@@ -94,7 +95,10 @@ def is_kept(folder: Path, step: int) -> bool:
 
 
 def load(folder: Path, step: int, expect: Mapping[str, torch.Tensor] | None = None) -> Checkpoint:
-    """The checkpoint of this step, every sum checked: CorruptData when it is damaged, Mismatch when not as expected."""
+    """Return the checkpoint of this step after verifying its checksums.
+
+    Raises CorruptData when it is damaged, Mismatch when its tensors differ from `expect` in name, shape or dtype.
+    """
     manifest = read_manifest(folder, step)
     path = folder / str(step) / STATE
     size, digest = manifest["files"][STATE]["bytes"], manifest["files"][STATE]["sha256"]
@@ -103,9 +107,9 @@ def load(folder: Path, step: int, expect: Mapping[str, torch.Tensor] | None = No
     except FileNotFoundError:
         raise CorruptData(f"{path} is missing") from None
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(file.fileno()).st_size
-        if found != size:
-            raise CorruptData(f"{path} has {found} bytes where its manifest says {size}")
+        actual_size = os.fstat(file.fileno()).st_size
+        if actual_size != size:
+            raise CorruptData(f"{path} has {actual_size} bytes where its manifest says {size}")
         if hashlib.file_digest(file, "sha256").hexdigest() != digest:
             raise CorruptData(f"{path} does not have the SHA-256 sum that its manifest gives")
         file.seek(0)
@@ -113,10 +117,10 @@ def load(folder: Path, step: int, expect: Mapping[str, torch.Tensor] | None = No
     return Checkpoint(step, values, manifest["meta"], manifest["logs"])
 
 
-def newest(folder: Path, expect: Mapping[str, torch.Tensor] | None) -> tuple[Checkpoint | None, dict[int, str]]:
-    """The newest intact checkpoint, and what is wrong with each newer one. None when none was ever saved.
+def load_newest(folder: Path, expect: Mapping[str, torch.Tensor] | None) -> tuple[Checkpoint | None, dict[int, str]]:
+    """Return the newest intact checkpoint (None when none was ever saved), and the damage of newer ones by step.
 
-    CorruptData when there are some and none is intact: starting again from nothing is not ours to decide.
+    Raises CorruptData when checkpoints exist and none is intact: whether to start again is for the user to decide.
     """
     damage: dict[int, str] = {}
     while remaining := [step for step in all_steps(folder) if step not in damage]:
@@ -126,24 +130,24 @@ def newest(folder: Path, expect: Mapping[str, torch.Tensor] | None) -> tuple[Che
         except Mismatch:
             raise
         except CorruptData as error:
-            if step in all_steps(folder):  # otherwise its writer has pruned it meanwhile, and has a newer one
+            if step in all_steps(folder):  # otherwise the writer has pruned it meanwhile, after saving a newer one
                 damage[step] = str(error)
-    lost = [*damage.values(), *(f"{folder / name} was set aside" for name in set_aside(folder))]
+    lost = [*damage.values(), *(f"{folder / name} was set aside" for name in names_set_aside(folder))]
     if lost:
         raise CorruptData(f"no checkpoint is intact: {'; '.join(lost)}. To start again, remove {folder.parent}")
     return None, {}
 
 
 def read_manifest(folder: Path, step: int) -> dict[str, Any]:
-    """The manifest's body in the present format, its own sum and the kind of every field checked."""
+    """Return the manifest's body in the current format, after verifying its checksum and the type of each field."""
     directory = folder / str(step)
     if not _is_plain_directory(directory):
         raise CorruptData(f"{directory} is not a directory of its own; a file or a link is no checkpoint")
     path = directory / MANIFEST
-    body = formats.upgrade(_unsealed(path), "manifest", path)
+    body = formats.upgrade(_unseal(path), "manifest", path)
     files, logs = body.get("files"), body.get("logs")
     state = files.get(STATE) if isinstance(files, dict) else None
-    sound = (
+    valid = (
         body.get("step") == step
         and isinstance(body.get("meta"), dict)
         and isinstance(body.get("keep"), bool)
@@ -153,29 +157,30 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
         and isinstance(logs, dict)
         and all(map(_is_size, logs.values()))
     )
-    if not sound:
+    if not valid:
         raise CorruptData(f"{path} is not the manifest of step {step}")
     return body
 
 
-def _sealed(body: dict[str, Any]) -> bytes:
+def seal(body: dict[str, Any]) -> bytes:
+    """Return a manifest with this body and its checksum."""
     what = f"the manifest of step {body['step']}"
-    safe_json.encode(body, what)  # refuses what cannot be read back, before the sum is taken
-    return safe_json.encode({"sha256": _sum(body), "body": body}, what)
+    safe_json.encode(body, what)  # refuses what cannot be read back, before the checksum is computed
+    return safe_json.encode({"sha256": _checksum(body), "body": body}, what)
 
 
-def _unsealed(path: Path) -> dict[str, Any]:
+def _unseal(path: Path) -> dict[str, Any]:
     data = safe_json.read(path)
     if data is None:
         raise CorruptData(f"{path} is missing: the checkpoint is not complete")
     document = safe_json.decode(data, str(path))
     body = document.get("body") if isinstance(document, dict) else None
-    if not isinstance(body, dict) or document.get("sha256") != _sum(body):
+    if not isinstance(body, dict) or document.get("sha256") != _checksum(body):
         raise CorruptData(f"{path} does not have its own SHA-256 sum")
     return body
 
 
-def _sum(body: dict[str, Any]) -> str:
+def _checksum(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 

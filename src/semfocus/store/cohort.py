@@ -1,7 +1,7 @@
-"""What runs that train in lockstep do together: save, load the newest step that all have, write how they ended.
+"""Checkpoints and statuses of runs that train in lockstep, written together.
 
-One sync costs milliseconds and many at once hardly more, so that a hundred members are saved in little more time
-than one. Each member's checkpoint is still there whole or not at all.
+One sync costs milliseconds and many at once hardly more: saving a hundred members takes little more time than saving
+one. Each member's checkpoint still exists completely or not at all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Save(NamedTuple):
-    """One member's checkpoint to be saved."""
+    """One member's checkpoint to save."""
 
     writer: RunWriter
     step: int
@@ -35,10 +35,10 @@ class Save(NamedTuple):
 
 
 def save_checkpoints(saves: Sequence[Save]) -> None:
-    """Save one checkpoint for each member; when this returns, all of them and their logs are safe on disk."""
+    """Save one checkpoint per member; when this returns, all of them and their logs are synced to disk."""
     logs = [log for save in saves for log in save.writer.unsynced()]
     with still_held(save.writer for save in saves):
-        atomic.publish(_new_directories(saves), also_sync=[log.path for log in logs])
+        atomic.create_directories(_new_directories(saves), also_sync=[log.path for log in logs])
         for log in logs:
             log.unsynced = False
         for save in saves:
@@ -48,29 +48,29 @@ def save_checkpoints(saves: Sequence[Save]) -> None:
 def load_common(
     writers: Sequence[RunWriter], expect: Mapping[str, torch.Tensor] | None = None
 ) -> list[Checkpoint] | None:
-    """Each member's checkpoint of the newest step that is intact for all of them; damaged newer ones are set aside.
+    """Return each member's checkpoint of the newest step that is intact for all; set aside damaged newer ones.
 
-    None when some member never saved one, so that all start (again) from the beginning. CorruptData when every
-    member has saved and yet no step is intact for all.
+    None when some member has never saved a checkpoint: then all start from the beginning. Raises CorruptData when
+    every member has saved and no step is intact for all.
     """
     if not writers:
         return []
     damage: dict[tuple[RunWriter, int], str] = {}
     shared = set.intersection(*(set(checkpoints.all_steps(writer.folder)) for writer in writers))
     for step in sorted(shared, reverse=True):
-        found: list[Checkpoint] = []
+        intact: list[Checkpoint] = []
         for writer in writers:
             try:
-                found.append(checkpoints.load(writer.folder, step, expect))
+                intact.append(checkpoints.load(writer.folder, step, expect))
             except Mismatch:
                 raise
             except CorruptData as error:
                 damage[writer, step] = str(error)
-        if len(found) == len(writers):
+        if len(intact) == len(writers):
             for (writer, bad), reason in damage.items():
                 writer.set_aside(bad, reason)
-            return found
-    if any(not checkpoints.all_steps(w.folder) and not checkpoints.set_aside(w.folder) for w in writers):
+            return intact
+    if any(not checkpoints.all_steps(w.folder) and not checkpoints.names_set_aside(w.folder) for w in writers):
         return None
     raise CorruptData(
         f"no step is intact for all {len(writers)} runs: {'; '.join(damage.values()) or 'none is shared'}"
@@ -78,7 +78,7 @@ def load_common(
 
 
 def write_statuses(entries: Sequence[tuple[RunWriter, str, Mapping[str, Any]]]) -> None:
-    """Replace the status of each run by (state, facts); the logs of those that stop running are synced first."""
+    """Replace the status of each run by (state, facts); sync the logs of the runs that stop running first."""
     contents: dict[Path, bytes] = {}
     for writer, state, facts in entries:
         if state not in STATES:
@@ -98,7 +98,7 @@ def write_statuses(entries: Sequence[tuple[RunWriter, str, Mapping[str, Any]]]) 
 
 @contextmanager
 def still_held(writers: Iterable[RunWriter]) -> Iterator[None]:
-    """Where something cannot be written because a run directory vanished meanwhile, say that instead."""
+    """Replace a write error by the error that a run directory has vanished, where that is its cause."""
     try:
         yield
     except (CorruptData, StorageError):
@@ -111,6 +111,6 @@ def _new_directories(saves: Sequence[Save]) -> Iterator[tuple[Path, Mapping[str,
     for writer, step, tensors, meta, keep in saves:
         step = check_int("step", step, at_least=0, at_most=checkpoints.MAX_STEP)
         writer.ensure_held()
-        files = checkpoints.contents(step, tensors, meta, writer.log_sizes(), keep)
+        files = checkpoints.encode(step, tensors, meta, writer.log_sizes(), keep)
         if not writer.has_saved(step, files, keep):
             yield writer.folder / str(step), files

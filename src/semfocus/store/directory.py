@@ -1,13 +1,13 @@
-"""A run directory as a reader sees it. Its name is the run's id.
+"""Reading a run directory. Its name is the run's id.
 
-    config.json                      what was run
-    metrics.jsonl, timing.jsonl      one line an evaluation; clocks are in the second alone
-    status.json                      how it ended, or that it began
+    config.json                      the configuration
+    metrics.jsonl, timing.jsonl      one line per evaluation; times are in timing.jsonl only
+    status.json                      the last known state
     checkpoints/<step>/              see `checkpoints`
     lock                             see `locks`
 
-Everything may come from a stranger: links are not followed, sizes and depths are limited, sums are checked.
-Reading changes nothing on disk and is safe while another process writes.
+No content is trusted: links are not followed, sizes and depths are limited, checksums are verified. Reading changes
+nothing on disk and is safe while another process writes.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _ABSENT = object()
 
 
 def is_run_id(name: str) -> bool:
-    """Whether `name` can be a run's id: 8 to 64 lowercase hexadecimal digits and nothing else."""
+    """Return whether `name` has the form of a run id: 8 to 64 lowercase hexadecimal digits."""
     return _ID.fullmatch(name) is not None
 
 
 class RunDirectory:
-    """One run, to read; `lock` gives its writer."""
+    """Reads one run; `lock` returns its writer."""
 
     def __init__(self, path: Path) -> None:
         if not is_run_id(path.name):
@@ -57,7 +57,7 @@ class RunDirectory:
         return f"RunDirectory({str(self.path)!r})"
 
     def config(self) -> dict[str, Any]:
-        """The configuration that the run was created with."""
+        """Return the configuration that the run was created with, in the current format."""
         path = self.path / CONFIG
         document = formats.read(path, "config")
         if document is None:
@@ -67,10 +67,10 @@ class RunDirectory:
         return document["config"]
 
     def check_config(self, config: Mapping[str, Any], free: tuple[str, ...] = ()) -> None:
-        """Refuse a configuration that differs from the run's own, naming the fields; those in `free` may differ."""
+        """Raise a UsageError that names the fields in which `config` differs; the fields in `free` may differ."""
         given = safe_json.decode(safe_json.encode(dict(config), "the configuration"), "the configuration")
         lines = [
-            f"{name} was {_shown(old)}, is {_shown(new)}"
+            f"{name} was {_repr(old)}, is {_repr(new)}"
             for name, old, new in _differences(self.config(), given)
             if not any(name == field or name.startswith(f"{field}.") for field in free)
         ]
@@ -81,7 +81,7 @@ class RunDirectory:
             )
 
     def status(self) -> dict[str, Any] | None:
-        """The last status written, `state` and facts; None when there is none."""
+        """Return the last status, `state` and facts; None when none was written."""
         path = self.path / STATUS
         document = formats.read(path, "status", safe_json.decode_row)
         if document is not None and document.get("state") not in STATES:
@@ -89,55 +89,55 @@ class RunDirectory:
         return document
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl by rising step; floats that are not finite come back as they were."""
+        """Return the rows of metrics.jsonl by increasing step; floats that are not finite are restored."""
         return self.log(METRICS).rows()
 
     def timing(self) -> list[dict[str, Any]]:
-        """The rows of timing.jsonl."""
+        """Return the rows of timing.jsonl."""
         return self.log(TIMING).rows()
 
     def checkpoint_steps(self) -> list[int]:
-        """The steps whose checkpoint is complete and looks sound, newest first."""
+        """Return the steps whose checkpoint is complete, newest first."""
         folder = self.path / CHECKPOINTS
-        return [step for step in checkpoints.all_steps(folder) if checkpoints.looks_sound(folder, step)]
+        return [step for step in checkpoints.all_steps(folder) if checkpoints.is_complete(folder, step)]
 
     def kept_steps(self) -> list[int]:
-        """Those of them that were saved to stay, newest first."""
+        """Return the steps whose checkpoint is never pruned, newest first."""
         folder = self.path / CHECKPOINTS
         return [step for step in self.checkpoint_steps() if checkpoints.is_kept(folder, step)]
 
     def load_checkpoint(
         self, step: int | None = None, expect: Mapping[str, torch.Tensor] | None = None
     ) -> Checkpoint | None:
-        """The newest checkpoint that is intact, with a warning for each newer one that is not; or that of `step`.
+        """Return the checkpoint of `step`, or the newest intact one with a warning for each newer damaged one.
 
-        None when none was ever saved; CorruptData when there are some and none is intact. With `expect`, tensors of
-        other names, shapes or dtypes are refused before they are read.
+        None when none was ever saved. Raises CorruptData when checkpoints exist and none is intact. With `expect`,
+        tensors of other names, shapes or dtypes are refused before they are read.
         """
         if step is not None:
             return self._load_step(step, expect)
-        found, damage = checkpoints.newest(self.path / CHECKPOINTS, expect)
+        checkpoint, damage = checkpoints.load_newest(self.path / CHECKPOINTS, expect)
         for bad, reason in damage.items():
             warnings.warn(f"the checkpoint of step {bad} is not used: {reason}", DamagedCheckpoint, stacklevel=2)
-        return found
+        return checkpoint
 
     def holder(self) -> locks.Holder | None:
-        """The process that writes to this run now."""
+        """Return the process that holds the lock of this run; None when none does."""
         return locks.holder(self.path / LOCK)
 
     @contextmanager
     def lock(self) -> Iterator[RunWriter]:
-        """The run to write to, for this process alone; Locked, naming the holder, when another has it."""
+        """Yield the run's only writer; raise Locked, which names the holder, when another process has it."""
         from semfocus.store.writer import RunWriter
 
         with locks.hold(self.path / LOCK) as held:
             for directory in (self.path, self.path / CHECKPOINTS):
                 atomic.ensure_writable(directory)
-                atomic.sweep(directory)
+                atomic.remove_leftovers(directory)
             yield RunWriter(self.path, held)
 
     def log(self, name: str) -> Log:
-        """The log file of this name."""
+        """Return the log file of this name."""
         return Log(self.path / name, ordered=name == METRICS)
 
     def _load_step(self, step: int, expect: Mapping[str, torch.Tensor] | None) -> Checkpoint:
@@ -149,7 +149,7 @@ class RunDirectory:
 
 
 def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(dotted field, old value, new value) wherever two configurations differ; lists are compared whole."""
+    """Yield (dotted field, old value, new value) wherever two configurations differ; lists are compared whole."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in dict.fromkeys([*old, *new]):
             yield from _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{name}.{key}" if name else key)
@@ -157,5 +157,5 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any,
         yield name, old, new
 
 
-def _shown(value: Any) -> str:
+def _repr(value: Any) -> str:
     return "absent" if value is _ABSENT else reprlib.repr(value)

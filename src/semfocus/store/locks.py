@@ -1,14 +1,14 @@
-"""One writer a run directory: a lock that names its holder and vanishes with it.
+"""The lock of a run directory: one writer at a time, known by name, released when its process ends.
 
-The lock is the operating system's (`flock`) on the file `lock`, which holds who has it. The kernel drops it when
-the process ends, however it ends, so that the lock of a dead process needs no clean-up, no clock and no guess about
-process numbers. The file itself stays: deleting it would let two processes hold two files of one name.
+The lock is an `flock` on the file `lock`, whose content names the holder. The kernel releases it when the process
+ends for any reason, so that the lock of a dead process needs no clean-up, no clock and no check of process ids. The
+file is never deleted: otherwise two processes could lock two files of the same name.
 
-Some network file systems turn `flock` into a lock of the whole process: a second descriptor in the same process
-gets it too, and closing any descriptor of the file drops it. So what this process holds is also kept in a table,
-and a lock file that is in the table is never opened a second time. On a network mount whose locks stay on each host
-(NFS with `nolock` or `local_lock=flock`) two hosts do not see each other. Then the later one takes the file over,
-and the earlier one is refused at its next write, because the token in the file is no longer its own.
+Some network file systems implement `flock` as a lock of the whole process: a second descriptor in the same process
+acquires it too, and closing any descriptor of the file releases it. Therefore the locks of this process are also in
+a table, and a lock file in the table is not opened again. On a network mount whose locks are local to each host (NFS
+with `nolock` or `local_lock=flock`) two hosts do not see each other's locks. Then the later one overwrites the file,
+and the earlier one is refused at its next write because the token in the file is not its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from semfocus.errors import CorruptData, Locked, StorageError
 from semfocus.store import atomic, safe_json
 
 _MAX_RECORD = 4096
-_TRIES, _PAUSE_S = 10, 0.05  # somebody who only looks (`holder`) has the lock for microseconds
+_TRIES, _PAUSE_S = 10, 0.05  # a reader (`holder`) has the lock for microseconds
 
 Identity = tuple[int, int]  # device and inode
 _held: dict[Identity, HeldLock] = {}
@@ -37,7 +37,7 @@ _table = threading.Lock()
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has a lock; `since` is that process's wall clock, for people to read and nothing else."""
+    """The process that has a lock; `since` is its wall clock, for display only."""
 
     pid: int | None
     host: str
@@ -48,7 +48,7 @@ class Holder:
 
 
 class HeldLock:
-    """A lock while this process has it."""
+    """A lock that this process holds."""
 
     def __init__(self, path: Path, handle: int) -> None:
         self.path = path
@@ -57,12 +57,12 @@ class HeldLock:
         self._handle: int | None = handle
         self.holder = Holder(os.getpid(), os.uname().nodename, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
         record = {**asdict(self.holder), "token": self.token}
-        with atomic.refusals(path):
+        with atomic.storage_errors(path):
             os.ftruncate(handle, 0)
             os.pwrite(handle, safe_json.encode(record, "the lock"), 0)
 
     def check(self) -> None:
-        """Refuse to go on when the run directory is gone or somebody else has taken the lock over."""
+        """Raise StorageError when the run directory is gone, Locked when another process has taken the lock over."""
         if self._handle is None:
             raise StorageError(f"the lock {self.path} was given back, or belongs to the process that forked this one")
         try:
@@ -73,27 +73,27 @@ class HeldLock:
             ) from error
         if present != self.identity:
             raise StorageError(f"the run directory {self.path.parent} was replaced by another while it was written to")
-        record = _record(self._handle)
+        record = _read_record(self._handle)
         if record.get("token") != self.token:
-            raise Locked(f"{self.path.parent} was taken over by {_named(record)}; nothing more is written to it")
+            raise Locked(f"{self.path.parent} was taken over by {_holder_in(record)}; nothing more is written to it")
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         with _table:
             _held.pop(self.identity, None)
         handle, self._handle = self._handle, None
         if handle is None:
             return
         try:
-            if _record(handle).get("token") == self.token:
+            if _read_record(handle).get("token") == self.token:
                 os.ftruncate(handle, 0)
-        except OSError:  # the name stays behind; without the lock it means nothing
+        except OSError:  # the holder's name stays in the file; without the lock it has no meaning
             pass
         finally:
             os.close(handle)
 
     def forget(self) -> None:
-        """In a forked child: close the copy, so that the child does not keep its parent's lock alive."""
+        """Close the descriptor without releasing: in a forked child, which must not keep its parent's lock alive."""
         handle, self._handle = self._handle, None
         if handle is not None:
             with suppress(OSError):
@@ -102,7 +102,7 @@ class HeldLock:
 
 @contextmanager
 def hold(path: Path) -> Iterator[HeldLock]:
-    """Hold the lock file `path`, or raise Locked with the name of the process that has it."""
+    """Hold the lock file `path` within the block; raise Locked, which names the holder, when another has it."""
     with _table:
         lock = _acquire(path)
         _held[lock.identity] = lock
@@ -113,9 +113,9 @@ def hold(path: Path) -> Iterator[HeldLock]:
 
 
 def holder(path: Path) -> Holder | None:
-    """Who has the lock file `path` right now; None when nobody has. Changes nothing, needs no right to write."""
+    """Return who holds the lock file `path` now; None when nobody does. Read-only."""
     with _table:
-        own = _own(path)
+        own = _held_here(path)
         if own is not None:
             return own.holder
         try:
@@ -125,8 +125,8 @@ def holder(path: Path) -> Holder | None:
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _named(_record(handle))
-        except OSError:  # no locks on this file system: nobody can hold one
+            return _holder_in(_read_record(handle))
+        except OSError:  # this file system has no locks: nobody can hold one
             return None
         finally:
             os.close(handle)
@@ -134,14 +134,14 @@ def holder(path: Path) -> Holder | None:
 
 
 def _acquire(path: Path) -> HeldLock:
-    own = _own(path)
+    own = _held_here(path)
     if own is not None:
         raise _locked(path, own.holder)
     handle = atomic.open_lock(path)
     try:
         if not _lock_exclusively(handle, path):
-            raise _locked(path, _named(_record(handle)))
-        with atomic.refusals(path):
+            raise _locked(path, _holder_in(_read_record(handle)))
+        with atomic.storage_errors(path):
             if _identity(os.lstat(path)) != _identity(os.fstat(handle)):
                 raise StorageError(f"{path.parent} was removed by another process just now")
         return HeldLock(path, handle)
@@ -165,7 +165,7 @@ def _lock_exclusively(handle: int, path: Path) -> bool:
     return False
 
 
-def _own(path: Path) -> HeldLock | None:
+def _held_here(path: Path) -> HeldLock | None:
     try:
         return _held.get(_identity(os.lstat(path)))
     except OSError:
@@ -176,18 +176,18 @@ def _locked(path: Path, by: Holder) -> Locked:
     return Locked(f"run {path.parent.name} is held by {by}; wait until it ends, or stop it")
 
 
-def _record(handle: int) -> dict[str, Any]:
+def _read_record(handle: int) -> dict[str, Any]:
     try:
         record = safe_json.decode(os.pread(handle, _MAX_RECORD, 0), "the lock")
-    except CorruptData:  # the holder has not written it yet
+    except CorruptData:  # not written yet
         return {}
     return record if isinstance(record, dict) else {}
 
 
-def _named(record: dict[str, Any]) -> Holder:
+def _holder_in(record: dict[str, Any]) -> Holder:
     pid, host, since = (record.get(name) for name in ("pid", "host", "since"))
-    known = type(pid) is int and isinstance(host, str) and isinstance(since, str)
-    if not known or not (host.isprintable() and since.isprintable()):
+    valid = type(pid) is int and isinstance(host, str) and isinstance(since, str)
+    if not valid or not (host.isprintable() and since.isprintable()):
         return Holder(None, "", "")
     return Holder(pid, host[:255], since[:40])
 
@@ -196,7 +196,8 @@ def _identity(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino
 
 
-def _forget_all() -> None:
+def forget_all() -> None:
+    """Drop every lock of this process from the table, as in a forked child."""
     global _table
     _table = threading.Lock()  # another thread of the parent may have held it
     for lock in _held.values():
@@ -204,4 +205,4 @@ def _forget_all() -> None:
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=forget_all)

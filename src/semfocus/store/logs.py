@@ -1,8 +1,8 @@
-"""Tables that grow by one JSON line at a time: `metrics.jsonl` and `timing.jsonl`.
+"""Append-only JSON Lines files: `metrics.jsonl` and `timing.jsonl`.
 
-A line counts once its line end is there. A process killed while it wrote leaves a tail without one: readers do not
-see it, and it is cut before the next line is added. Lines reach the page cache at once (a kill loses none) and the
-disk together with the next checkpoint or final status, which is when they count as saved.
+A line is complete when its line end is written. A process killed while writing leaves an incomplete last line:
+readers ignore it, and it is truncated before the next line is appended. Lines reach the page cache at once (a kill
+loses none) and the disk with the next checkpoint or final status.
 """
 
 from __future__ import annotations
@@ -18,57 +18,58 @@ MAX_FILE_BYTES = 64 * 2**20
 
 
 class Log:
-    """One such file; with `ordered`, every row has a step and steps rise from line to line."""
+    """One such file; with `ordered`, every row has a step and steps increase from line to line."""
 
-    def __init__(self, path: Path, *, ordered: bool) -> None:
+    def __init__(self, path: Path, *, ordered: bool, max_bytes: int = MAX_FILE_BYTES) -> None:
         self.path = path
         self.ordered = ordered
-        self.unsynced = False
+        self.max_bytes = max_bytes
+        self.unsynced = False  # whether rows may still be in the page cache only
         self._size: int | None = None  # known once this object has written
         self._last_step = -1
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every whole line, in order."""
+        """Return the rows of all complete lines, in order."""
         return self._scan()[0]
 
     def size(self) -> int:
-        """How many bytes the whole lines take; a torn tail is cut now."""
+        """Return the number of bytes of all complete lines, after truncating an incomplete last line."""
         if self._size is None:
-            rows, size, torn = self._scan()
-            if torn:
-                atomic.cut(self.path, size)
+            rows, size, incomplete = self._scan()
+            if incomplete:
+                atomic.truncate(self.path, size)
             self._size = size
             self._last_step = rows[-1]["step"] if self.ordered and rows else -1
         return self._size
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add one row."""
+        """Append one row."""
         what = f"a row of {self.path.name}"
         _check_flat(row, what, UsageError)
         line = safe_json.encode_row(row, what) + b"\n"
         size = self.size()
         if self.ordered and _step(row, what, UsageError) <= self._last_step:
             raise UsageError(f"{what} has step {row['step']} after step {self._last_step}; steps must rise")
-        if size + len(line) > MAX_FILE_BYTES:
-            raise StorageError(f"{self.path} would pass {MAX_FILE_BYTES} bytes; evaluate less often")
+        if size + len(line) > self.max_bytes:
+            raise StorageError(f"{self.path} would pass {self.max_bytes} bytes; evaluate less often")
         atomic.append(self.path, line, at=size)
         self._size = size + len(line)
         self._last_step = row["step"] if self.ordered else -1
         self.unsynced = True
 
-    def cut(self, size: int) -> None:
-        """Go back to the first `size` bytes, which a checkpoint vouches for."""
-        data = safe_json.read(self.path, MAX_FILE_BYTES) or b""
+    def truncate(self, size: int) -> None:
+        """Keep only the first `size` bytes, as a checkpoint recorded them."""
+        data = safe_json.read(self.path, self.max_bytes) or b""
         if len(data) < size or (size and data[size - 1 : size] != b"\n"):
             raise CorruptData(f"{self.path} no longer holds the {size} bytes that the checkpoint relies on")
         if len(data) > size:
-            atomic.cut(self.path, size)
+            atomic.truncate(self.path, size)
             self.unsynced = True
         self._size = None
 
     def _scan(self) -> tuple[list[dict[str, Any]], int, bool]:
-        """The rows, the bytes that they take, and whether more follows."""
-        data = safe_json.read(self.path, MAX_FILE_BYTES) or b""
+        """Return the rows, their size in bytes, and whether an incomplete line follows."""
+        data = safe_json.read(self.path, self.max_bytes) or b""
         size = data.rfind(b"\n") + 1
         rows: list[dict[str, Any]] = []
         last = -1

@@ -117,7 +117,7 @@ def read_arrays(run: RunDirectory, name: str) -> dict[str, np.ndarray] | None:
 def delete_arrays(run: RunDirectory, name: str) -> None:
     """Remove the arrays kept under this name, if there are any."""
     path = _place(run, name, ARRAYS)
-    with atomic.refusals(path):
+    with atomic.storage_errors(path):
         path.unlink(missing_ok=True)
 
 

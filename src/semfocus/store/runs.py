@@ -1,11 +1,11 @@
-"""Where the runs are: a directory with one run directory each, and whatever else lies there.
+"""The store: a directory that holds run directories, and possibly other files.
 
     store = RunStore()                         # SEMFOCUS_RUNS, else ./runs
     run = store.create_or_open(run_id, config)
     for entry in store.entries(): ...
     run = store.find("3f2a")                   # or a path
 
-A run id becomes a directory name, so that nothing but lowercase hexadecimal digits is taken for one.
+A run id becomes a directory name, so it may contain lowercase hexadecimal digits only.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from semfocus.store import atomic, formats, locks, safe_json
 from semfocus.store.directory import CHECKPOINTS, CONFIG, LOCK, METRICS, TIMING, RunDirectory, is_run_id
 
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
-FIGURES = "figures"  # the folder of what is drawn of runs, beside them
-_DRAWN = re.compile(rf"[^.].*\.(html|svg|png|pdf)|{FIGURES}")  # and pictures and pages
+FIGURES = "figures"  # the folder of figures, beside the runs
+REMOVABLE = ("corrupt", "failed", "diverged")  # states of runs that hold no result
+FINISHED = ("done", "interrupted", "empty")
+_REPORT_FILE = re.compile(rf"[^.].*\.(html|svg|png|pdf)|{FIGURES}")
 _LEFTOVER = re.compile(re.escape(atomic.DRAFT) + r"[0-9a-f]{32}")
-_SHOWN = 8
+_MAX_LISTED = 8
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing in the store, for what it is.
+    """One entry of the store's directory.
 
     `state` is running, done, diverged, interrupted or failed; empty (nothing was trained yet), corrupt (damaged, or
     left over from an interrupted creation or removal) or unrecognised (not a run that this semfocus can read). `why`
-    says more.
+    explains it.
     """
 
     name: str
@@ -53,35 +55,35 @@ class RunStore:
         self.root = Path(root or os.environ.get("SEMFOCUS_RUNS") or "runs").expanduser().absolute()
 
     def create_or_open(self, run_id: str, config: Mapping[str, Any], free: tuple[str, ...] = ()) -> RunDirectory:
-        """The run of this id, made if missing. One that exists must have this configuration, `free` fields aside."""
+        """Return the run of this id, created if missing; an existing one must have this config, except for `free`."""
         return self.create_or_open_all({run_id: config}, free)[0]
 
     def create_or_open_all(
         self, configs: Mapping[str, Mapping[str, Any]], free: tuple[str, ...] = ()
     ) -> list[RunDirectory]:
-        """The same for many runs, for little more than the cost of one."""
+        """Do the same for many runs, at little more than the cost of one."""
         runs = [RunDirectory(self._path(run_id)) for run_id in configs]
-        files = {run.path: _first_files(run.id, configs[run.id]) for run in runs}
+        files = {run.path: _initial_files(run.id, configs[run.id]) for run in runs}
         atomic.make_directories(self.root)
         while missing := [path for path in files if not _occupied(path)]:
             try:
-                atomic.publish((path, files[path]) for path in missing)
+                atomic.create_directories((path, files[path]) for path in missing)
             except StorageError:
                 if not any(map(_occupied, missing)):
-                    raise  # otherwise another process made one of them first, which is as good
+                    raise  # otherwise another process has created one of them meanwhile
         for run in runs:
             run.check_config(configs[run.id], free)
         return runs
 
     def open(self, run_id: str) -> RunDirectory:
-        """The run of this id, which must be there."""
+        """Return the run of this id; raise UsageError when it does not exist."""
         run = RunDirectory(self._path(run_id))
         if not run.path.is_dir():
             raise UsageError(f"there is no run {run_id} in {self.root}")
         return run
 
     def find(self, text: str) -> RunDirectory:
-        """A run by the beginning of its id, if no other begins so, or by the path of its directory."""
+        """Return a run by an unambiguous prefix of its id, or by the path of its directory."""
         if _PREFIX.fullmatch(text):
             ids = self._ids()
             matches = [text] if text in ids else [name for name in ids if name.startswith(text)]
@@ -89,28 +91,35 @@ class RunStore:
                 return self.open(matches[0])
             if matches:
                 raise UsageError(
-                    f"{text} is the beginning of {len(matches)} run ids: {_some(matches)}; write more of it"
+                    f"{text} is the beginning of {len(matches)} run ids: {_listed(matches)}; write more of it"
                 )
         if os.sep in text or Path(text).is_dir():
-            return _at_path(Path(text))
-        raise UsageError(f"no run in {self.root} has an id that begins with {text!r}; there are: {_some(self._ids())}")
+            return _run_at(Path(text))
+        raise UsageError(
+            f"no run in {self.root} has an id that begins with {text!r}; there are: {_listed(self._ids())}"
+        )
 
     def entries(self, names: Sequence[str] | None = None) -> list[Entry]:
-        """Everything in the store by name, each for what it is; or only these names, in their order."""
+        """Return every entry of the store by name, except figures and pages; or only these names, in their order."""
         names = self._names() if names is None else names
-        return [self._entry(name) for name in names if not _DRAWN.fullmatch(name)]
+        return [self._entry(name) for name in names if not _REPORT_FILE.fullmatch(name)]
+
+    def removable(self, finished: bool = False) -> list[Entry]:
+        """Return the runs without a result (corrupt, failed, diverged); with `finished`, all that are not running."""
+        states = (*REMOVABLE, *(FINISHED if finished else ()))
+        return [entry for entry in self.entries() if entry.state in states]
 
     def remove(self, name: str) -> None:
-        """Delete the run of this id, or a leftover that `entries` shows; Locked while a process writes to it."""
+        """Delete the run of this id, or a leftover in `entries`; raise Locked while a process writes to it."""
         if _LEFTOVER.fullmatch(name):
-            atomic.discard(self.root / name)
+            atomic.remove_directory(self.root / name)
             return
         run = self.open(name)
         with locks.hold(run.path / LOCK):
-            atomic.discard(run.path)
+            atomic.remove_directory(run.path)
 
     def _path(self, run_id: str) -> Path:
-        if not is_run_id(run_id):  # before it is joined to a path: `../` and `/` must not get that far
+        if not is_run_id(run_id):  # checked before it is joined to a path: `../` and `/` must not get that far
             raise UsageError(f"{run_id!r} is not a run id: 8 to 64 lowercase hexadecimal digits")
         return self.root / run_id
 
@@ -134,14 +143,14 @@ class RunStore:
         if not is_run_id(name) or not path.is_dir():
             return Entry(name, path, "unrecognised", "not a run directory")
         try:
-            return _described(RunDirectory(path))
+            return _read_entry(RunDirectory(path))
         except OtherFormat as error:
             return Entry(name, path, "unrecognised", str(error))
         except (CorruptData, OSError) as error:
             return Entry(name, path, "corrupt", str(error))
 
 
-def _described(run: RunDirectory) -> Entry:
+def _read_entry(run: RunDirectory) -> Entry:
     if not os.listdir(run.path):
         return Entry(run.id, run.path, "empty", "an empty directory")
     config, holder, status = run.config(), run.holder(), run.status()
@@ -149,44 +158,40 @@ def _described(run: RunDirectory) -> Entry:
         state, why = "running", f"held by {holder}"
     elif status is not None and status["state"] != "running":
         state, why = status["state"], ""
-    elif status is not None or _has_begun(run):
+    elif status is not None or run.metrics() or run.checkpoint_steps():
         state, why = "interrupted", "its process ended without a word"
     else:
         state, why = "empty", "created, not started"
     return Entry(run.id, run.path, state, why, config, status, holder)
 
 
-def _has_begun(run: RunDirectory) -> bool:
-    return bool(run.metrics() or run.checkpoint_steps())
-
-
-def _first_files(run_id: str, config: Mapping[str, Any]) -> dict[str, bytes | None]:
+def _initial_files(run_id: str, config: Mapping[str, Any]) -> dict[str, bytes | None]:
     document = formats.stamp({"id": run_id, "config": dict(config)})
     return {
         CONFIG: safe_json.encode(document, f"the configuration of run {run_id}", indent=2) + b"\n",
-        METRICS: b"",  # made now, so that a later sync of their content is enough
+        METRICS: b"",  # created now, so that later a sync of the file alone is enough
         TIMING: b"",
         CHECKPOINTS: None,
     }
 
 
 def _occupied(path: Path) -> bool:
-    """Whether something is there that a new directory cannot take the place of."""
+    """Return whether `path` exists and is not an empty directory."""
     return os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or bool(os.listdir(path)))
 
 
-def _at_path(path: Path) -> RunDirectory:
+def _run_at(path: Path) -> RunDirectory:
     try:
-        place = path.expanduser().resolve(strict=True)
+        directory = path.expanduser().resolve(strict=True)
     except (OSError, ValueError, RuntimeError):
         raise UsageError(
             f"{str(path)!r} is not there; give the path of a run directory or the beginning of an id"
         ) from None
-    if not place.is_dir():
+    if not directory.is_dir():
         raise UsageError(f"{path} is a file; a run is a directory, and a lone file is never loaded as one")
-    return RunDirectory(place)
+    return RunDirectory(directory)
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more or "none"
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + more or "none"

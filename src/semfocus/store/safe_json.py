@@ -1,10 +1,10 @@
-"""JSON as the standard has it, read with suspicion: what comes from someone else's run directory is hostile.
+"""Strict JSON for untrusted files.
 
-Written: no NaN and no infinity, text keys, at most `MAX_DEPTH` levels. Read: the same, from a regular file (no
-link, no pipe) of limited size. What does not fit is CorruptData that names the file, whatever its author intended.
+Values have string keys, finite numbers and at most `MAX_DEPTH` levels, when written and when read. Files are read only
+when they are regular (no link, no pipe) and of limited size. Anything else is a CorruptData that names the file.
 
-A row of a table may hold floats that are not finite. Its line has null in their place, which every JSON reader
-understands, and says in one more field what they were:
+A row of a table may hold floats that are not finite. Its line holds null in their place, which every JSON reader
+accepts, and one more field that names their values:
 
     {"step": 40, "loss": null, "not_finite": {"loss": "nan"}}
 """
@@ -24,11 +24,11 @@ from semfocus.errors import CorruptData, StorageError, UsageError
 MAX_BYTES = 2**20
 MAX_DEPTH = 32
 NOT_FINITE = "not_finite"
-_LOST = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def encode(value: Any, what: str, indent: int | None = None) -> bytes:
-    """`value` as JSON, on one line unless indented; `what` names it in errors."""
+    """Return `value` as JSON, on one line unless indented; `what` names it in errors."""
     problem = _problem(value)
     if problem is not None:
         raise UsageError(f"{what} cannot be kept as JSON: {problem}")
@@ -39,9 +39,9 @@ def encode(value: Any, what: str, indent: int | None = None) -> bytes:
 
 
 def decode(data: bytes, what: str) -> Any:
-    """The value that `data` holds; `what` names it in errors."""
+    """Return the value that `data` encodes; `what` names it in errors."""
     try:
-        value = json.loads(data.decode(), object_pairs_hook=_distinct)
+        value = json.loads(data.decode(), object_pairs_hook=_unique_keys)
     except RecursionError:
         raise CorruptData(f"{what} is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
@@ -53,7 +53,7 @@ def decode(data: bytes, what: str) -> Any:
 
 
 def read(path: Path, limit: int = MAX_BYTES) -> bytes | None:
-    """The content of a regular file of at most `limit` bytes; None when there is no such file."""
+    """Return the content of a regular file of at most `limit` bytes; None when there is no such file."""
     try:
         handle = open_plain(path)
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def read(path: Path, limit: int = MAX_BYTES) -> bytes | None:
 
 
 def open_plain(path: Path) -> int:
-    """A descriptor to read a regular file; links, pipes and devices are refused unopened or unread."""
+    """Return a descriptor to read a regular file; links, pipes and devices are refused without reading them."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -83,31 +83,31 @@ def open_plain(path: Path) -> int:
 
 
 def encode_row(row: Mapping[str, Any], what: str) -> bytes:
-    """A row as one line of JSON that remembers which of its floats were not finite."""
+    """Return a row as one line of JSON that records which of its floats are not finite."""
     if NOT_FINITE in row:
         raise UsageError(f"{what}: the name {NOT_FINITE} is taken")
-    lost = {name: str(float(v)) for name, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
-    plain = {name: None if name in lost else value for name, value in row.items()}
-    return encode(plain | {NOT_FINITE: lost} if lost else plain, what)
+    not_finite = {name: str(float(v)) for name, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
+    finite = {name: None if name in not_finite else value for name, value in row.items()}
+    return encode(finite | {NOT_FINITE: not_finite} if not_finite else finite, what)
 
 
 def decode_row(data: bytes, what: str) -> dict[str, Any]:
-    """The row that `encode_row` wrote, or a stranger's row of the same kind."""
+    """Return the row that `encode_row` encoded."""
     row = decode(data, what)
     if not isinstance(row, dict):
         raise CorruptData(f"{what} is not a JSON object")
-    lost = row.pop(NOT_FINITE, {})
-    if not isinstance(lost, dict):
+    not_finite = row.pop(NOT_FINITE, {})
+    if not isinstance(not_finite, dict):
         raise CorruptData(f"{what}: {NOT_FINITE} is not a JSON object")
-    for name, value in lost.items():
-        if row.get(name, 0) is not None or not isinstance(value, str) or value not in _LOST:
+    for name, value in not_finite.items():
+        if row.get(name, 0) is not None or not isinstance(value, str) or value not in _FLOATS:
             raise CorruptData(f"{what}: {NOT_FINITE} does not fit its row")
-        row[name] = _LOST[value]
+        row[name] = _FLOATS[value]
     return row
 
 
 def _problem(value: Any) -> str | None:
-    """Why `value` is not one that JSON carries there and back; None when it is. Not recursive on purpose."""
+    """Return why `value` cannot be encoded and decoded unchanged; None when it can. Iterative: it may be deep."""
     waiting = [(value, 1)]
     while waiting:
         item, depth = waiting.pop()
@@ -138,8 +138,8 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         raise ValueError("a key appears twice")
-    return made
+    return mapping

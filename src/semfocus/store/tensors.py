@@ -1,8 +1,8 @@
-"""Dictionaries of tensors as safetensors bytes, and back. No pickle, ever.
+"""Encoding of tensors as safetensors bytes, and decoding from untrusted files. Never pickle.
 
-A file is its header's length (8 bytes), the header (JSON: name -> dtype, shape, offsets), then the tensors' bytes.
-`read_header` checks all of that against the size of the file before anything is allocated from it: a header that
-lies about its length, ranges that overlap, leave gaps or point outside, shapes that do not fit their range.
+A file holds the header's length (8 bytes), the header (JSON: name -> dtype, shape, offsets) and the tensors' bytes.
+`read_header` checks the header against the size of the file before anything is allocated: its length, ranges that
+overlap, leave gaps or exceed the file, and shapes that do not fit their range.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_HEADER_BYTES = 4 * 2**20
 MAX_DIMENSIONS = 16
 _PREFIX = 8
-_TYPES = {  # safetensors' name -> torch's name, bytes each
+DTYPES = {  # name in safetensors -> name in torch, bytes per element
     "BOOL": ("bool", 1),
     "U8": ("uint8", 1),
     "I8": ("int8", 1),
@@ -39,15 +39,15 @@ _TYPES = {  # safetensors' name -> torch's name, bytes each
     "F64": ("float64", 8),
     "C64": ("complex64", 8),
 }
-_NAMES = {torch_name: name for name, (torch_name, _) in _TYPES.items()}
+_NAMES = {torch_name: name for name, (torch_name, _) in DTYPES.items()}
 
 
 class Mismatch(CorruptData):
-    """Intact tensors, but not the ones that were expected."""
+    """The tensors are intact, but differ from the expected ones in name, shape or dtype."""
 
 
 class Layout(NamedTuple):
-    """What one tensor looks like: `F32 (3, 4)`."""
+    """Dtype and shape of a tensor: `F32 (3, 4)`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -57,13 +57,13 @@ class Layout(NamedTuple):
 
 
 def encode(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The tensors, from any device, as safetensors bytes; the same values give the same bytes.
+    """Return the tensors, from any device, as safetensors bytes; equal values give equal bytes.
 
-    Written here and not by the library, which takes five times as long and refuses views of one storage: members
-    are slices of stacked parameters.
+    The library is not used because it takes five times as long and refuses views of one storage: members are slices
+    of stacked parameters.
     """
     layouts = {name: _checked_layout(name, tensor) for name, tensor in tensors.items()}
-    names = sorted(layouts, key=lambda name: (-_TYPES[layouts[name].dtype][1], name))  # so that all are aligned
+    names = sorted(layouts, key=lambda name: (-DTYPES[layouts[name].dtype][1], name))  # widest first: all aligned
     parts = [_bytes_of(tensors[name]) for name in names]
     header: dict[str, dict[str, Any]] = {}
     end = 0
@@ -83,7 +83,7 @@ def _checked_layout(name: Any, tensor: Any) -> Layout:
     if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
         raise UsageError(f"a checkpoint holds tensors by name, not {name!r}: {type(tensor).__name__}")
     layout = layout_of(tensor)
-    if layout.dtype not in _TYPES:
+    if layout.dtype not in DTYPES:
         raise UsageError(f"the tensor {name!r} has dtype {tensor.dtype}; a checkpoint holds {', '.join(_NAMES)}")
     return layout
 
@@ -91,14 +91,14 @@ def _checked_layout(name: Any, tensor: Any) -> Layout:
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     import torch
 
-    if not tensor.numel():  # one that numpy made has a stride of 0, which torch calls contiguous and cannot view
+    if not tensor.numel():  # an empty array from numpy has a stride of 0: contiguous to torch, but it cannot be viewed
         return memoryview(b"")
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy().data
 
 
 def decode(file: BinaryIO, size: int, what: str, expect: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
-    """The tensors of an open file of `size` bytes, refused by its header where they are not those of `expect`."""
+    """Return the tensors of an open file of `size` bytes; raise Mismatch when its header differs from `expect`."""
     layouts = read_header(file, size, what)
     if expect is not None:
         _compare(layouts, expect, what)
@@ -113,7 +113,7 @@ def decode(file: BinaryIO, size: int, what: str, expect: Mapping[str, torch.Tens
 
 
 def read_header(file: BinaryIO, size: int, what: str) -> dict[str, Layout]:
-    """What the file holds, by name, after checking that it holds exactly that."""
+    """Return the layout of each tensor by name, after checking the header against the size of the file."""
     length = int.from_bytes(file.read(_PREFIX), "little")
     if size < _PREFIX or length > min(MAX_HEADER_BYTES, size - _PREFIX):
         raise CorruptData(f"{what} is not a safetensors file: its header cannot be {length} bytes long")
@@ -124,8 +124,8 @@ def read_header(file: BinaryIO, size: int, what: str) -> dict[str, Layout]:
     ranges: list[tuple[int, int]] = []
     layouts: dict[str, Layout] = {}
     for name, entry in header.items():
-        layouts[name], place = _entry(entry, f"tensor {name!r} of {what}")
-        ranges.append(place)
+        layouts[name], byte_range = _parse_entry(entry, f"tensor {name!r} of {what}")
+        ranges.append(byte_range)
     end = 0
     for start, stop in sorted(ranges):
         if start != end:
@@ -136,17 +136,17 @@ def read_header(file: BinaryIO, size: int, what: str) -> dict[str, Layout]:
     return layouts
 
 
-def _entry(entry: Any, what: str) -> tuple[Layout, tuple[int, int]]:
+def _parse_entry(entry: Any, what: str) -> tuple[Layout, tuple[int, int]]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CorruptData(f"{what} is not described by dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in _TYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CorruptData(f"{what} has the unknown dtype {str(dtype)[:40]!r}")
     if not _is_counts(shape) or len(shape) > MAX_DIMENSIONS:
         raise CorruptData(f"{what} has a shape that is not a short list of sizes")
     if not _is_counts(offsets) or len(offsets) != 2:
         raise CorruptData(f"{what} has offsets that are not two byte positions")
-    if offsets[0] + math.prod(shape) * _TYPES[dtype][1] != offsets[1]:
+    if offsets[0] + math.prod(shape) * DTYPES[dtype][1] != offsets[1]:
         raise CorruptData(f"{what} has shape {shape}, which does not fill bytes {offsets[0]} to {offsets[1]}")
     return Layout(dtype, tuple(shape)), (offsets[0], offsets[1])
 
@@ -155,20 +155,20 @@ def _is_counts(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
 
 
-def _compare(found: Mapping[str, Layout], expect: Mapping[str, torch.Tensor], what: str) -> None:
-    wanted = {name: layout_of(tensor) for name, tensor in expect.items()}
-    differences = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())]
-    differences += [f"{name} is not expected" for name in sorted(found.keys() - wanted.keys())]
+def _compare(layouts: Mapping[str, Layout], expect: Mapping[str, torch.Tensor], what: str) -> None:
+    expected = {name: layout_of(tensor) for name, tensor in expect.items()}
+    differences = [f"{name} is missing" for name in sorted(expected.keys() - layouts.keys())]
+    differences += [f"{name} is not expected" for name in sorted(layouts.keys() - expected.keys())]
     differences += [
-        f"{name} is {found[name]}, not {wanted[name]}"
-        for name in sorted(wanted.keys() & found.keys())
-        if found[name] != wanted[name]
+        f"{name} is {layouts[name]}, not {expected[name]}"
+        for name in sorted(expected.keys() & layouts.keys())
+        if layouts[name] != expected[name]
     ]
     if differences:
         raise Mismatch(f"{what} holds other tensors than this model: {'; '.join(differences)}")
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
-    """The layout that `tensor` would have in a file."""
+    """Return the layout that `tensor` has in a file."""
     name = str(tensor.dtype).removeprefix("torch.")
     return Layout(_NAMES.get(name, name), tuple(tensor.shape))

@@ -1,17 +1,17 @@
-"""Metrics as they are measured, sent to a tracker: TensorBoard, Weights & Biases (offline) or trackio.
+"""Experiment trackers that receive metrics during training: TensorBoard, Weights & Biases (offline) and trackio.
 
-    with watched(board, ["tensorboard:logs"]) as watcher:
-        train(configs, "runs", watcher=watcher)
+    with tracking(callback, ["tensorboard:logs"]) as on_progress:
+        train(configs, "runs", on_progress=on_progress)
 
-    tensorboard:DIR      event files under DIR, a folder a run          pip install 'semfocus[trackers]'
-    wandb:PROJECT        offline runs under ./wandb; `wandb sync` them, or do not
-    trackio:PROJECT      trackio's own local database; look with `trackio show`
+    tensorboard:DIR      event files under DIR, one folder per run      pip install 'semfocus[trackers]'
+    wandb:PROJECT        offline runs under ./wandb; `wandb sync` uploads them
+    trackio:PROJECT      trackio's local database; `trackio show` displays it
 
-The names are those of metrics.jsonl in every tracker: train_loss, train_accuracy, heldout_loss, heldout_accuracy, lr
-and epoch, by step. The run directory stays the truth: a tracker that fails is dropped with a warning, and the run
-goes on.
+Every tracker uses the names of metrics.jsonl: train_loss, train_accuracy, heldout_loss, heldout_accuracy, lr and
+epoch, by step. The run directory remains authoritative: a tracker that fails is dropped with a warning, and training
+continues.
 """
 
-from semfocus.integrations.trackers.sink import Sink, TrackerFailed, parse_sink, watched
+from semfocus.integrations.trackers.sink import Sink, TrackerFailed, parse_sink, tracking
 
-__all__ = ["Sink", "TrackerFailed", "parse_sink", "watched"]
+__all__ = ["Sink", "TrackerFailed", "parse_sink", "tracking"]

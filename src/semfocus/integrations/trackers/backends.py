@@ -1,4 +1,4 @@
-"""The three trackers, each as a function that opens a log for one run. Their packages are imported when asked for."""
+"""The backends of the trackers: each opens a log for a run. Their packages are imported when a backend is chosen."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from semfocus.errors import MissingExtra
 
 @dataclass(frozen=True)
 class Run:
-    """What a tracker is told about a run."""
+    """The description of a run that a tracker gets."""
 
     id: str
-    name: str  # for people, and fit for a folder
+    name: str  # readable, and valid as the name of a folder
     config: Mapping[str, Any]
-    step: int  # up to which its metrics are known from an earlier session; -1 for none
+    step: int  # the last step that an earlier session has sent; -1 for none
 
 
 class Log(Protocol):
-    """Where the metrics of one run go."""
+    """The log of one run in a tracker."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
 
 
+Backend = Callable[[str], Callable[[Run], Log]]  # destination -> function that opens the log of a run
+
+
 class TensorBoardLog:
-    """Event files in a folder of the run's name; what an earlier session wrote beyond its checkpoint is purged."""
+    """Event files in a folder with the run's name; steps after the checkpoint of an earlier session are purged."""
 
     def __init__(self, tensorboard: Any, folder: Path, run: Run) -> None:
         purge = run.step + 1 if run.step >= 0 else None
@@ -50,7 +53,7 @@ class TensorBoardLog:
 
 
 class WandbLog:
-    """An offline run; nothing is sent anywhere until somebody syncs it."""
+    """An offline run; nothing is sent over the network until a user syncs it."""
 
     def __init__(self, wandb: Any, project: str, run: Run) -> None:
         quiet = wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True)
@@ -70,8 +73,8 @@ class TrackioLog:
     """A run in trackio's local database."""
 
     def __init__(self, trackio: Any, project: str, run: Run) -> None:
-        # trackio ends the current run when another begins; in a context of its own each run stays. And it prints
-        # several lines a run, which do not belong among the results.
+        # trackio ends the current run when another begins, unless each has a context of its own. It also prints
+        # several lines per run, which would mix with the results.
         with redirect_stdout(io.StringIO()):
             self._run = contextvars.copy_context().run(
                 trackio.init, project=project, name=run.name, config=dict(run.config), resume="allow", embed=False,
@@ -86,25 +89,25 @@ class TrackioLog:
             self._run.finish()
 
 
-def tensorboard(place: str) -> Callable[[Run], Log]:
-    """Event files under the directory `place`."""
+def tensorboard(directory: str) -> Callable[[Run], Log]:
+    """Write event files under `directory`."""
     module = _module("tensorboard", "torch.utils.tensorboard", "writing for TensorBoard")
-    return lambda run: TensorBoardLog(module, Path(place).expanduser(), run)
+    return lambda run: TensorBoardLog(module, Path(directory).expanduser(), run)
 
 
-def wandb(place: str) -> Callable[[Run], Log]:
-    """Offline runs of the project `place`."""
+def wandb(project: str) -> Callable[[Run], Log]:
+    """Write offline runs of `project`."""
     module = _module("wandb", "wandb", "writing for Weights & Biases")
-    return lambda run: WandbLog(module, place, run)
+    return lambda run: WandbLog(module, project, run)
 
 
-def trackio(place: str) -> Callable[[Run], Log]:
-    """Local runs of the project `place`."""
+def trackio(project: str) -> Callable[[Run], Log]:
+    """Write local runs of `project`."""
     module = _module("trackio", "trackio", "writing for trackio")
-    return lambda run: TrackioLog(module, place, run)
+    return lambda run: TrackioLog(module, project, run)
 
 
-BACKENDS: dict[str, Callable[[str], Callable[[Run], Log]]] = {
+BACKENDS: dict[str, Backend] = {
     "tensorboard": tensorboard,
     "trackio": trackio,
     "wandb": wandb,
@@ -112,7 +115,7 @@ BACKENDS: dict[str, Callable[[str], Callable[[Run], Log]]] = {
 
 
 def _module(package: str, name: str, purpose: str) -> Any:
-    """The module of a tracker. Asked for before training: that a package is missing is said at once."""
+    """Import the module of a tracker. This happens before training, so that a missing package is reported at once."""
     try:
         return import_module(name)
     except ImportError:
