@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from semfocus.attention.mechanisms import TopK
 from semfocus.config import AttentionConfig, RunConfig, TaskConfig
 from semfocus.diagnostics import diagnose
 from semfocus.landscape import SurfaceSettings, measure_surface
@@ -103,7 +102,7 @@ def plain_logits(weights: dict[str, Tensor], tokens: Tensor, spec: Spec) -> Tens
     x = x + positions(tokens.shape[-1], d, tokens.device)
     for i in range(spec.model.blocks):
         q, k, v = linear(functional.layer_norm(x, (d,)), f"blocks.{i}.qkv").chunk(3, dim=-1)
-        if isinstance(spec.mechanism, TopK):
+        if spec.mechanism.keeps_largest is not None:
             scores = q @ k.mT / d**0.5
             kth = scores.topk(spec.mechanism.k, dim=-1).values[..., -1:]
             mixed = scores.masked_fill(scores < kth, float("-inf")).softmax(dim=-1) @ v

@@ -104,6 +104,19 @@ def test_a_users_normaliser_works_by_value_and_by_name() -> None:
             attend(q, k, v, TopK(3), normaliser="softplus", backend="chunked")
 
 
+def test_a_config_refuses_an_unknown_normaliser_with_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match="unknown normaliser 'softmx'; did you mean 'softmax'"):
+        AttentionConfig(normaliser="softmx")
+
+
+def test_mechanisms_and_normalisers_are_known_without_importing_torch() -> None:
+    code = (
+        "import sys; from semfocus.attention import parse_mechanism, parse_normaliser; "
+        "parse_mechanism('topk:5'), parse_normaliser('sigmoid:0.5'); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.mark.parametrize("value", [Softmax(), Sigmoid(), Sigmoid(bias=-2.5)], ids=str)
 def test_a_normaliser_is_what_its_text_form_says(value) -> None:
     assert parse_normaliser(str(value)) == value

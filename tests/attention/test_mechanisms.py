@@ -1,4 +1,4 @@
-"""What each mechanism keeps, against loops that follow the words; the text form; the registry."""
+"""What each mechanism keeps, compared with loops that follow the definition; text forms; the registry."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.conftest import DEVICE
 
 def kept(mechanism: Mechanism, scores, valid=None, **options) -> list[list[int]]:
     keep = mechanism.keep(torch.as_tensor(scores, device=DEVICE), valid, **options)
-    return [row.nonzero().flatten().tolist() for row in keep]
+    return [of_query.nonzero().flatten().tolist() for of_query in keep]
 
 
 def window(position: int, width: int, keys: int, causal: bool) -> set[int]:
-    """The words of the definition: (w - 1) // 2 to the left, the rest to the right, moved inward at the borders."""
+    """The definition: (w - 1) // 2 to the left, the rest to the right, moved inward at the borders."""
     if causal:
         return {j for j in range(position - width + 1, position + 1) if 0 <= j < keys}
     start = position - (width - 1) // 2
@@ -49,19 +49,19 @@ def window(position: int, width: int, keys: int, causal: bool) -> set[int]:
     num_globals=st.integers(0, 3),
     causal=st.booleans(),
 )
-def test_a_band_keeps_the_window_that_the_words_describe(queries, keys, width, num_globals, causal) -> None:
+def test_a_band_keeps_the_window_of_the_definition(queries, keys, width, num_globals, causal) -> None:
     num_globals = 0 if causal else num_globals
-    rows = kept(Banded(width, globals=num_globals), torch.zeros(queries, keys), causal=causal)
+    kept_keys = kept(Banded(width, globals=num_globals), torch.zeros(queries, keys), causal=causal)
     own = max(keys - num_globals, 0)
-    for i, row in enumerate(rows):
+    for i, own_keys in enumerate(kept_keys):
         position = i + keys - queries
         if position >= own:
             wanted = set(range(keys)) if not causal else window(position, width, keys, causal)
         else:
             wanted = window(position, width, own, causal) | set(range(own, keys))
-        assert set(row) == wanted
+        assert set(own_keys) == wanted
         if not causal and position < own:
-            assert len(row) == min(width, own) + keys - own
+            assert len(own_keys) == min(width, own) + keys - own
 
 
 @settings(max_examples=100, deadline=None)
@@ -74,15 +74,15 @@ def test_a_band_keeps_the_window_that_the_words_describe(queries, keys, width, n
 )
 def test_a_block_keeps_the_aligned_block_of_the_query(queries, keys, width, num_globals, causal) -> None:
     num_globals = 0 if causal else num_globals
-    rows = kept(BlockLocal(width, globals=num_globals), torch.zeros(queries, keys), causal=causal)
-    for i, row in enumerate(rows):
+    kept_keys = kept(BlockLocal(width, globals=num_globals), torch.zeros(queries, keys), causal=causal)
+    for i, own_keys in enumerate(kept_keys):
         p = i + keys - queries
         wanted = {
             j
             for j in range(keys)
             if (j // width == p // width or max(j, p) >= keys - num_globals) and (j <= p or not causal)
         }
-        assert set(row) == wanted
+        assert set(own_keys) == wanted
 
 
 def test_even_and_odd_bands_have_the_documented_offset() -> None:
@@ -112,8 +112,8 @@ def test_top_k_takes_the_best_of_the_valid_keys_and_all_when_there_are_few() -> 
 
 def test_sinks_and_window_come_in_addition_and_do_not_use_up_k() -> None:
     scores = torch.tensor([[9.0, 0.0, 8.0, 1.0, 2.0, 7.0, 3.0, 0.0]]).expand(8, 8)
-    rows = kept(TopK(2, sinks=1, window=3), scores)
-    assert rows[3] == [0, 2, 3, 4, 5, 6]  # sink 0, window 2-4, the best of the others: 5 and 6
+    kept_keys = kept(TopK(2, sinks=1, window=3), scores)
+    assert kept_keys[3] == [0, 2, 3, 4, 5, 6]  # sink 0, window 2-4, the best of the others: 5 and 6
     causal = kept(TopK(2, sinks=1, window=3), scores, causal=True)
     assert causal[6] == [0, 2, 3, 4, 5, 6]  # sink 0, window 4-6, the best two of 1, 2, 3
     assert causal[0] == [0]
@@ -166,9 +166,9 @@ def test_lists_of_positions_are_the_pattern_again(mechanism, causal) -> None:
     for queries, keys in ((7, 7), (5, 9), (9, 5), (1, 4)):
         positions = Positions(queries, keys, DEVICE, 0, queries)
         pattern = mechanism.pattern(positions, causal)
-        for i, row in enumerate(mechanism.indices(positions, causal)):
+        for i, own_keys in enumerate(mechanism.indices(positions, causal)):
             if i + keys - queries < keys - mechanism.globals:
-                assert sorted(row[row >= 0].tolist()) == pattern[i].nonzero().flatten().tolist()
+                assert sorted(own_keys[own_keys >= 0].tolist()) == pattern[i].nonzero().flatten().tolist()
 
 
 @pytest.mark.parametrize(

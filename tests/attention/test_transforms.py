@@ -16,7 +16,7 @@ traces_generators = pytest.mark.skipif(torch.__version__ < "2.12", reason="torch
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled_before() -> None:
-    torch.compiler.reset()  # a test must not meet the shapes and recompilations of another
+    torch.compiler.reset()  # shapes and recompilations of one test must not affect another
 
 
 @pytest.mark.parametrize("mechanism", [TopK(3), TopK(3, sinks=1, window=2), Banded(3), BlockLocal(4), Full()], ids=str)
@@ -35,7 +35,7 @@ def test_vmap_and_func_grad_work_on_the_dense_path(mechanism) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, inside jvp
-def test_torch_func_works_for_long_rows_too() -> None:
+def test_torch_func_works_for_long_sequences_too() -> None:
     x = qkv(300, 300, lead=(2, 1), width=4)[0]
 
     def call(q):
@@ -94,7 +94,7 @@ def test_a_generator_gives_a_compiled_graph_the_seeds_it_gives_without_a_compile
     torch.testing.assert_close(results(compiled, first), wanted)
     assert torch.equal(first.get_state(), plain.get_state())
     assert not torch.equal(wanted[0], wanted[1])
-    torch.testing.assert_close(compiled(q, k, second), wanted[0])  # another generator is not taken for the first
+    torch.testing.assert_close(compiled(q, k, second), wanted[0])  # another generator is not mistaken for the first
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -127,7 +127,7 @@ def test_dropout_without_a_generator_compiles_to_one_graph() -> None:
     assert not torch.equal(call(q, k, v), call(q, k, v))
 
 
-def test_what_info_tells_compiles_to_one_graph() -> None:
+def test_return_info_compiles_to_one_graph() -> None:
     q, k, v = qkv(9, 11, dtype=torch.float32)
 
     def call(q, k, v):

@@ -8,10 +8,10 @@
         here::test_a_size_that_is_not_a_positive_whole_number_is_refused
 25  even and odd bands: the documented offset, exactly w keys
         mechanisms::test_even_and_odd_bands_have_the_documented_offset
-        mechanisms::test_a_band_keeps_the_window_that_the_words_describe
+        mechanisms::test_a_band_keeps_the_window_of_the_definition
 26  a length that is no multiple of the block: a short last block
         mechanisms::test_a_block_keeps_the_aligned_block_of_the_query
-27  a fully masked row: zeros and zero gradients
+27  a fully masked query: zeros and zero gradients
         answers::test_a_query_without_keys_gives_zeros_and_zero_gradients
 28  all scores -inf: the same
         attend::test_scores_of_minus_infinity_give_zeros_and_not_nan
@@ -20,7 +20,7 @@
 30  ties: the lowest index
         answers::test_outputs_and_gradients_equal_the_oracle_at_odd_sizes
         answers::test_the_kept_set_is_the_oracles_on_integer_inputs
-31  a NaN score: its own row alone
+31  a NaN score: its own query alone
         hazards::test_a_nan_score_reaches_its_own_row_alone
 32  NaN in a dropped value: no effect
         hazards::test_nan_in_a_dropped_value_does_not_leak_and_in_a_kept_one_shows
@@ -34,7 +34,7 @@
         answers::test_gradcheck_passes_away_from_ties
 36  whole or complex numbers: TypeError
         here::test_bad_input_is_refused_with_the_argument_the_value_and_what_is_allowed
-37  no batch, no rows, one row: empty or exact
+37  no batch entries, no queries, one query: empty or exact
         answers::test_empty_and_single_inputs_are_empty_or_exact
 38  any stride: as contiguous
         hazards::test_any_stride_equals_contiguous_and_inputs_are_untouched

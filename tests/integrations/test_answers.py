@@ -1,4 +1,4 @@
-"""A focused model computes what it should: eager attention where every key fits, never the future, never padding."""
+"""A focused model equals eager attention where every key is kept, and never sees later tokens or padding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.integrations.tiny import (
 )
 
 CAUSAL = ["topk:3", "bottomk:3", "randomk:3", "banded:4", "block_local:4", "topk:2+1s+2w", "full"]
-ROWS = [tokens(1, length, seed=10 + i)[0] for i, length in enumerate((9, 4, 1, 4, 6))]
+SEQUENCES = [tokens(1, length, seed=10 + i)[0] for i, length in enumerate((9, 4, 1, 4, 6))]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -82,38 +82,38 @@ def test_greedy_generation_equals_eager_where_every_key_is_kept(family):
 @pytest.mark.parametrize("family", DECODERS)
 @pytest.mark.parametrize("mechanism", ["topk:3", "banded:4", "block_local:3", "topk:2+2s+2w"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_batch_of_a_decoder_gives_what_its_rows_give_alone(family, mechanism, side):
+def test_a_padded_batch_of_a_decoder_gives_what_its_sequences_give_alone(family, mechanism, side):
     model = FAMILIES[family]()
     focus(model, mechanism)
-    batch = padded(ROWS, side)
+    batch = padded(SEQUENCES, side)
     out = logits(model, batch.pop("ids"), **batch)
     assert out.isfinite().all()
-    for row, got in zip(ROWS, unpadded(out, ROWS, side), strict=True):
-        torch.testing.assert_close(got, logits(model, row[None])[0], rtol=1e-5, atol=1e-5)
+    for sequence, got in zip(SEQUENCES, unpadded(out, SEQUENCES, side), strict=True):
+        torch.testing.assert_close(got, logits(model, sequence[None])[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     "mechanism", ["topk:3", "bottomk:3", "banded:4", "block_local:3", "banded:3+1g", "topk:2+1s+2w"]
 )
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_batch_of_an_encoder_gives_what_its_rows_give_alone(mechanism, side):
+def test_a_padded_batch_of_an_encoder_gives_what_its_sequences_give_alone(mechanism, side):
     model = bert()
     focus(model, mechanism)
-    batch = padded(ROWS, side)
+    batch = padded(SEQUENCES, side)
     out = logits(model, batch.pop("ids"), **batch)
-    for row, got in zip(ROWS, unpadded(out, ROWS, side), strict=True):
-        torch.testing.assert_close(got, logits(model, row[None])[0], rtol=1e-5, atol=1e-5)
+    for sequence, got in zip(SEQUENCES, unpadded(out, SEQUENCES, side), strict=True):
+        torch.testing.assert_close(got, logits(model, sequence[None])[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mechanism", ["topk:3", "banded:4", "block_local:3", "topk:2+2s+2w"])
-def test_a_left_padded_batch_generates_what_its_rows_generate_alone(mechanism):
+def test_a_left_padded_batch_generates_what_its_sequences_generate_alone(mechanism):
     model = llama()
     focus(model, mechanism)
-    batch = padded(ROWS, "left")
+    batch = padded(SEQUENCES, "left")
     options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
     made = model.generate(batch["ids"], attention_mask=batch["attention_mask"], **options)
-    for row, got in zip(ROWS, made, strict=True):
-        alone = model.generate(row[None], attention_mask=torch.ones(1, len(row), dtype=torch.long), **options)
+    for sequence, got in zip(SEQUENCES, made, strict=True):
+        alone = model.generate(sequence[None], attention_mask=torch.ones(1, len(sequence), dtype=torch.long), **options)
         assert torch.equal(got[-5:], alone[0, -5:])
 
 
@@ -184,14 +184,14 @@ def test_attention_weights_are_those_of_the_kept_keys(family):
         assert (sparse > 0).sum(-1).max() == 2
 
 
-def test_weights_of_a_padded_batch_stand_at_the_keys_of_each_row():
+def test_weights_of_a_padded_batch_stand_at_the_keys_of_each_sequence():
     model = llama()
     focus(model, "topk:1+1s+1w")
-    rows = [tokens(1, length, seed=length)[0] for length in (5, 3)]
-    batch = padded(rows, "left")
+    sequences = [tokens(1, length, seed=length)[0] for length in (5, 3)]
+    batch = padded(sequences, "left")
     with torch.no_grad():
         both = model(batch.pop("ids"), **batch, output_attentions=True).attentions
-        alone = model(rows[1][None], output_attentions=True).attentions
+        alone = model(sequences[1][None], output_attentions=True).attentions
     for together, apart in zip(both, alone, strict=True):
         torch.testing.assert_close(together[1, :, 2:, 2:], apart[0], rtol=1e-5, atol=1e-6)
         assert not together[1, :, :, :2].any()
@@ -217,7 +217,7 @@ def test_gradient_checkpointing_does_not_change_gradients(mechanism, dropout):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
-def test_dropout_acts_in_training_and_rests_in_evaluation():
+def test_dropout_acts_in_training_and_not_in_evaluation():
     model, ids = llama(attention_dropout=0.5), tokens(2, 9)
     focus(model, "topk:3")
     assert torch.equal(logits(model, ids), logits(model, ids))
@@ -228,7 +228,7 @@ def test_dropout_acts_in_training_and_rests_in_evaluation():
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mechanism", [f"{name}:3" if name != "full" else name for name in mechanism_names()])
-def test_training_learns_a_batch_by_heart_with_finite_gradients(family, mechanism):
+def test_training_memorises_a_batch_with_finite_gradients(family, mechanism):
     model = FAMILIES[family]().train()
     focus(model, mechanism)
     batch = padded([tokens(1, length, seed=length)[0] for length in (8, 5)], "left")

@@ -1,4 +1,4 @@
-"""What a focused model must not do in silence: lose its mask, ignore an argument, or misplace a position."""
+"""What a focused model refuses instead of computing something else: a lost mask, unknown arguments, wrong positions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def attention(model, **options) -> tuple[Tensor, Tensor | None]:
     return focused_attention(model.model.layers[0].self_attn, query, key, value, **arguments)
 
 
-def test_the_leak_test_catches_a_mask_that_shows_the_future(monkeypatch):
+def test_the_leak_test_catches_a_mask_that_reveals_later_tokens(monkeypatch):
     model = llama()
     focus(model, "topk:3")
     assert leaks(model) == []
@@ -50,14 +50,14 @@ def test_the_leak_test_catches_a_mask_that_shows_the_future(monkeypatch):
     assert leaks(model) == list(range(1, 9))
 
 
-def test_a_mask_that_went_missing_does_not_show_the_future(monkeypatch):
+def test_a_missing_mask_is_an_error_and_does_not_reveal_later_tokens(monkeypatch):
     for model in (llama(), gpt2()):
         focus(model, "topk:3")
         monkeypatch.setitem(AttentionMaskInterface._global_mapping, "semfocus_topk", lambda *args, **kwargs: None)
         assert leaks(model) == []
 
 
-def test_the_mask_function_spells_out_what_transformers_would_leave_out(monkeypatch):
+def test_the_mask_function_returns_masks_that_transformers_would_omit(monkeypatch):
     masks = [focused_mask(batch_size=2, q_length=5, kv_length=5, allow_is_causal_skip=True)]
     masks += [focused_mask(batch_size=2, q_length=5, kv_length=5, allow_is_bidirectional_skip=True)]
     for mask in masks:
@@ -75,7 +75,7 @@ def test_a_float_mask_hides_what_the_same_bool_mask_hides(mechanism, hidden):
     focus(model, mechanism)
     keep = KEEP.expand(2, 1, LENGTH, LENGTH).clone()
     keep[1, :, :, :3] = False
-    keep[1, :, :3] = False  # rows without keys, as left padding leaves them
+    keep[1, :, :3] = False  # queries without keys, as with left padding
     by_bool = logits(model, ids, attention_mask=keep)
     by_float = logits(model, ids, attention_mask=torch.where(keep, 0.0, hidden))
     assert by_bool.isfinite().all()
@@ -200,7 +200,7 @@ def test_a_model_outside_the_registry_is_refused():
         focus(model, "topk:2")
 
 
-def test_a_model_half_in_the_registry_is_refused_and_its_better_half_is_not():
+def test_a_model_partly_outside_the_registry_is_refused_and_the_part_inside_is_accepted():
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     ends = {"bos_token_id": 1, "eos_token_id": 2}
     config = GitConfig(vision_config=small | {"image_size": 8, "patch_size": 4}, **small, **ends, vocab_size=VOCABULARY)
@@ -221,7 +221,7 @@ def test_a_mask_that_is_not_four_dimensional_is_refused():
         attention(model, attention_mask=KEEP.long())
 
 
-def test_a_call_without_a_mask_is_refused_where_it_could_show_too_much():
+def test_a_call_without_a_mask_is_refused_where_a_query_could_see_later_keys():
     model = llama()
     focus(model, "topk:2")
     layer = model.model.layers[0].self_attn
@@ -248,7 +248,7 @@ def test_a_static_cache_is_refused_where_positions_count(mechanism):
 
 
 @pytest.mark.parametrize("mechanism", ["block_local:3", "topk:2+1s"])
-def test_counting_from_the_first_key_is_refused_where_the_mask_forgets_it(mechanism):
+def test_counting_from_the_first_key_is_refused_where_the_mask_hides_it_again(mechanism):
     windowed = mistral(window=4)
     focus(windowed, mechanism)
     with pytest.raises(UsageError, match=r"counts from the first key.*sliding"):
@@ -264,7 +264,7 @@ def test_positions_are_refused_where_a_causal_layer_is_shown_later_keys():
     model, ids = llama(), tokens(1, LENGTH)
     model.set_attn_implementation("eager")
     keep = KEEP.clone()
-    keep[..., :3, :3] = True  # a prefix that sees itself whole
+    keep[..., :3, :3] = True  # a prefix whose tokens all see each other
     prefix = logits(model, ids, attention_mask=torch.where(keep, 0.0, float("-inf")))
     focus(model, "topk:64")
     torch.testing.assert_close(logits(model, ids, attention_mask=keep), prefix, rtol=1e-5, atol=1e-5)
@@ -273,7 +273,7 @@ def test_positions_are_refused_where_a_causal_layer_is_shown_later_keys():
         logits(model, ids, attention_mask=keep)
 
 
-def test_a_decoder_told_to_look_both_ways_uses_a_centred_window():
+def test_a_decoder_that_is_told_not_to_be_causal_uses_a_centred_window():
     model, ids = llama(is_causal=False), tokens(1, LENGTH)
     focus(model, "banded:3")
     with torch.no_grad():
@@ -323,7 +323,7 @@ def test_global_tokens_are_refused_in_a_decoder():
         logits(model, tokens(1, 5))
 
 
-def test_a_row_without_any_key_gives_no_nan():
+def test_a_query_without_any_key_gives_no_nan():
     model = llama()
     register()
     for mechanism in ("topk:2", "block_local:3", "topk:1+1s+1w"):

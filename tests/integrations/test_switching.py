@@ -1,4 +1,4 @@
-"""register, focus and unfocus: what is switched, what is remembered, what is saved, and what comes back."""
+"""register, focus and unfocus: what is switched, what is saved, and what is restored."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_layers_of_different_kinds_each_use_their_own():
         (None, r'name one: focus\(model, "topk:8"\)'),
     ],
 )
-def test_a_choice_that_cannot_be_meant_is_refused_and_leaves_the_model_as_it_was(wanted, message):
+def test_an_invalid_choice_is_refused_and_leaves_the_model_as_it_was(wanted, message):
     model, ids = llama(), tokens(2, 9)
     before = logits(model, ids)
     with pytest.raises(UsageError, match=message):
@@ -191,7 +191,7 @@ def test_a_damaged_choice_in_a_config_is_refused_by_focus(damaged):
     assert implementations(model) == {"sdpa"}
 
 
-def test_a_list_shorter_than_the_model_is_refused_by_the_layer_it_forgets():
+def test_a_list_shorter_than_the_model_is_refused_by_the_layer_that_it_leaves_out():
     model = llama()
     model.config.semfocus = ["topk:2", "topk:2"]
     with pytest.raises(UsageError, match="lists 2 layers and says nothing about LlamaAttention with layer_idx = 2"):
@@ -221,7 +221,7 @@ def test_both_parts_of_a_composite_model_are_switched_saved_and_switched_back(tm
     assert implementations(model) == {"sdpa"}
 
 
-def test_unfocus_of_a_whole_model_forgets_what_its_parts_remembered():
+def test_unfocus_of_a_whole_model_also_unfocuses_parts_that_were_focused_after_it():
     model = llava()
     focus(model, "topk:2")
     focus(model.model.language_model, "topk:1")
@@ -242,7 +242,7 @@ def test_unfocus_of_a_whole_model_leaves_a_part_that_was_focused_before_it():
     assert torch.equal(see(model), plain)
 
 
-def test_a_list_by_layer_is_refused_where_numbers_do_not_tell_layers_apart():
+def test_a_list_by_layer_is_refused_where_numbers_do_not_identify_layers():
     with pytest.raises(UsageError, match="several stacks of layers"):
         focus(llava(), ["topk:1", "topk:2"])
     with pytest.raises(UsageError, match="carry no number"):

@@ -31,18 +31,9 @@ def chunked(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, A
     lead = inputs.lead
     out, indices, lse = gathered(
         inputs.q.expand(*lead, *inputs.q.shape[-2:]),
-        inputs.k,
-        inputs.v,
-        inputs.mask,
-        inputs.bias,
-        inputs.lengths,
-        inputs.choice_seed,
-        inputs.dropout_seed,
-        str(inputs.mechanism),
-        inputs.causal,
-        inputs.scale,
-        inputs.dropout_p,
-    )
+        inputs.k, inputs.v, inputs.mask, inputs.bias, inputs.lengths, inputs.choice_seed, inputs.dropout_seed,
+        str(inputs.mechanism), inputs.causal, inputs.scale, inputs.dropout_p,
+    )  # fmt: skip
     return out, listed_info(inputs, indices.long(), lse) if want_info else None
 
 
@@ -111,7 +102,7 @@ def gathered_backward(
     )  # fmt: skip
     keys, values = _Vectors.of(k, inputs), _Vectors.of(v, inputs)
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
-    dk, dv = keys.zeros(), values.zeros()
+    dk, dv = torch.zeros_like(keys.flat), torch.zeros_like(values.flat)
     for positions in _chunks(inputs, indices.shape[-1] * (k.shape[-1] + v.shape[-1])):
         chunk = slice(positions.first, positions.first + positions.queries)
         kept = indices[..., chunk, :].long()  # (*lead, C, n)
@@ -179,9 +170,6 @@ class _Vectors:
         if not can_sync(absent) or bool(absent.any()):
             vectors.masked_fill_(absent.unsqueeze(-1), 0.0)  # not by multiplication: the vector may hold NaN
         return vectors
-
-    def zeros(self) -> Tensor:
-        return torch.zeros_like(self.flat)
 
     def scatter_add(self, total: Tensor, kept: Tensor, vectors: Tensor) -> None:
         """Add `vectors` (*lead, C, n, D), zero where `kept` is -1, to `total` (M * Lk, D) at the indices `kept`."""

@@ -156,11 +156,7 @@ def prepare_inputs(
         raise UsageError(f"scale = {scale!r} must be a finite number, or None for 1 / sqrt(D)")
     _check_heads(q, k, v, enable_gqa)
     inputs = AttentionInputs(
-        q,
-        k,
-        v,
-        mechanism,
-        normaliser,
+        *(q, k, v, mechanism, normaliser),
         causal=causal,
         scale=scale if scale is not None else 1 / math.sqrt(q.shape[-1]),
         dropout_p=dropout_p,
