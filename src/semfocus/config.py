@@ -1,8 +1,8 @@
-"""What a run is: one frozen, strict, validated value. Its id is the hash of everything that decides the result.
+"""The configuration of a run: one frozen, strict, validated value. Its id is the hash of all that decides the result.
 
     RunConfig(task=TaskConfig(name="even_pairs"), attention=AttentionConfig(mechanism="topk:5"), seed=153476998)
 
-Device, threads, how often to evaluate and what to keep are not in here: they do not change what is learned.
+Device, threads, the cadence of evaluations and kept checkpoints are not part of it: they do not change the result.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from semfocus.errors import UsageError
 from semfocus.tasks import SPLITS, Task, get_task, task_names
 from semfocus.tasks.registry import task_class
 
-FORMAT = 1  # of the identity below: raise it when the same config starts to mean another result
+FORMAT = 1  # of `RunConfig.identity`: increase it when the same config gives another result than before
 OLD_NAMES = {"until": "stop_accuracy"}  # of training's fields, before 0.2
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
-# Beyond what anyone trains here, and small enough that a stranger's config cannot ask for the whole memory.
+# Larger than anyone trains here, and small enough that a config from elsewhere cannot ask for all memory.
 Few = Annotated[int, Field(ge=1, le=1024)]
 Width = Annotated[int, Field(ge=1, le=2**16)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
@@ -36,7 +36,7 @@ class _Part(BaseModel):
 
 
 class TaskConfig(_Part):
-    """What is learned: a task's name or a data file, its options, and how many rows (files: None takes all)."""
+    """What is learned: a task's name or a data file, its options, and the number of rows (None: all of a file)."""
 
     name: str
     options: dict[str, Any] = {}
@@ -69,7 +69,7 @@ class TaskConfig(_Part):
 
 
 class AttentionConfig(_Part):
-    """Where queries look, and how kept keys are weighed."""
+    """Which keys a query keeps, and how kept keys are weighted."""
 
     mechanism: str = "full"
     normaliser: str = "softmax"
@@ -91,7 +91,7 @@ class AttentionConfig(_Part):
 
     @property
     def globals(self) -> int:
-        """Extra learned tokens that the mechanism calls for."""
+        """The number of extra learned tokens that the mechanism needs."""
         return self.value.num_globals
 
     @property
@@ -101,19 +101,19 @@ class AttentionConfig(_Part):
 
 
 class ModelConfig(_Part):
-    """The encoder; the quirks of the paper's code are options, all off by default."""
+    """The transformer; the quirks of the paper's code are options, all off by default."""
 
     blocks: Few = 5
     heads: Few = 1
     d_model: Width = 64
     d_mlp: Width = 64
-    head_width: Literal["model", "split"] = "model"  # each head as wide as the model, or d_model / heads
+    head_width: Literal["model", "split"] = "model"  # each head has d_model channels, or d_model / heads
     activation: Literal["relu", "gelu", "mish"] = "relu"
     norm: Literal["pre", "post"] = "pre"
     pooling: Literal["mean", "cls"] = "mean"
     dropout: Share = 0.01
-    padding_visible: bool = False  # padding is attended to, selected and pooled, and so are global tokens pooled
-    pad_to_multiple: bool = False  # sparse mechanisms pad the row to a multiple of k; full attention does not
+    padding_visible: bool = False  # padding is attended to, selected and pooled; global tokens are pooled too
+    pad_to_multiple: bool = False  # sparse mechanisms pad sequences to a multiple of k; full attention does not
     dropout_in_evaluation: bool = False  # of attention weights
     first_norm_exact: bool = False  # epsilon 0 in the first attention's LayerNorm
 
@@ -129,16 +129,22 @@ class ModelConfig(_Part):
 
 
 class TrainingConfig(_Part):
-    """How it learns. A run ends early at `stop_accuracy` of training, or after `patience` epochs without a gain."""
+    """How it learns. A run ends early at `stop_accuracy`, or after `patience` epochs without a gain.
+
+    Both concern the metric by which the task's objective is learned: training accuracy in classification. An objective
+    that is learned by another quantity than a share stops at its own threshold if `stop_accuracy` is given.
+    """
 
     epochs: Positive = 100
     batch_size: Positive = 25
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: Rate = 0.1
-    decay: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.9995  # of the rate, once an epoch
-    clip: Rate | None = 0.5  # of the gradient's norm over all of a member's parameters
+    decay: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = (
+        0.9995  # factor of the learning rate, once an epoch
+    )
+    clip: Rate | None = 0.5  # the largest norm of the gradient over all parameters
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    drop_one_row: bool = False  # a quirk: leave out one shuffled training row an epoch, and the last row in evaluation
+    drop_one_row: bool = False  # a quirk: omit one shuffled training row an epoch, and the last row in evaluation
     stop_accuracy: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     patience: Positive | None = None
 
@@ -160,10 +166,10 @@ class RunConfig(_Part):
     training: TrainingConfig = TrainingConfig()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     precision: Literal["fp32", "tf32"] = "fp32"
-    label: str = ""  # for people; not part of the identity
+    label: str = ""  # a name for people; not part of the identity
 
     def check(self, task: Task) -> None:
-        """The checks that need the task itself: sizes against lengths, rows against what there is."""
+        """The checks that need the task itself: k against the sequence length, rows against what there is."""
         size = self.attention.size
         if size is not None and size > task.seq_len:
             kind = self.attention.value.size_name
@@ -172,12 +178,14 @@ class RunConfig(_Part):
                 f"{task.seq_len} of task {self.task.name}; choose {kind} <= {task.seq_len}"
             )
         for field, split in (("train_rows", "train"), ("heldout_rows", "heldout")):
-            wanted, there = getattr(self.task, field), task.size(split)
-            if wanted is None and there is None:
+            wanted, available = getattr(self.task, field), task.size(split)
+            if wanted is None and available is None:
                 raise UsageError(f"task.{field} must be given: {self.task.name} can draw rows without end")
-            if wanted is not None and there is not None and wanted > there:
-                raise UsageError(f"task.{field} = {wanted} exceeds the {there} rows of the {split} split; choose fewer")
-            if self.training.drop_one_row and (wanted or there) == 1:
+            if wanted is not None and available is not None and wanted > available:
+                raise UsageError(
+                    f"task.{field} = {wanted} exceeds the {available} rows of the {split} split; choose fewer"
+                )
+            if self.training.drop_one_row and (wanted or available) == 1:
                 raise UsageError(f"training.drop_one_row leaves nothing of task.{field} = 1; choose two rows or more")
 
     def rows(self, task: Task) -> tuple[int, int]:
@@ -186,9 +194,9 @@ class RunConfig(_Part):
         return train or task.size("train") or 0, heldout or task.size("heldout") or 0
 
     def identity(self, task: Task) -> dict[str, Any]:
-        """What decides the result, as plain JSON: a file's content instead of its path, no label."""
+        """All that decides the result, as plain JSON: a file's content instead of its path, no label."""
         fields = self.model_dump(mode="json", exclude={"label": True, "task": {"name", "options"}})
-        for old, new in OLD_NAMES.items():  # an identity is hashed: it keeps its names, so that runs keep their ids
+        for old, new in OLD_NAMES.items():  # the identity keeps its names, so that runs keep their ids
             fields["training"][old] = fields["training"].pop(new)
         return {"format": FORMAT, **fields, "data": task.fingerprint()}
 

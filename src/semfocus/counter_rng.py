@@ -1,10 +1,11 @@
-"""Random bits without state: the same seed, row and column give the same bit on every device and in every batch.
+"""A counter-based random generator: the same seed, row and column give the same bits on every device, in every batch.
 
     keep = bernoulli_keep(seed, rows, columns, drop=0.1)      # rows (..., Q, 1), columns (K,), both int32
 
-A 32-bit integer hash (two rounds of multiply and xor-shift) of the row, then of the row's hash and the column.
-int32 products wrap as unsigned ones do, so that numpy, torch and Triton agree to the bit. On a CPU numpy does the
-work where it can: it shifts without sign and in place, in a third of the time.
+A row is an entry of the leading dimensions, a column one of the last. The bits are a 32-bit integer hash (two rounds of
+multiply and xor-shift) of the row, then of the row's hash and the column. int32 products wrap as unsigned ones do, so
+that numpy, torch and Triton agree to the bit. On a CPU numpy computes the hash where possible: it has unsigned shifts
+in place, and needs a third of the time.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-GOLDEN = -1640531527  # 0x9E3779B9 as int32: spreads consecutive columns apart
+GOLDEN = -1640531527  # 0x9E3779B9 as int32: separates consecutive columns
 FIRST, SECOND = 2146121005, -2073254261  # 0x7FEB352D and 0x846CA68B
-PIECE = 2**16  # hashes that numpy works on at a time
+CHUNK = 2**16  # hashes that numpy computes at a time: they stay in a cache
 
 
 def mix(x: Tensor) -> Tensor:
@@ -30,7 +31,7 @@ def mix(x: Tensor) -> Tensor:
 
 
 def _last_mix(x: Tensor) -> Tensor:
-    """`mix` but for its last step, which stirs low bits that nobody looks at: it runs for every single entry."""
+    """`mix` without its last step, which changes unused low bits only: it runs for every entry."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * FIRST
     return (x ^ ((x >> 15) & 0x1FFFF)) * SECOND
@@ -44,18 +45,18 @@ def random_bits(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def row_hash(seed: Tensor, rows: Tensor) -> Tensor:
-    """int32: the part of `random_bits` that all columns of a row share; kernels do the last round themselves."""
+    """int32: the part of `random_bits` that all columns of a row share; kernels compute the last round themselves."""
     low, high = _halves(seed)
     return mix(mix(rows + low) ^ high)
 
 
 def in_functorch() -> bool:
-    """Whether torch.func (vmap, grad, jvp) is at work: then only plain tensor operations do what they should."""
+    """Whether a torch.func transform (vmap, grad, jvp) is active: then only plain tensor operations are correct."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _suits_numpy(*tensors: Tensor) -> bool:
-    """Whether these are what they seem, in this machine's memory, and nobody traces what is done with them."""
+    """Whether these are ordinary CPU tensors, and nothing traces the operations on them."""
     if torch.compiler.is_compiling() or in_functorch():
         return False
     return all(type(tensor) is Tensor and tensor.device.type == "cpu" for tensor in tensors)
@@ -68,8 +69,8 @@ def _random_bits_by_numpy(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor
 
 
 def _hashes_by_numpy(seed: Tensor, rows: Tensor, columns: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """What is left to add for each row and column before the last round."""
-    keys = np.atleast_1d(seed.numpy()).view(np.uint64)  # numpy warns of what wraps in a scalar, never in an array
+    """The terms of each row and of each column, whose sum the last round takes."""
+    keys = np.atleast_1d(seed.numpy()).view(np.uint64)  # an array: numpy warns when a scalar wraps
     first = _mix_array(keys.astype(np.uint32) ^ np.uint32(GOLDEN & 0xFFFFFFFF))
     second = _mix_array((keys >> np.uint64(32)).astype(np.uint32) + first)
     hashed = _mix_array(_mix_array(rows.numpy().view(np.uint32) + _mix_array(first ^ second)) ^ second)
@@ -82,19 +83,19 @@ def _shares_columns(rows: Tensor, columns: Tensor) -> bool:
 
 
 def _pieces_by_numpy(seed: Tensor, rows: Tensor, columns: Tensor) -> Iterator[tuple[slice, np.ndarray]]:
-    """Rows of the hashes as a matrix (all rows, columns), int32, and which they are: few at a time stay in a cache."""
+    """The hashes as a matrix (all rows, columns), int32, some rows at a time, each with its slice of rows."""
     hashed, spread = _hashes_by_numpy(seed, rows, columns)
-    flat, step = hashed.reshape(-1, 1), max(1, PIECE // max(spread.size, 1))
+    flat, step = hashed.reshape(-1, 1), max(1, CHUNK // max(spread.size, 1))
     spread = spread.reshape(-1)
-    room, spare = np.empty((2, step, spread.size), np.uint32)
+    buffer, spare = np.empty((2, step, spread.size), np.uint32)
     for start in range(0, len(flat), step):
         part = slice(start, min(start + step, len(flat)))
-        bits = np.add(flat[part], spread, out=room[: part.stop - start])
+        bits = np.add(flat[part], spread, out=buffer[: part.stop - start])
         yield part, _mix_array(bits, spare[: len(bits)], last=True).view(np.int32)
 
 
 def _mix_array(x: np.ndarray, spare: np.ndarray | None = None, last: bool = False) -> np.ndarray:
-    """`mix` of uint32, in place, with `spare` room of the same size; with `last`, `_last_mix`."""
+    """`mix` of uint32, in place, with a buffer `spare` of the same size; with `last`, `_last_mix`."""
     spare = np.right_shift(x, np.uint32(16), out=spare)
     x ^= spare
     x *= np.uint32(FIRST)
@@ -107,17 +108,17 @@ def _mix_array(x: np.ndarray, spare: np.ndarray | None = None, last: bool = Fals
     return x
 
 
-def fold_in(seed: Tensor, step: Tensor, places: int) -> Tensor:
-    """(places, *seed.shape) int64: an independent seed for each place of a training step, from a member's own seed."""
+def fold_in(seed: Tensor, step: Tensor, sites: int) -> Tensor:
+    """(sites, *seed.shape) int64: an independent seed for each random operation of a training step, from one seed."""
     low, high = _halves(seed)
-    place = torch.arange(places, dtype=torch.int32, device=seed.device).view(places, *[1] * seed.dim())
-    first = mix(mix(low + step.to(torch.int32)) ^ (place * GOLDEN))
-    second = mix(mix(high + first) ^ place)
+    site = torch.arange(sites, dtype=torch.int32, device=seed.device).view(sites, *[1] * seed.dim())
+    first = mix(mix(low + step.to(torch.int32)) ^ (site * GOLDEN))
+    second = mix(mix(high + first) ^ site)
     return (first.to(torch.int64) << 32) | (second.to(torch.int64) & 0xFFFFFFFF)
 
 
 def dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
-    """x (E, ..., D) with entries dropped by the member's own `seed` (E,): row and channel decide, not the cohort."""
+    """x (E, ..., D) with entries dropped by each member's own `seed` (E,), so that the cohort has no influence."""
     rows = row_ids(x.shape[1:-2], x.shape[-2], x.device, 0, x.shape[-2]).unsqueeze(0)
     columns = torch.arange(x.shape[-1], dtype=torch.int32, device=x.device)
     return dropped(x, seed.view(-1, *[1] * (x.dim() - 1)), rows, columns, p)
@@ -127,7 +128,7 @@ def dropped(x: Tensor, seed: Tensor, rows: Tensor, columns: Tensor, p: float) ->
     """x with entries set to zero with probability p, by `random_bits`, and the others scaled up."""
     if not _suits_numpy(seed, rows, columns) or not _shares_columns(rows, columns):
         return torch.where(bernoulli_keep(seed, rows, columns, p), x * (1 / (1 - p)), 0.0)
-    # One product forward and one backward, where `where` takes several passes over memory.
+    # One product forward and one backward; `where` takes several passes over memory.
     kind = np.float64 if x.dtype == torch.float64 else np.float32
     shape = torch.broadcast_shapes(seed.shape, rows.shape, columns.shape)
     factors = np.empty((shape[:-1].numel(), shape[-1]), kind)
@@ -148,12 +149,12 @@ def _limit(drop: float) -> int:
 
 
 def random_order(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """A random float32 in 0 .. 2^24 - 1, exact: the largest ones of a row are a random subset of it."""
+    """Random whole float32 in 0 .. 2^24 - 1: the largest ones of a row are a random subset of its columns."""
     return ((random_bits(seed, rows, columns) >> 8) & 0xFFFFFF).to(torch.float32)
 
 
 def row_ids(lead: torch.Size | tuple[int, ...], rows: int, device: torch.device, first: int, total: int) -> Tensor:
-    """(*lead, rows, 1) int32: the number of each row, when the rows `first` .. of `total` are looked at."""
+    """(*lead, rows, 1) int32: the number of each row, for the rows `first` .. `first + rows - 1` of `total`."""
     if first == 0 and rows == total and _product(lead) * rows < 2**31:
         return torch.arange(_product(lead) * rows, dtype=torch.int32, device=device).view(*lead, rows, 1)
     batch = torch.arange(_product(lead), dtype=torch.int64, device=device).view(*lead, 1, 1)
@@ -162,7 +163,7 @@ def row_ids(lead: torch.Size | tuple[int, ...], rows: int, device: torch.device,
 
 
 def _halves(seed: Tensor) -> tuple[Tensor, Tensor]:
-    """Two 32-bit keys, well stirred: seeds 0 and 1 must not differ by an exchange of rows."""
+    """Two well mixed 32-bit keys: the bits of seeds 0 and 1 must not be equal up to a permutation of rows."""
     low, high = (seed & 0xFFFFFFFF).to(torch.int32), ((seed >> 32) & 0xFFFFFFFF).to(torch.int32)
     first = mix(low ^ GOLDEN)
     second = mix(high + first)

@@ -1,10 +1,9 @@
-"""One named random stream per purpose, from one seed. Nothing here or elsewhere touches a global generator.
+"""One named random stream per purpose, from one seed. No code touches a global generator.
 
     stream(7, "data/parity/train").integers(2, (3, 4))
 
-A stream is Philox keyed by a hash of the seed and the name, and every draw is made from its raw 64-bit
-words: numpy promises those words to be the same for ever and everywhere, which it does not promise for
-its own `integers` and `random`.
+A stream is Philox, keyed by a hash of seed and name. Every draw is made from its raw 64-bit words: numpy guarantees
+those to stay the same in all versions and on all machines, but not `integers` and `random`.
 """
 
 from __future__ import annotations

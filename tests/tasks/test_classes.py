@@ -8,8 +8,7 @@ import re
 import pytest
 
 from semfocus.errors import DataError
-from semfocus.tasks.classes import checked_label, number_classes
-from semfocus.tasks.rows import Item, Origin
+from semfocus.tasks.rows import Item, Origin, checked_label, number_classes
 
 ORIGIN = Origin("data.csv", "line")
 

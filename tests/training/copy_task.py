@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semfocus.randomness import Stream
-from semfocus.tasks import LengthTask, register_task
-from semfocus.tasks.base import NO_TARGET, next_tokens
+from semfocus.tasks import NO_TARGET, LengthTask, next_tokens, register_task
 
 
 @register_task

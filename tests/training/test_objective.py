@@ -22,8 +22,7 @@ from semfocus.fused import refuses
 from semfocus.landscape.losses import Losses, Plan
 from semfocus.landscape.trained_model import open_subject
 from semfocus.store import RunDirectory
-from semfocus.tasks import Batch, get_task, register_task
-from semfocus.tasks.base import NO_TARGET
+from semfocus.tasks import NO_TARGET, Batch, get_task, register_task
 from semfocus.tasks.even_pairs import EvenPairs
 from semfocus.tasks.export import Recipe, export
 from semfocus.training import load, train

@@ -1,13 +1,13 @@
-"""The norms that the theory's certificates need, measured on a model of ours, and the certificate itself.
+"""The norms that the theory's certificates need, measured on a model, and the certificate itself.
 
-    constants = certify_model(spec, row, rows)       of the loss at this model on these rows, masks as they are
+    constants = certify_model(spec, row, rows)       of the loss at this model on these examples, with its masks fixed
     constants.blocks[0].query, constants.input, constants.parameters
 
     here, there = trace(spec, row, rows, masks_may_change=True), trace(spec, other, rows, masks_may_change=True)
     here.covering(there).certify()                    between the two models
 
-Everything is measured in float64. Selection by top-k is certified, windows and full attention are; what has no theory
-(bottom-k, random keys, keys kept besides the top k, weights other than softmax) is refused.
+Everything is measured in float64. There are certificates for top-k, windows and full attention. What has no theory
+(bottom-k, random keys, keys kept besides the top k, normalisers other than softmax, causal models) is refused.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from semfocus.theory import (
 )
 from semfocus.training.data import Rows
 
-ROWS_AT_ONCE = 2**12  # positions; scores are kept in float64
+POSITIONS_AT_ONCE = 2**12  # their scores are kept in float64
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a model does on some rows: norms of each block, what each query keeps (B, H, L, L), and the read-out's."""
+    """Measurements of a model on some examples: norms of each block, kept keys (B, H, L, L), norms of the head."""
 
     spec: Spec
     blocks: tuple[BlockNorms, ...]
@@ -51,7 +51,7 @@ class Trace:
     repeats: int
 
     def covering(self, other: Trace) -> Trace:
-        """Norms that hold at both. Where all masks are equal they count as fixed."""
+        """Norms that hold at both models. If all their masks are equal, masks count as fixed."""
         blocks = tuple(covering(a, b) for a, b in zip(self.blocks, other.blocks, strict=True))
         same = all(torch.equal(a, b) for a, b in zip(self.masks, other.masks, strict=True))
         return replace(
@@ -73,21 +73,21 @@ class Trace:
 
 
 def certify_model(spec: Spec, row: Tensor, rows: Rows) -> LossConstants:
-    """How fast the loss on these rows can change around a model (P,) while no mask changes: bounds on its gradient."""
-    chunk = max(1, ROWS_AT_ONCE // spec.length)
+    """Bounds on the gradient of the loss on these examples around a model (P,), as long as no mask changes."""
+    chunk = max(1, POSITIONS_AT_ONCE // spec.length)
     traces = [trace(spec, row, rows.between(first, first + chunk)) for first in range(0, rows.count, chunk)]
     worst = replace(
         traces[0],
-        blocks=tuple(covering(*blocks) for blocks in zip(*(found.blocks for found in traces), strict=True)),
-        features=max(found.features for found in traces),
-        pooled=min(found.pooled for found in traces),
-        repeats=max(found.repeats for found in traces),
+        blocks=tuple(covering(*blocks) for blocks in zip(*(each.blocks for each in traces), strict=True)),
+        features=max(each.features for each in traces),
+        pooled=min(each.pooled for each in traces),
+        repeats=max(each.repeats for each in traces),
     )
     return worst.certify()
 
 
 def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x: Tensor | None = None) -> Trace:
-    """Run the model (P,) on rows (member axis 1), or on embedded tokens x (1, B, L, d) in their place, and measure."""
+    """Measure the model (P,) on examples (of one member), or on embedded tokens x (1, B, L, d) in their place."""
     _check(spec)
     parameters = spec.layout.split(row.detach().double().cpu().unsqueeze(0))
     blocks: list[BlockNorms] = []
@@ -129,7 +129,7 @@ def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x
 def _traced_block(
     x: Tensor, weights: list[Tensor], mask: Tensor | None, spec: Spec, epsilon: float, masks_may_change: bool
 ) -> tuple[BlockNorms, Tensor, Tensor]:
-    """`model.block` without dropout, again, with its insides measured; a test compares what the two give."""
+    """A second `model.block`, without dropout, that measures its intermediate values; a test compares the two."""
     qkv_weight, qkv_bias, o_weight, o_bias, mlp_in_weight, mlp_in_bias, mlp_out_weight, mlp_out_bias = (
         weight[0] for weight in weights
     )

@@ -1,7 +1,7 @@
-"""The groups of parameters that a certificate speaks of, and how near a model's real gradients come to it.
+"""The groups of parameters of a certificate, and how close the gradients of a model come to it.
 
 group_masks(spec)["blocks.0.query"]          (P,) bool: weights and biases of the queries' projection
-looseness(spec, row, rows)["input"]          gradient norm / certified constant: 1 would be tight
+looseness(spec, row, rows)["input"]          gradient norm / certified constant; 1 is tight
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LAYERS = {"o": "output", "mlp_in": "mlp_in", "mlp_out": "mlp_out"}
 
 
 def group_masks(spec: Spec) -> dict[str, Tensor]:
-    """Which columns of a parameter row belong to each group, a weight together with its bias."""
+    """(P,) bool by group: the columns of its parameters, a weight together with its bias."""
     masks: dict[str, Tensor] = {}
 
     def mark(group: str, name: str, third: int | None = None) -> None:
@@ -49,27 +49,27 @@ def constant_of(constants: LossConstants, group: str) -> float:
 
 
 def looseness(spec: Spec, row: Tensor, rows: Rows) -> dict[str, float]:
-    """For the input and each group: the largest ratio, over single rows, of the loss's gradient to its certificate."""
-    masks, found = group_masks(spec), {}
+    """For the input and each group: the largest ratio, over single examples, of the gradient to its certificate."""
+    masks, ratios = group_masks(spec), {}
     for i in range(rows.count):
         one = rows.between(i, i + 1)
         constants = trace(spec, row, one).certify()
-        inside, parameters = gradients(spec, row, one)
-        norms = {"input": inside.norm().item()}
+        by_input, parameters = gradients(spec, row, one)
+        norms = {"input": by_input.norm().item()}
         norms |= {group: parameters[mask].norm().item() for group, mask in masks.items()}
         for group, norm in norms.items():
-            found[group] = max(found.get(group, 0.0), norm / constant_of(constants, group))
-    return found
+            ratios[group] = max(ratios.get(group, 0.0), norm / constant_of(constants, group))
+    return ratios
 
 
 def embedded(spec: Spec, row: Tensor, rows: Rows) -> Tensor:
-    """(1, B, L, d) the tokens of rows as they enter the first block, in float64."""
+    """(1, B, L, d) the embedded tokens that enter the first block, in float64."""
     table = spec.layout.split(row.detach().double().cpu().unsqueeze(0))["embedding"]
     return embed(table, rows.tokens.long().cpu(), positional_encoding(spec, table.device), spec, None)
 
 
 def mean_loss(spec: Spec, matrix: Tensor, rows: Rows, x: Tensor | None = None) -> Tensor:
-    """Of one model (1, P), on the CPU in its own precision; `x` in the place of embedded tokens."""
+    """The mean loss of one model (1, P), on the CPU in its own precision; `x` replaces the embedded tokens."""
     parts = EAGER if x is None else ForwardFns(embed=lambda *given: x)
     tokens, lengths, targets = rows.every().cpu()
     logits = forward(spec.layout.split(matrix), tokens, lengths, spec, None, parts)
@@ -77,8 +77,8 @@ def mean_loss(spec: Spec, matrix: Tensor, rows: Rows, x: Tensor | None = None) -
 
 
 def gradients(spec: Spec, row: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Of the mean loss: in the embedded tokens (1, B, L, d) and in the parameters (P,), in float64."""
+    """The gradients of the mean loss in the embedded tokens (1, B, L, d) and the parameters (P,), in float64."""
     matrix = row.detach().double().cpu().unsqueeze(0).requires_grad_()
     x = embedded(spec, row, rows).requires_grad_()
-    inside = torch.autograd.grad(mean_loss(spec, matrix, rows, x), x)[0]
-    return inside, torch.autograd.grad(mean_loss(spec, matrix, rows), matrix)[0][0]
+    by_input = torch.autograd.grad(mean_loss(spec, matrix, rows, x), x)[0]
+    return by_input, torch.autograd.grad(mean_loss(spec, matrix, rows), matrix)[0][0]

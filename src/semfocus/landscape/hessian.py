@@ -5,9 +5,9 @@
     curvature.product(parameters, vectors)                (E, P)
     top_eigenpairs(lambda v: curvature.product(parameters, v), draw, count=2)
 
-A product is exact, not a finite difference: the gradient of (gradient . vector), two backward passes
-(`torch.func.grad` of `torch.func.grad`), through the dense attention that torch.func selects. As in training, which
-keys top-k keeps is a constant for the derivative: the Hessian is that of the smooth piece around the model.
+A product is exact: the gradient of (gradient . vector), by two backward passes (`torch.func.grad` of
+`torch.func.grad`) through dense attention, which torch.func needs. As in training, the keys that top-k keeps are
+constants for the derivative: the Hessian is that of the smooth piece around the model.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from semfocus.model import forward
 from semfocus.spec import Spec
 from semfocus.training.data import Rows
 
-POSITIONS = {"cpu": 2**13, "cuda": 2**18}  # at once, of all models: derivatives keep every block's activations
+POSITIONS = {"cpu": 2**13, "cuda": 2**18}  # at once, of all models: derivatives keep the activations of every block
 STEPS, TOLERANCE = 80, 1e-3
-BREAKDOWN = 1e-7  # a remainder this much smaller than the eigenvalues is rounding
+BREAKDOWN = 1e-7  # a remainder smaller than this times the eigenvalues is rounding
 
 
 class Curvature:
@@ -50,7 +50,7 @@ class Curvature:
         return total
 
     def _along(self, parameters: Tensor, vectors: Tensor, first: int, size: int) -> Tensor:
-        """The slope along each model's vector, summed over models."""
+        """The directional derivative along each model's vector, summed over models."""
         return (grad(self._loss)(parameters, first, size) * vectors).sum()
 
     def _chunks(self, members: int) -> list[tuple[int, int]]:
@@ -92,43 +92,43 @@ def top_eigenpairs(
 ) -> Eigenpairs:
     """Lanczos with full reorthogonalisation, in float64, on E symmetric matrices in lockstep.
 
-    `product` multiplies vectors (E, P), `draw(i)` gives random ones: the first, and more for a matrix that has no more
-    to tell while others go on. `rank`: the dimension, when `steps` may pass it. Ends when every residual is small
-    against the largest eigenvalue.
+    `product` multiplies vectors (E, P). `draw(i)` gives random ones: the first, and further ones for a matrix whose
+    Krylov space is exhausted while others continue. `rank`: the dimension, when `steps` may exceed it. Ends when every
+    residual is small compared with the largest eigenvalue.
     """
     steps = min(check_int("steps", steps, at_least=max(2, count)), rank or steps)
     first = draw(0).double()
     basis = (first / first.norm(dim=1, keepdim=True)).unsqueeze(1)
     diagonal: list[Tensor] = []
-    beside: list[Tensor] = []
+    off_diagonal: list[Tensor] = []
     while True:
         image = product(basis[:, -1]).double()
         diagonal.append((basis[:, -1] * image).sum(dim=1))
         rest, size = _remainder(image, basis)
-        found = _ritz(diagonal, beside, basis, size, count)
-        if len(diagonal) >= steps or (len(diagonal) >= count and bool(found.converged.all())):
-            return found
+        pairs = _ritz(diagonal, off_diagonal, basis, size, count)
+        if len(diagonal) >= steps or (len(diagonal) >= count and bool(pairs.converged.all())):
+            return pairs
         scale = torch.stack(diagonal).abs().amax(dim=0)
-        ended = size <= BREAKDOWN * scale
-        if bool(ended.any()):
+        exhausted = size <= BREAKDOWN * scale
+        if bool(exhausted.any()):
             other, _ = _remainder(draw(len(diagonal)).double(), basis)
-            rest, size = torch.where(ended[:, None], other, rest), torch.where(ended, 0.0, size)
-        beside.append(size)
+            rest, size = torch.where(exhausted[:, None], other, rest), torch.where(exhausted, 0.0, size)
+        off_diagonal.append(size)
         basis = torch.cat([basis, rest.unsqueeze(1)], dim=1)
 
 
 def _remainder(vectors: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """What is left of (E, P) beside the basis (E, m, P), scaled to length 1, and how long it was."""
-    for _ in range(2):  # once leaves a part of the order of rounding times what was removed
+    """The part of vectors (E, P) orthogonal to the basis (E, m, P), as unit vectors, and its length (E,)."""
+    for _ in range(2):  # one pass leaves an error of rounding times the part removed
         vectors = vectors - torch.einsum("em,emp->ep", torch.einsum("emp,ep->em", basis, vectors), basis)
     size = vectors.norm(dim=1)
     return vectors / size.clamp(min=torch.finfo(torch.float64).tiny)[:, None], size
 
 
-def _ritz(diagonal: list[Tensor], beside: list[Tensor], basis: Tensor, size: Tensor, count: int) -> Eigenpairs:
+def _ritz(diagonal: list[Tensor], off_diagonal: list[Tensor], basis: Tensor, size: Tensor, count: int) -> Eigenpairs:
     matrix = torch.diag_embed(torch.stack(diagonal, dim=1))
-    if beside:
-        off = torch.stack(beside, dim=1)
+    if off_diagonal:
+        off = torch.stack(off_diagonal, dim=1)
         matrix = matrix + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
     values, rotations = torch.linalg.eigh(matrix)
     values, rotations = values.flip(-1)[:, :count], rotations.flip(-1)[..., :count]

@@ -1,4 +1,4 @@
-"""A trained model with the rows on which its loss is looked at."""
+"""A trained model with the examples on which its loss is measured."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from semfocus.training.objective import objective_of
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What shapes the model, one or more values of its parameters (E, P), and rows that all of them share."""
+    """A model at E checkpoints: its spec, the parameters (E, P) of each, and the examples that all of them share."""
 
     spec: Spec
     parameters: Tensor
-    rows: Rows  # with a member axis of 1
-    steps: tuple[int, ...]  # the training step of each value
+    rows: Rows  # of one member
+    steps: tuple[int, ...]  # the training step of each checkpoint
     steps_per_epoch: int
 
     @property
@@ -34,20 +34,20 @@ class TrainedModel:
         return [step / self.steps_per_epoch for step in self.steps]
 
     def first(self, count: int) -> TrainedModel:
-        """The same with at most so many rows."""
+        """The same with at most `count` examples."""
         return replace(self, rows=self.rows.between(0, count))
 
 
 def find_run(run: str | Path | RunDirectory, out: Path | str | None = None) -> RunDirectory:
-    """A run by its path or the beginning of its id; one that diverged has no trained model to look at."""
-    found = run if isinstance(run, RunDirectory) else RunStore(out).find(str(run))
-    status = found.status() or {}
+    """A run by its path or the beginning of its id; Diverged if it has no trained model."""
+    directory = run if isinstance(run, RunDirectory) else RunStore(out).find(str(run))
+    status = directory.status() or {}
     if status.get("state") == "diverged":
         raise Diverged(
-            f"run {found.id} diverged at step {status.get('step')} (loss or gradient not finite): there is no trained "
-            "model to look around; choose another run, or train it again with a smaller training.lr"
+            f"run {directory.id} diverged at step {status.get('step')} (loss or gradient not finite): there is no "
+            "trained model to look around; choose another run, or train it again with a smaller training.lr"
         )
-    return found
+    return directory
 
 
 def open_trained_model(
@@ -57,20 +57,22 @@ def open_trained_model(
     device: torch.device | str = "cpu",
     out: Path | str | None = None,
 ) -> TrainedModel:
-    """The run's model at its newest checkpoint, or at those of `steps`, and its training rows."""
-    found = find_run(run, out)
-    config = config_of(found)
+    """The run's model at its newest checkpoint, or at those of `steps`, and its training examples."""
+    directory = find_run(run, out)
+    config = config_of(directory)
     task = config.task.build()
-    _check_data(found, config, task)
-    steps = steps or (_newest(found),)
-    models = [load(found, step) for step in steps]
+    _check_data(directory, config, task)
+    steps = steps or (_newest(directory),)
+    models = [load(directory, step) for step in steps]
     batch, _ = data.load(config, task)
     count = len(batch) - config.training.drop_one_row
     per_epoch = -(-count // config.training.batch_size)
     rows = data.stack([batch], models[0].spec, torch.device(device), objective_of(task)).between(0, count)
     parameters = torch.stack([model.row() for model in models]).to(device)
     if not bool(parameters.isfinite().all()):
-        raise Diverged(f"run {found.id} has parameters that are not finite; there is no loss to measure around them")
+        raise Diverged(
+            f"run {directory.id} has parameters that are not finite; there is no loss to measure around them"
+        )
     return TrainedModel(models[0].spec, parameters, rows, steps, per_epoch)
 
 

@@ -1,6 +1,9 @@
 """WHAT is learned: the paper's eight tasks, a user's own data, and how to look at them."""
 
-from semfocus.tasks.base import SPLITS, Batch, LengthTask, Task
+from semfocus.tasks.base import SPLITS, LengthTask, Task
+from semfocus.tasks.batch import NO_TARGET, Batch, next_tokens
 from semfocus.tasks.registry import get_task, register_task, task_names
 
-__all__ = ["SPLITS", "Batch", "LengthTask", "Task", "get_task", "register_task", "task_names"]
+__all__ = [
+    "NO_TARGET", "SPLITS", "Batch", "LengthTask", "Task", "get_task", "next_tokens", "register_task", "task_names",
+]  # fmt: skip

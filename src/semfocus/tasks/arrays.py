@@ -8,6 +8,7 @@ Task.from_arrays([[3, 1, 2], [0, 2], ...], ["yes", "no", ...])     rows of diffe
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semfocus.errors import DataError, check_int
-from semfocus.tasks.classes import checked_label
-from semfocus.tasks.rows import Item, Origin, Shares, content_bytes
+from semfocus.tasks.rows import Item, Origin, Shares, checked_label, content_bytes
 from semfocus.tasks.table import TableTask, tabulate
 from semfocus.tasks.tokenisers import Ids
 
@@ -51,13 +51,18 @@ class ArrayTask(TableTask):
         class_names: Sequence[str] | None = None,
         heldout_share: float = Shares.heldout_share,
         test_share: float = Shares.test_share,
+        num_symbols: int | None = None,
     ) -> ArrayTask:
         """A task over `tokens`: an (n, L) array or tensor of ids, or a list of rows of different lengths.
 
-        vocab_size   how many ids there are; without it, the largest id + 1
+        vocab_size    the number of ids; without it, the largest id + 1
         class_names   names of the classes 0, 1, ...; without it, each distinct label (whole number or text) is one
-        name          how messages call the data
+        name          the name of the data in messages
+        num_symbols   the old name of vocab_size
         """
+        if num_symbols is not None:
+            warnings.warn("num_symbols of Task.from_arrays is now vocab_size", DeprecationWarning, stacklevel=3)
+            vocab_size = num_symbols if vocab_size is None else vocab_size
         shares = Shares(heldout_share=heldout_share, test_share=test_share)
         origin = Origin(name, "row")
         rows = _token_rows(origin, tokens)

@@ -1,13 +1,13 @@
-"""What a task is: something that can draw rows of token ids with one class each, and can label any row.
+"""What a task is: it draws sequences of token ids with one label each, and can label any sequence.
 
     task = get_task("parity", length=8)
     batch = task.sample(3, seed=7, split="train")
 
-    batch.tokens    0 1 1 0 1 0 0 1      ids 0 .. vocab_size-1, then pad_id up to the task's width
-    batch.labels    0                    one class a row
-    batch.lengths   8                    what stands beyond a row's length is padding, whatever its id
+    batch.tokens    0 1 1 0 1 0 0 1      ids 0 .. vocab_size-1, then pad_id up to the task's seq_len
+    batch.labels    0                    one class a sequence (or one a position, see `Task.objective`)
+    batch.lengths   8                    positions from the length on are padding, whatever their id
 
-Generators work in numpy; torch appears only at the border, so that listing tasks does not import it.
+Generators work in numpy. torch is imported only where a batch becomes tensors: listing tasks does not need it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from semfocus.errors import UsageError, check_int
 from semfocus.randomness import Stream, stream
 from semfocus.tasks import cache as disk
+from semfocus.tasks.batch import NO_TARGET, Batch, Rows, as_batch, within
 
 if TYPE_CHECKING:
     import torch
@@ -33,40 +34,19 @@ Split = Literal["train", "heldout", "test"]
 SPLITS: tuple[Split, ...] = ("train", "heldout", "test")
 Span = tuple[int, int]
 Per = Literal["row", "batch"]
-NO_TARGET = -100  # the label of a position where nothing is to be predicted, as torch has it
 Progress = Callable[[int, int], None]  # rows done, rows wanted
 
 
 _OLD_NAMES = {"num_symbols": "vocab_size", "width": "seq_len"}  # of a task's properties, before 0.2
 
 
-class Rows(NamedTuple):
-    """A batch while it is still numpy: tokens (n, width), labels (n,), lengths (n,), all int64."""
-
-    tokens: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Rows as torch tensors: tokens (n, L), labels (n,), lengths (n,), all int64."""
-
-    tokens: torch.Tensor
-    labels: torch.Tensor
-    lengths: torch.Tensor
-
-    def __len__(self) -> int:
-        return self.tokens.shape[0]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """A source of labelled rows. Its dataclass fields are its options; everything else follows from them."""
+    """A source of labelled sequences. Its dataclass fields are its options; everything else follows from them."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    generator_version: ClassVar[int] = 1  # raise it when the same seed starts to give other rows
+    generator_version: ClassVar[int] = 1  # increase it when the same seed gives other rows than before
     objective: ClassVar[str] = "classification"  # or "next_token", or one registered with `register_objective`
     # How many examples a run takes where rows can be drawn without end; None: the configuration must say.
     default_train_rows: ClassVar[int | None] = 5000
@@ -84,27 +64,27 @@ class Task(ABC):
     @property
     @abstractmethod
     def symbols(self) -> tuple[str, ...]:
-        """The text of each id, used by render and parse; a generator writes `symbols = ("0", "1")`."""
+        """The text of each id, for render and parse; a subclass may write `symbols = ("0", "1")`."""
 
     @property
     @abstractmethod
     def num_classes(self) -> int:
-        """How many classes there are; a generator writes `num_classes = 2`."""
+        """The number of classes; a subclass may write `num_classes = 2`."""
 
     @property
     def vocab_size(self) -> int:
-        """How many ids rows are made of; `pad_id` comes right after them."""
+        """The number of token ids; `pad_id` is the next one."""
         return len(self.symbols)
 
     @property
     def pad_id(self) -> int:
-        """The id that fills positions beyond a row's length."""
+        """The id of positions beyond a sequence's length."""
         return self.vocab_size
 
     @property
     @abstractmethod
     def seq_len(self) -> int:
-        """L, the number of columns of every batch: fixed by the options, not by the sample."""
+        """L, the number of columns of every batch; it follows from the options, not from the sample."""
 
     @property
     def num_symbols(self) -> int:
@@ -120,7 +100,7 @@ class Task(ABC):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """How each class is called."""
+        """The name of each class."""
         return tuple(str(i) for i in range(self.num_classes))
 
     @property
@@ -130,9 +110,9 @@ class Task(ABC):
 
     @property
     def baselines(self) -> dict[str, float]:
-        """Accuracies that need no learning: chance, majority class, the easy shortcut.
+        """Accuracies without learning: chance, the majority class, the easy shortcut.
 
-        The last two are known for the published options only; for others just chance is given.
+        The last two are known for the published options only; other options give chance alone.
         """
         chance = {"chance": 1 / self.num_classes}
         is_published = all(
@@ -141,15 +121,15 @@ class Task(ABC):
         return chance | dict(self.published_baselines) if is_published else chance
 
     def data_seed(self, run_seed: int) -> int:
-        """The seed that a run draws its data with: its own, unless all runs share one data set."""
+        """The seed of a run's data: the run's own seed, unless all runs share one data set."""
         return run_seed
 
     def size(self, split: Split) -> int | None:
-        """How many rows a split holds; None when rows can be drawn without end."""
+        """The number of rows of a split; None when rows can be drawn without end."""
         return None
 
     def fingerprint(self) -> dict[str, Any]:
-        """What defines the rows this task gives, as plain JSON values: part of a run's identity."""
+        """What defines the rows of this task, as plain JSON values; it is part of a run's identity."""
         return {"task": self.name, "version": self.generator_version, "options": self.options}
 
     def sample(
@@ -163,10 +143,10 @@ class Task(ABC):
         cache: bool | None = None,
         progress: Progress | None = None,
     ) -> Batch:
-        """Draw `n` labelled rows; seed and split name independent streams, and the same call gives the same rows.
+        """Draw `n` labelled rows. Seed and split name independent streams; the same call gives the same rows.
 
         `lengths=(1, 40)` draws a length uniformly from that range, both ends included, for each row or
-        (`per="batch"`) once for all. `cache` keeps the rows on disk (default: only where drawing is slow).
+        (`per="batch"`) once for all. `cache` keeps the rows on disk (default: only tasks that draw slowly).
         """
         n, seed = check_int("n", n, at_least=0), check_int("seed", seed)
         if split not in SPLITS:
@@ -201,7 +181,7 @@ class Task(ABC):
         """Draw rows; the arguments have been checked."""
 
     def label(self, tokens: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
-        """The class of each row, computed from its tokens alone, by a rule that shares no code with the generator.
+        """The label of each row from its tokens alone, by a rule that shares no code with the generator.
 
         Without `lengths` a row ends where its trailing padding begins.
         """
@@ -266,8 +246,8 @@ class Task(ABC):
         return "" if all(len(symbol) == 1 for symbol in self.symbols) else " "
 
     def _content_lengths(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        filled = tokens != self.pad_id
-        return tokens.shape[1] - np.argmax(filled[:, ::-1], axis=1)
+        is_token = tokens != self.pad_id
+        return tokens.shape[1] - np.argmax(is_token[:, ::-1], axis=1)
 
     def _filler(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Where `pad_id` stands for something inside a row (missing_duplicate completes odd rows with it)."""
@@ -281,14 +261,14 @@ class Task(ABC):
         if not 1 <= low <= high <= self.seq_len:
             raise UsageError(
                 f"lengths = ({low}, {high}) must satisfy 1 <= shortest <= longest <= {self.seq_len}, "
-                f"the width that the options of {self.name} fix"
+                f"the seq_len that follows from the options of {self.name}"
             )
         return low, high
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthTask(Task):
-    """A task whose rows can have any length from `shortest` on; subclasses write `generate` and `label_rows`."""
+    """A task whose sequences can have any length from `shortest` on; subclasses write `generate` and `label_rows`."""
 
     shortest: ClassVar[int] = 1
 
@@ -305,7 +285,7 @@ class LengthTask(Task):
 
     @abstractmethod
     def generate(self, lengths: NDArray[np.int64], rng: Stream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens (n, width) and labels (n,) for rows of these lengths; what stands beyond a length is overwritten."""
+        """Tokens (n, L) and labels of sequences of these lengths; tokens beyond a length are overwritten."""
 
     def draw(
         self,
@@ -326,25 +306,3 @@ class LengthTask(Task):
         tokens, labels = self.generate(lengths, rng)
         tokens[~within(lengths, self.seq_len)] = self.pad_id
         return Rows(tokens, labels, lengths)
-
-
-def within(lengths: NDArray[np.int64], width: int) -> NDArray[np.bool_]:
-    """(n, width): True where a position lies inside its row."""
-    return np.arange(width) < lengths[:, None]
-
-
-def next_tokens(tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n, L) the labels of a `next_token` task: token t + 1 at position t, NO_TARGET at the last one and in padding.
-
-    a b c #  ->  b c -100 -100
-    """
-    labels = np.full_like(tokens, NO_TARGET)
-    labels[:, :-1] = np.where(within(lengths - 1, tokens.shape[1] - 1), tokens[:, 1:], NO_TARGET)
-    return labels
-
-
-def as_batch(rows: Rows) -> Batch:
-    """The same rows as torch tensors."""
-    import torch
-
-    return Batch(*(torch.from_numpy(np.ascontiguousarray(column)) for column in rows))

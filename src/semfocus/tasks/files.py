@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from semfocus.errors import DataError, UsageError, check_int, unknown
-from semfocus.tasks.classes import checked_label
 from semfocus.tasks.readers import Source, open_source
-from semfocus.tasks.rows import Content, Item, Shares
+from semfocus.tasks.rows import Content, Item, Shares, checked_label
 from semfocus.tasks.table import Keep, TableTask, tabulate
 from semfocus.tasks.tokenisers import SMALLEST_BPE, fit_tokeniser
 

@@ -1,12 +1,17 @@
-"""Rows of a user's own data: where each one stands, what it holds, and which split it belongs to.
+"""Rows of a user's own data: position in the file, content, label and split.
 
-A row's split depends on the row's content alone, so that adding or reordering rows moves none of the others,
-and equal rows always share a split:
+A row's split depends on its content alone: adding or reordering rows moves none of the others, and equal rows share a
+split.
 
     place = sha256(content) as a number in [0, 1)
 
     0        test_share        test_share + heldout_share        1
     |  test  |     heldout     |             train              |
+
+Labels are numbered as classes:
+
+    "spam", "ham", "ham"    ->  ham 0, spam 1      texts in the order of their characters
+    10, 9, 9                ->  9 0, 10 1          whole numbers by value, also where the file writes them as texts
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,6 +32,10 @@ from semfocus.tasks.base import Split
 
 Content = str | Sequence[str] | Sequence[int] | NDArray[np.int64]
 Label = bool | int | str
+
+_WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # as Python prints it: 007 stays a text
+_FRACTION = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][+-]?[0-9]+)?")
+_KINDS: dict[type, str] = {bool: "a truth value", int: "a whole number", str: "a text"}
 
 
 class Item(NamedTuple):
@@ -95,3 +105,89 @@ def _share(name: str, value: Any) -> float:
     if not is_number or not math.isfinite(value) or not 0 <= value < 1:
         raise UsageError(f"{name} = {value!r} must be a number from 0 to below 1")
     return float(value)
+
+
+def checked_label(origin: Origin, number: int, value: Any) -> Label:
+    """The label of one row, or an error that says why it cannot be one; space around a text is dropped."""
+    if isinstance(value, str):
+        value = value.strip()
+    is_nan = isinstance(value, float) and value != value
+    if value is None or value == "" or is_nan:
+        raise origin.error(number, "the label is missing; fill it in or remove the row")
+    if type(value) not in _KINDS:
+        raise origin.error(
+            number, f"the label {_short(value)} ({type(value).__name__}) must be a whole number or a text"
+        )
+    return value
+
+
+def number_classes(
+    origin: Origin, items: Sequence[Item], names: Sequence[str] | None = None
+) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """The names of the classes in order, and each row's class; given `names`, labels are places in them."""
+    if names is not None:
+        return tuple(names), _places(origin, items, len(names))
+    _check_one_kind(origin, items)
+    labels = _typed(origin, items)
+    classes = sorted(set(labels))
+    if len(classes) < 2:
+        raise _one_class(origin, classes[0])
+    ids = {label: i for i, label in enumerate(classes)}
+    return tuple(_name(label) for label in classes), np.array([ids[label] for label in labels], dtype=np.int64)
+
+
+def _check_one_kind(origin: Origin, items: Sequence[Item]) -> None:
+    first = items[0]
+    for item in items:
+        if type(item.label) is not type(first.label):
+            one, other = (
+                f"{_KINDS[type(found.label)]} {_short(found.label)} at {origin.unit} {found.number}"
+                for found in (first, item)
+            )
+            raise DataError(f"{origin.name} mixes types of labels: {one}, {other}; use one")
+
+
+def _typed(origin: Origin, items: Sequence[Item]) -> list[Any]:
+    """The labels, as whole numbers where all of them are texts of whole numbers."""
+    labels = [item.label for item in items]
+    texts = [label for label in labels if isinstance(label, str)]
+    if not texts:
+        return labels
+    fraction = next((item for item in items if _FRACTION.fullmatch(str(item.label))), None)
+    if fraction and all(_FRACTION.fullmatch(text) or _WHOLE.fullmatch(text) for text in texts):
+        raise origin.error(
+            fraction.number, f"the label {_short(fraction.label)} is a fraction; classes are whole numbers or words"
+        )
+    # A text of very many digits is no number that anybody counts with, and Python refuses to convert it.
+    if all(_WHOLE.fullmatch(text) and len(text) < 1000 for text in texts):
+        return [int(text) for text in texts]
+    return labels
+
+
+def _places(origin: Origin, items: Sequence[Item], count: int) -> NDArray[np.int64]:
+    for item in items:
+        if type(item.label) is not int or not 0 <= item.label < count:
+            raise origin.error(
+                item.number,
+                f"the label {_short(item.label)} must be a whole number from 0 to {count - 1}, a place in class_names",
+            )
+    labels = np.array([item.label for item in items], dtype=np.int64)
+    if (labels == labels[0]).all():
+        raise _one_class(origin, items[0].label)
+    return labels
+
+
+def _one_class(origin: Origin, label: Label) -> DataError:
+    return DataError(
+        f"every row of {origin.name} has the label {_short(label)}; a task needs rows of at least two classes "
+        f"(is this the right label column?)"
+    )
+
+
+def _name(label: Label) -> str:
+    return str(label).lower() if isinstance(label, bool) else str(label)
+
+
+def _short(value: object, most: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= most else text[:most] + "..."

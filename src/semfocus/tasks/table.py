@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from semfocus.errors import DataError, UsageError
 from semfocus.randomness import Stream
 from semfocus.tasks.base import SPLITS, Per, Progress, Rows, Span, Split, Task, within
-from semfocus.tasks.classes import number_classes
-from semfocus.tasks.rows import Item, Origin, Shares
+from semfocus.tasks.rows import Item, Origin, Shares, number_classes
 from semfocus.tasks.tokenisers import Tokeniser
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from semfocus.errors import UsageError
 from semfocus.registry import Registry
-from semfocus.tasks.base import NO_TARGET, Batch, Task
+from semfocus.tasks import NO_TARGET, Batch, Task
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""Where and how to run: everything that does not change what is learned (beyond rounding), and is recorded."""
+"""Where and how to run: device, threads, cadences. None of it changes the result beyond rounding; all is recorded."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from semfocus.spec import Spec
 
 log = logging.getLogger(__name__)
 
-# Compiling takes some fifteen seconds on a CPU; below this much arithmetic (FLOP) it does not pay.
-WORTH_COMPILING = 2e13
-MOST_THREADS = 256  # that a status found in a run directory is believed to want
-LADDER = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)  # epochs worth keeping when one looks along a training
+# FLOP from which compiling pays on a CPU, where it takes some fifteen seconds.
+MIN_FLOP_TO_COMPILE = 2e13
+MAX_THREADS = 256  # that are accepted from a run directory
+LADDER = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)  # epochs whose checkpoints show the course of a training
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Runtime:
     compile: Literal["auto", "on", "off"] = "auto"
     evaluate_every: float = 1.0  # epochs
     checkpoint_seconds: float = 30.0
-    keep_epochs: tuple[int, ...] = ()  # checkpoints that stay, for measurements along training; 0 = initialisation
+    keep_epochs: tuple[int, ...] = ()  # checkpoints to keep, for measurements; 0: initialisation
     cohort_size: int | None = None
-    jobs: int | None = 1  # cohorts at a time, each in a process of its own; None: one a core, but one alone on a GPU
+    jobs: int | None = 1  # cohorts at a time, each in its own process; None: one a core, or one on a GPU
 
     def __post_init__(self) -> None:
         if self.threads is not None:
@@ -56,7 +56,7 @@ class Runtime:
             check_int("keep_epochs", epoch, at_least=0)
 
     def torch_device(self) -> torch.device:
-        """The device meant, or an error if this machine does not have it."""
+        """The device, or an error if this machine does not have it."""
         available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
         if self.device == "auto":
             return torch.device("cuda" if available["cuda"] else "cpu")
@@ -69,35 +69,35 @@ class Runtime:
         return torch.device(self.device)
 
     def num_threads(self) -> int:
-        """As asked, or as many as are idle: threads that wait for a busy core are far slower than fewer threads."""
+        """As given, or one for each idle core, at most 4: more threads than idle cores are far slower."""
         return self.threads or max(1, min(_cores() - round(os.getloadavg()[0]), 4))
 
     def num_jobs(self) -> int:
-        """How many cohorts to train at a time, if there are so many."""
+        """How many cohorts to train at a time."""
         return self.jobs or (_cores() if self.torch_device().type == "cpu" else 1)
 
     def as_before(self, status: Mapping[str, Any] | None) -> Runtime:
-        """With the threads and the compile choice that a run began with, where this leaves them open: same bits.
+        """With the threads and the compile choice of a run's first session, unless given: they decide the last bits.
 
-        Epochs whose checkpoints were to be kept are kept still.
+        Epochs that the run was to keep are kept still.
         """
         status = status or {}
         threads, compiled, kept = status.get("threads"), status.get("compiled"), status.get("kept_epochs")
-        device, found = self.torch_device(), self
+        device, restored = self.torch_device(), self
         if isinstance(kept, list) and all(type(epoch) is int and epoch >= 0 for epoch in kept):
-            found = replace(found, keep_epochs=tuple(sorted({*self.keep_epochs, *kept})))
-        if self.threads is None and type(threads) is int and 1 <= threads <= MOST_THREADS:
-            found = replace(found, threads=threads)
+            restored = replace(restored, keep_epochs=tuple(sorted({*self.keep_epochs, *kept})))
+        if self.threads is None and type(threads) is int and 1 <= threads <= MAX_THREADS:
+            restored = replace(restored, threads=threads)
         if self.compile == "auto" and type(compiled) is bool and status.get("device") == device.type:
-            found = replace(found, compile="on" if compiled and _can_compile(device) else "off")
-        return found
+            restored = replace(restored, compile="on" if compiled and _can_compile(device) else "off")
+        return restored
 
     def parts(self, spec: Spec, rows: int, device: torch.device) -> ForwardFns:
-        """The model's functions as they are, or compiled: if asked for, or if `rows` of them are worth it.
+        """The model's functions: eager, or compiled if that is asked for or pays for training on `rows` examples.
 
-        On a GPU they always are, and the fused kernels take the compiler's place where they serve. On a CPU
-        compiling pays for full attention that draws no random numbers; with dropout, blocks stay eager; where keys
-        are chosen, compiled code was no faster (docs/engine.md).
+        On a GPU it always pays, and fused kernels replace the compiler where they can. On a CPU it pays for full
+        attention without random numbers: blocks with dropout stay eager, and sparse attention gained nothing
+        (docs/engine.md).
         """
         worth = _worth_compiling(spec, rows, device)
         if self.compile == "off" or (self.compile == "auto" and not worth):
@@ -112,26 +112,26 @@ class Runtime:
 
 
 def _cores() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parse_epochs(text: str) -> tuple[int, ...]:
     """`"0,1,20"` as epochs; `ladder` stands for 0,1,2,5,10,20,50,100,200,500."""
-    found: set[int] = set()
+    epochs: set[int] = set()
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         if part == "ladder":
-            found |= {*LADDER}
+            epochs |= {*LADDER}
         elif part.isdecimal():
-            found.add(int(part))
+            epochs.add(int(part))
         else:
             raise UsageError(f"keep = {text!r}: {part!r} is not an epoch; write for example 0,1,20 or ladder")
-    return tuple(sorted(found))
+    return tuple(sorted(epochs))
 
 
 def _worth_compiling(spec: Spec, rows: int, device: torch.device) -> bool:
     gains = spec.attention.mechanism == "full" and not spec.is_stochastic
-    enough = device.type == "cuda" or (gains and rows * flop_per_row(spec) > WORTH_COMPILING)
+    enough = device.type == "cuda" or (gains and rows * flop_per_row(spec) > MIN_FLOP_TO_COMPILE)
     return _can_compile(device) and enough
 
 
@@ -140,7 +140,7 @@ def _can_compile(device: torch.device) -> bool:
 
 
 def flop_per_row(spec: Spec) -> float:
-    """Arithmetic of training on one row, forward and backward: matrix products alone."""
+    """FLOP of training on one example, forward and backward: matrix products only."""
     model, length = spec.model, spec.length
     inner = model.heads * model.head_dim
     products = length * (4 * model.d_model * inner + 2 * model.d_model * model.d_mlp)
@@ -149,7 +149,7 @@ def flop_per_row(spec: Spec) -> float:
 
 
 def facts(device: torch.device, threads: int, compiled: bool) -> dict[str, Any]:
-    """What must be the same for a result to be identical to the bit."""
+    """All that must be the same for a result to be identical to the bit."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "device": device.type,
@@ -163,7 +163,7 @@ def facts(device: torch.device, threads: int, compiled: bool) -> dict[str, Any]:
 
 @contextmanager
 def numerics(precision: str, threads: int) -> Iterator[None]:
-    """Threads and TF32 as this run wants them, and as they were afterwards."""
+    """Set threads and TF32 for a run, and restore them afterwards."""
     before = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.set_num_threads(threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as requests: the loop finishes its step, saves, and then stops."""
+"""Ctrl-C and SIGTERM as requests: the trainer finishes its step, saves, and stops."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from semfocus.errors import SemfocusError
 
 @dataclass
 class Interruption:
-    """Which signal came, if any."""
+    """The signal that was received; 0 if none was."""
 
     signal: int = 0
 
 
 class Interrupted(SemfocusError):
-    """Training was asked to stop; everything up to the last step is saved."""
+    """A signal stopped training; everything up to the last step is saved."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}; saved: the same command goes on from here")
@@ -28,7 +28,7 @@ class Interrupted(SemfocusError):
 
 @contextmanager
 def listening() -> Iterator[Interruption]:
-    """Note signals instead of dying from them. A second Ctrl-C is obeyed at once. Only the main thread can listen."""
+    """Record signals instead of ending by them. A second Ctrl-C ends at once. Only the main thread receives signals."""
     request = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield request
