@@ -33,18 +33,18 @@ def spec_of(mechanism: str = "topk:3", width: int = 9, **shape: object) -> Spec:
 
 
 def parts_of(spec: Spec) -> ForwardFns:
-    found = fused_parts(spec, DEVICE, model.apply_head)
-    assert found is not None, refuses(spec, DEVICE)
-    return found
+    parts = fused_parts(spec, DEVICE, model.apply_head)
+    assert parts is not None, refuses(spec, DEVICE)
+    return parts
 
 
 def trained(
     spec: Spec, parts: ForwardFns, dtype: torch.dtype, rows: int = 3, padded: bool = False, members: slice = slice(3),
     larger: dict[str, Any] | None = None, slope: float = 1.0,
 ) -> list[Tensor]:  # fmt: skip
-    """Logits of a training step of three members, or of these alone, and the gradient of every parameter.
+    """Logits of a training step of these of three members, and the gradient of every parameter.
 
-    Parameters whose names end so are `larger` by a factor, gradients by `slope`.
+    `larger` maps the ends of parameter names to factors; `slope` is a factor of the loss.
     """
     matrix = torch.stack([initial(spec, seed) for seed in range(3)][members]).to(DEVICE, dtype)
     for name, view in spec.layout.split(matrix).items():
@@ -139,7 +139,7 @@ def test_with_tf32_products_take_eleven_bits(mechanism: str, width: int) -> None
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_with_tf32_no_size_of_weights_and_gradients_is_beyond_range(sizes: dict) -> None:
-    # A hidden unit near zero may fall on the other side: only what is beyond range is to be found.
+    # A hidden unit near zero may change sign: the tolerance detects overflow only.
     check(spec_of("full", blocks=1), rounding=0.1, rows=1, **sizes)
 
 
@@ -203,7 +203,7 @@ def test_nan_weights_are_to_be_seen_whichever_keys_they_score(mechanism: str, wi
 
 
 def errors_of_projections(spec: Spec, **how: Any) -> list[float]:
-    """Of the gradients of q's, k's and v's weights in each block, one row of one member, relative to their norm."""
+    """Relative errors of the gradients of each block's q, k and v weights, for one sequence of one member."""
     exact, ours = (
         trained(spec, parts, dtype, rows=1, members=slice(1), **how)
         for parts, dtype in ((EAGER, torch.float64), (parts_of(spec), torch.float32))
@@ -219,14 +219,14 @@ def errors_of_projections(spec: Spec, **how: Any) -> list[float]:
 
 @pytest.mark.usefixtures("tf32")
 def test_a_gradient_at_one_position_of_a_long_row_loses_no_bits() -> None:
-    """What is known beforehand of dq, dk and dv would be too large by 2^30."""
+    """Bounds of dq, dk and dv that follow from the weights would be too large by 2^30."""
     spec = spec_of("full", width=400, pooling="cls", dropout=0.0, d_model=64, d_mlp=64)
     assert max(errors_of_projections(spec)) < 1e-3
 
 
 @pytest.mark.usefixtures("tf32")
 def test_what_all_values_have_in_common_cancels_though_products_are_rounded() -> None:
-    """The gradients of q and k see differences of values only: large biases of theirs must not show there."""
+    """The gradients of q and k depend on differences of values only: a large bias of the values must not show."""
     spec = spec_of("full", width=150, pooling="cls", dropout=0.0, d_model=64, d_mlp=64, blocks=1)
     assert max(errors_of_projections(spec, larger={"qkv.bias": 20.0})) < 2e-3
 

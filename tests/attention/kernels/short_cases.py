@@ -16,7 +16,7 @@ NAME = "short kernels"
 
 @contextmanager
 def registered():
-    """The kernels as a backend of their own, whatever else they are registered as."""
+    """Register the short kernels as a backend of their own."""
     BACKENDS[NAME] = Backend(short, short_refuses)
     try:
         yield
@@ -30,7 +30,7 @@ def by_kernel(*qkv: Tensor, **options):
 
 
 def run(inputs, backend: str = NAME, **options) -> list[Tensor]:
-    """Output and gradients."""
+    """Output and the gradients of q, k and v."""
     q, k, v, grad = inputs
     leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
     with registered():
@@ -50,7 +50,7 @@ def inputs(queries: int, keys: int, lead=(2,), width: int = 16, dtype=torch.floa
 
 
 def check(given, **options) -> None:
-    """Against the oracle in float64, errors are at most twice those of the dense backend in the same type."""
+    """Errors against the float64 oracle are at most twice those of the dense backend in the same dtype."""
     exact = run([tensor.double() for tensor in given], backend="reference", **options)
     ours, dense = run(given, **options), run(given, backend="dense", **options)
     for name, mine, plain, truth in zip(("out", "dq", "dk", "dv"), ours, dense, exact, strict=True):

@@ -1,4 +1,4 @@
-"""The kernels for long rows, with tiles so small that every border is met: answers, gradients, adversarial inputs."""
+"""The kernels for long sequences, with small tiles that cross every boundary: outputs, gradients, hard inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLOAT32_ERROR = 2e-5
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several stretches, octets, chunks of queries and pieces of a hub, in rows of a few dozen keys."""
+    """Several stretches, octets, chunks of queries and splits of a hub, with a few dozen keys."""
     from semfocus.attention.kernels.long import dispatch
 
     tiles = dispatch.Tiles(queries=16, lanes=16, group=4, maxima_warps=4)
@@ -45,9 +45,9 @@ def results(backend: str, qkv, mechanism: TopK, **options):
 
 
 def agree(qkv, mechanism: TopK, **options) -> None:
-    wanted, found = (results(backend, qkv, mechanism, **options) for backend in ("reference", "long"))
-    assert torch.equal(wanted[1], found[1])
-    for name, a, b in zip(("out", "dq", "dk", "dv"), [wanted[0], *wanted[2]], [found[0], *found[2]], strict=True):
+    wanted, actual = (results(backend, qkv, mechanism, **options) for backend in ("reference", "long"))
+    assert torch.equal(wanted[1], actual[1])
+    for name, a, b in zip(("out", "dq", "dk", "dv"), [wanted[0], *wanted[2]], [actual[0], *actual[2]], strict=True):
         largest = a.abs().max().clamp(min=1.0)
         assert (a - b).abs().max() <= FLOAT32_ERROR * largest, name
 
@@ -169,8 +169,8 @@ def test_the_gradients_of_large_scores_are_as_exact_as_those_of_small_ones() -> 
     q, k = (drawn(1, 1, 40, 16, seed=seed) * 100 for seed in range(2))
     k[..., 1::2, :] = k[..., ::2, :]  # two keys share the weight
     qkv = (q, k, drawn(1, 1, 40, 16, integers=False, seed=2))
-    wanted, found = results("reference", qkv, TopK(5))[2], results("long", qkv, TopK(5))[2]
-    for a, b in zip(wanted, found, strict=True):
+    wanted, actual = results("reference", qkv, TopK(5))[2], results("long", qkv, TopK(5))[2]
+    for a, b in zip(wanted, actual, strict=True):
         assert (a - b).abs().max() <= FLOAT32_ERROR * a.abs().max()
 
 

@@ -1,4 +1,4 @@
-"""Products on tensor cores err as little as they promise, whatever the size of numbers and however loose a bound."""
+"""Products on tensor cores have the accuracy they promise, whatever the size of numbers and however loose a bound."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def multiply(a, b, out, bound_a, bound_b, N: tl.constexpr, PRECISION: tl.constex
 
 
 def errors(how: str, size_a: float, size_b: float, loose: float = 1.0) -> torch.Tensor:
-    """Of x y and of 2 x y, relative to |x| |y|."""
+    """The largest error of x y and of 2 x y, relative to |x| |y|."""
     generator = torch.Generator().manual_seed(3)
     a, b = (torch.randn(32, 32, generator=generator).to(DEVICE) * size for size in (size_a, size_b))
     out = torch.empty(2, 32, 32, device=DEVICE)

@@ -1,4 +1,4 @@
-"""The k best keys of long rows, found by guess or by search: the oracle's, wherever they lie."""
+"""The k best keys of longer sequences, by guess or by search, are the oracle's wherever they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEYS, WIDTH = 300, 16
 
 
 def kept(rank: Tensor, mechanism: str, **options) -> Tensor:
-    """Which keys are kept of scores (queries, keys) that the first coordinate carries alone."""
+    """The keys kept for these scores (queries, keys), which the first coordinate of q and k produces."""
     queries, keys = rank.shape
     q, k = torch.eye(queries, WIDTH), torch.zeros(keys, WIDTH)
     k[:, :queries] = rank.T

@@ -1,4 +1,4 @@
-"""The dropout of the short kernels draws the bits of `semfocus.counter_rng`, and their keys order scores as it must."""
+"""Dropout of the short kernels uses the bits of `semfocus.counter_rng`; ordered integers sort as their scores do."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_keys_order_scores_with_equal_zeros_and_nan_above_all() -> None:
     scores = scores.to(DEVICE)
     keys, again = torch.empty(16, dtype=torch.int32, device=DEVICE), torch.empty(16, device=DEVICE)
     order_scores[(1,)](scores, keys, again, N=16)
-    found = keys.tolist()
-    assert found[:4] == sorted(set(found[:4]))
-    assert found[4] == found[5] == 0
-    assert found[6:11] == sorted(set(found[6:11]))
-    assert found[10] == found[11]
-    assert min(found) > -(2**31)
+    ordered = keys.tolist()
+    assert ordered[:4] == sorted(set(ordered[:4]))
+    assert ordered[4] == ordered[5] == 0
+    assert ordered[6:11] == sorted(set(ordered[6:11]))
+    assert ordered[10] == ordered[11]
+    assert min(ordered) > -(2**31)
     assert torch.equal(again[:10], scores[:10])
     assert again[10:12].isnan().all()
 

@@ -1,4 +1,4 @@
-"""The short kernels where memory, strides, repetition, compilers and numbers that are not finite bite."""
+"""The short kernels on hazards: uninitialised memory, strides, repetition, compilers, NaN and infinities."""
 
 from __future__ import annotations
 

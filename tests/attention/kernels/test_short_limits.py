@@ -1,4 +1,4 @@
-"""What the short kernels refuse and say so, and how they are told where tensors lie."""
+"""What the short kernels refuse and why, their strided arguments, and their launches."""
 
 from __future__ import annotations
 

@@ -123,8 +123,8 @@ def _forward(call: LongCall, tiles: Tiles) -> tuple[Tensor, Tensor, Tensor]:
     maxima = torch.empty(problems, groups, chunk, dtype=torch.float32, device=q.device)
     octet_maxima = torch.empty(problems, triton.cdiv(groups, 8), chunk, dtype=torch.float32, device=q.device)
     chosen = torch.empty(problems, chunk, topk, dtype=torch.int32, device=q.device)
-    seen = q if mask is None else mask.expand(*lead, queries, keys)  # without a mask any address will do
-    strides = (0,) * 5 if mask is None else seen.stride()
+    mask_data = q if mask is None else mask.expand(*lead, queries, keys)  # without a mask any address will do
+    strides = (0,) * 5 if mask is None else mask_data.stride()
     block_k, block_list = _next_power_of_2(topk), _next_power_of_2(topk + sinks + window)
     block_d = min(_next_power_of_2(width), max(16, tiles.select_numbers // (block_k * tiles.group)))
     block_dv = min(_next_power_of_2(value_width), max(16, tiles.select_numbers // block_list))
@@ -135,7 +135,7 @@ def _forward(call: LongCall, tiles: Tiles) -> tuple[Tensor, Tensor, Tensor]:
     for first in range(0, queries, chunk):
         here = min(chunk, queries - first)
         group_maxima[(triton.cdiv(here, tiles.queries) * problems,)](
-            q, k, seen, lengths, maxima, octet_maxima, strides, lead[1],
+            q, k, mask_data, lengths, maxima, octet_maxima, strides, lead[1],
             first, here, queries, keys, groups, sinks, window, lead[-1],
             D=width, BLOCK_D=max(16, _next_power_of_2(width)), BLOCK_M=tiles.queries, BLOCK_N=tiles.lanes,
             GROUP_SIZE=tiles.group, PRECISION=precision(tf32=False), **flags,
@@ -147,7 +147,7 @@ def _forward(call: LongCall, tiles: Tiles) -> tuple[Tensor, Tensor, Tensor]:
             num_warps=tiles.group_rows // 32,
         )  # fmt: skip
         select_and_mix[(triton.cdiv(here, rows) * problems,)](
-            q, k, v, seen, lengths, hashes, chosen, out, indices, lse, strides, lead[1],
+            q, k, v, mask_data, lengths, hashes, chosen, out, indices, lse, strides, lead[1],
             first, here, queries, keys, sinks, window, lead[-1],
             call.scale, dropout_threshold(call.dropout_p), 1 / (1 - call.dropout_p), TOPK=topk, BLOCK_K=block_k,
             LIST=indices.shape[-1], BLOCK_LIST=block_list, D=width, DV=value_width, BLOCK_D=block_d,
