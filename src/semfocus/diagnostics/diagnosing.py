@@ -11,6 +11,7 @@ torch's own; it is run as it is, in the mode it is in, and its outputs do not ch
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +20,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from semfocus.diagnostics.aggregate import Aggregate, Layer, Summary
+from semfocus.analysis.conditions import Conditions, condition
+from semfocus.diagnostics.aggregate import PERCENTS, Aggregate, Layer, Summary
 from semfocus.diagnostics.capture import CapturedCall, watching
-from semfocus.diagnostics.conditions import Conditions, conditions, w_and_x
 from semfocus.diagnostics.sentences import sentences
 from semfocus.errors import UsageError
 from semfocus.tasks.base import Batch
+from semfocus.theory import condition_w, condition_x
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,16 +98,24 @@ def diagnose(model: nn.Module, batches: Iterable[Any], k: int = 8, error: float 
     k         how many keys a focused query would keep
     error     relative error of quantiles once there are more than a few thousand values; below, they are exact
     """
-    tally = Aggregate(k, error)
-    unseen = observe(model, batches, tally.see)
-    if not tally.longest:
+    aggregate = Aggregate(k, error)
+    unseen = observe(model, batches, aggregate.see)
+    if not aggregate.longest:
         raise UsageError("batches hold rows of length 0: there is no key to look at; give rows of one token or more")
-    if k > tally.longest:
+    if k > aggregate.longest:
         raise UsageError(
-            f"k = {k} exceeds the longest sequence, {tally.longest} keys: nothing would be dropped; "
-            f"choose k <= {tally.longest}, or longer text"
+            f"k = {k} exceeds the longest sequence, {aggregate.longest} keys: nothing would be dropped; "
+            f"choose k <= {aggregate.longest}, or longer text"
         )
-    return Diagnosis(type(model).__name__, tally.k, tally.longest, error, tally.layers(), tally.whole(), tuple(unseen))
+    return Diagnosis(
+        type(model).__name__,
+        aggregate.k,
+        aggregate.longest,
+        error,
+        aggregate.layers(),
+        aggregate.whole(),
+        tuple(unseen),
+    )
 
 
 def observe(model: nn.Module, batches: Iterable[Any], see: Callable[[CapturedCall], None]) -> list[str]:
@@ -154,3 +164,38 @@ def _described_heads(heads: Sequence[Summary], k: int) -> list[dict[str, Any]]:
 def _described(summary: Summary, k: int) -> dict[str, Any]:
     cells = {percent: cell.to_dict() for percent, cell in conditions(summary, k).items()}
     return summary.to_dict() | {"conditions": cells}
+
+
+def conditions(summary: Summary, k: int) -> dict[str, Conditions]:
+    """A column for each percentile, all numbers from one model; empty where no query was seen."""
+    found = {}
+    for percent in PERCENTS:
+        values = [summary.at(name, percent) for name in ("delta_full", "delta_heavy", "separation", "in_degree")]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            keys = {"length": summary.keys, "fewest": summary.fewest_keys, "uneven": bool(summary.uneven)}
+            found[percent] = condition(*known, k=k, **keys)
+    return found
+
+
+def w_and_x(summaries: Sequence[Summary], k: int) -> list[dict[str, dict[str, float | None]]]:
+    """W and X alone, {"w": {"75": ..., ...}, "x": ...} for each of many heads at once; None where nothing was seen."""
+
+    def column(name: str) -> torch.Tensor:
+        values = [[summary.at(name, percent) for percent in PERCENTS] for summary in summaries]
+        return torch.tensor([[math.nan if v is None else v for v in row] for row in values], dtype=torch.float64)
+
+    full, heavy, gap = column("delta_full"), column("delta_heavy"), column("separation")
+    boundless = full.isinf() | heavy.isinf()
+    full, heavy = full.masked_fill(boundless, 0.0), heavy.masked_fill(boundless, 0.0)
+    both = {
+        "w": torch.as_tensor(condition_w(full, heavy, gap)).masked_fill(boundless, math.inf),
+        "x": torch.as_tensor(condition_x(full, heavy, gap, column("in_degree") / k)).masked_fill(boundless, math.inf),
+    }
+    return [
+        {
+            name: {p: None if math.isnan(v) else v for p, v in zip(PERCENTS, values[i].tolist(), strict=True)}
+            for name, values in both.items()
+        }
+        for i in range(len(summaries))
+    ]

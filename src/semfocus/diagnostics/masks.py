@@ -24,7 +24,8 @@ from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.positions import Positions
 from semfocus.attention.selection import best_indices
 from semfocus.diagnostics.aggregate import spread
-from semfocus.diagnostics.runs import LAST, K, Progress, Split, batches_of, first_rows, focus_of, splits_of_run
+from semfocus.diagnostics.checkpoint_stats import batches_of
+from semfocus.diagnostics.runs import LAST, K, Progress, Split, first_rows, focus_of, splits_of_run
 from semfocus.diagnostics.scores import chunks, counting_queries, scores_of, visible_keys
 from semfocus.diagnostics.sketch import Sketch
 from semfocus.errors import UsageError

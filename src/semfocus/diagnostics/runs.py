@@ -8,38 +8,29 @@ tables(measurements)                            Table 6, as the paper does it an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from semfocus.analysis.comparability import comparability_key
-from semfocus.analysis.conditions import finite
 from semfocus.analysis.table6 import one_model, published, two_models
 from semfocus.attention.mechanisms import TopK, parse_mechanism
 from semfocus.config import RunConfig
-from semfocus.diagnostics.aggregate import PERCENTS, Aggregate, Summary
-from semfocus.diagnostics.diagnosing import observe
-from semfocus.diagnostics.norms import weight_norms
+from semfocus.diagnostics.checkpoint_stats import ERROR, checkpoint_stats
 from semfocus.diagnostics.sentences import left_out
 from semfocus.errors import UsageError, check_int, unknown
 from semfocus.measurements import Dispersion, keep
 from semfocus.measurements.kinds import LAST
-from semfocus.model import Encoder
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks.base import Batch
-from semfocus.theory import stability
 from semfocus.training import data
 from semfocus.training.loading import checkpoint_epochs, config_of, load
 
 ALL = "all"
-ERROR = 0.001  # of quantiles over more than a few thousand queries, relative
 K, ROWS = 5, 1000  # unless told otherwise
-PER_HEAD = ("delta", "delta_full", "delta_heavy", "separation", "in_degree", "entropy", "top_share", "jacobian")
-TOKENS_AT_ONCE = 2**13
 Split = Literal["train", "heldout"]
 Progress = Callable[[int, int], None]
 
@@ -103,7 +94,7 @@ def measure_run(
     for done, (key, (epoch, step)) in enumerate(chosen.items()):
         progress(done, len(chosen))
         model = load(run, step).to(device)
-        checkpoints[key] = {"epoch": float(epoch), **_at_checkpoint(model, batch, k, device)}
+        checkpoints[key] = {"epoch": float(epoch), **checkpoint_stats(model, batch, k, device)}
     progress(len(chosen), len(chosen))
     document = {"k": k, "split": split, "rows": len(batch), "error": ERROR, "checkpoints": checkpoints}
     measured = Dispersion.from_payload(document, math.inf)
@@ -166,14 +157,6 @@ def focus_of(config: RunConfig, k: int) -> int:
     return mechanism.k if isinstance(mechanism, TopK) else asked
 
 
-def batches_of(batch: Batch, device: str | torch.device) -> Iterator[Batch]:
-    """The same rows a few at a time, on the device."""
-    size = max(1, TOKENS_AT_ONCE // max(1, batch.tokens.shape[1]))
-    for first in range(0, len(batch), size):
-        rows = slice(first, first + size)
-        yield Batch(*(part[rows].to(device) for part in (batch.tokens, batch.labels, batch.lengths)))
-
-
 def _about(found: MeasuredRun) -> dict[str, Any]:
     return {"task": found.task, "seed": found.config.seed, "mechanism": found.mechanism, "run": found.run.id}
 
@@ -196,46 +179,3 @@ def _chosen(run: RunDirectory, checkpoint: str) -> dict[str, tuple[float, int]]:
         known = ", ".join(f"{known:g}" for known in there)
         raise UsageError(f"run {run.id} has no checkpoint of epoch {epoch:g}; it has {known}: train with --keep")
     return {f"{epoch:g}": (epoch, there[epoch])}
-
-
-def _at_checkpoint(model: Encoder, batch: Batch, k: int, device: str | torch.device) -> dict[str, Any]:
-    tally = Aggregate(k, ERROR)
-    observe(model, batches_of(batch, device), tally.see)
-    if k > tally.longest:
-        raise UsageError(f"k = {k} exceeds the length of the rows, {tally.longest}; choose k <= {tally.longest}")
-    layers = [
-        {"layer": i, **layer.whole.to_dict(), **norms, "stability": _stability(layer.whole, k)}
-        | {"heads": [_brief(head, k) for head in layer.heads] if len(layer.heads) > 1 else []}
-        for i, (layer, norms) in enumerate(zip(tally.layers(), weight_norms(model), strict=True))
-    ]
-    whole = tally.whole()
-    return {**whole.to_dict(), "stability": _stability(whole, k), "layers": layers}
-
-
-def _brief(head: Summary, k: int) -> dict[str, Any]:
-    """What is kept of one head among several, of which a run may have hundreds."""
-    kept = {name: spread for name, spread in head.to_dict().items() if name in (*PER_HEAD, "infinite")}
-    return kept | {"stability": _stability(head, k, percents=("100",))}
-
-
-def _stability(summary: Summary, k: int, percents: Sequence[str] = PERCENTS) -> dict[str, dict[str, float | None]]:
-    """The 1-norm constants of the softmax by percentile: what is the case (`jacobian`), and what the bounds say."""
-    if not summary.queries:
-        return {}
-
-    def column(name: str) -> Tensor:
-        return torch.tensor([summary.at(name, percent) for percent in percents], dtype=torch.float64)
-
-    # Bounds shrink with the number of keys, so that those for the fewest keys hold for every query; one that sees no
-    # more than k keys keeps them all.
-    fewest = max(1, summary.fewest_keys)
-    full, heavy = (column("delta_full"), fewest, None), (column("delta_heavy"), min(k, fewest), column("separation"))
-    bounds = {
-        f"{name}_{form}": torch.as_tensor(stability(*given, norm=1, form=form)).tolist()
-        for form in ("paper", "certified")
-        for name, given in (("full", full), ("heavy", heavy))
-    }
-    return {
-        percent: {"jacobian": summary.at("jacobian", percent)} | {name: finite(row[i]) for name, row in bounds.items()}
-        for i, percent in enumerate(percents)
-    }

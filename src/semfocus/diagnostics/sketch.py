@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from semfocus.diagnostics.launches import launch_bound
+from semfocus.diagnostics.scores import launch_bound
 from semfocus.errors import UsageError
 from semfocus.theory import aggregate
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from semfocus.report.figures.drawing import FORMATS, both_themes, drawing, legend, logarithmic, save
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
+from semfocus.theory.lipschitz import Region, region
 from semfocus.theory.looseness import ATTENTION_FORMS, SOFTMAX_FORMS, AttentionRow, Looseness, SoftmaxRow
-from semfocus.theory.regions import Region, region
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
