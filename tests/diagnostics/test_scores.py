@@ -191,8 +191,10 @@ def test_half_precision_inputs_are_scored_in_float32() -> None:
 def test_memory_is_that_of_a_chunk_and_not_of_all_scores(monkeypatch) -> None:
     monkeypatch.setattr(score_chunks, "SCORES_IN_CACHES", 2**12)
     sizes: list[int] = []
-    whole = attention_stats._falling
-    monkeypatch.setattr(attention_stats, "_falling", lambda scores: sizes.append(scores.numel()) or whole(scores))
+    whole = attention_stats.sort_descending
+    monkeypatch.setattr(
+        attention_stats, "sort_descending", lambda scores: sizes.append(scores.numel()) or whole(scores)
+    )
     q = draw(2, 300, 4)
     examine(*posed(q, q, q, "full"), 4)
     assert max(sizes) <= 2**12

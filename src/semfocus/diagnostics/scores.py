@@ -5,8 +5,8 @@
 
 Scores are recomputed in float32 (float64 stays). Shapes: R sequences, H heads, C queries of a chunk, K keys.
 
-On a CPU a pass over a chunk is fast while the chunk stays near the caches. On a GPU an operation of this size takes less
-time than its launch, so fewer and larger operations are faster.
+On a CPU a pass over a chunk is fast while the chunk stays near the caches. On a GPU an operation of this size takes
+less time than its launch, so fewer and larger operations are faster.
 """
 
 from __future__ import annotations
