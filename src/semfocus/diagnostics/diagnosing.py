@@ -1,11 +1,11 @@
-"""What focusing would do to a model, told from one look at how it attends.
+"""The diagnosis of a model: how it attends, and what keeping only k keys would do to it.
 
     report = semfocus.diagnose(model, batches, k=8)
-    print(report)                               a line a layer, and what they say
+    print(report)                               one line for each layer, and conclusions
     report.save(Path("diagnosis.html"))
 
-The model may be any module that calls our `attend`, any transformers model, or any torch model whose attention is
-torch's own; it is run as it is, in the mode it is in, and its outputs do not change by a bit.
+The model may be any module that calls `attend`, any transformers model, or any torch model that uses torch's attention.
+It runs in the mode it is in, and its outputs do not change by a bit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Diagnosis:
     error: float  # of quantiles that are not exact, relative
     layers: tuple[Layer, ...]
     whole: Summary
-    unseen: tuple[str, ...]  # attention modules that ran and showed nothing
+    unseen: tuple[str, ...]  # attention modules that ran without a captured call
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat row for each layer and head, for a data frame."""
@@ -92,7 +92,7 @@ class Diagnosis:
 
 
 def diagnose(model: nn.Module, batches: Iterable[Any], k: int = 8, error: float = 0.01) -> Diagnosis:
-    """Run `model` on every batch and say how it attends.
+    """Run `model` on every batch and measure how it attends.
 
     batches   what the model is called with: a tensor, a tuple of arguments, a mapping of named ones, or rows of a task
     k         how many keys a focused query would keep
@@ -119,9 +119,9 @@ def diagnose(model: nn.Module, batches: Iterable[Any], k: int = 8, error: float 
 
 
 def observe(model: nn.Module, batches: Iterable[Any], see: Callable[[CapturedCall], None]) -> list[str]:
-    """Run the model on every batch while `see` looks on; the attention modules that showed nothing.
+    """Run the model on every batch and pass each captured call to `see`; the attention modules without a captured call.
 
-    An error where nothing at all was seen.
+    An error where no call was captured at all.
     """
     passes = 0
     with watching(model, see) as watch, torch.no_grad():
@@ -167,7 +167,7 @@ def _described(summary: Summary, k: int) -> dict[str, Any]:
 
 
 def conditions(summary: Summary, k: int) -> dict[str, Conditions]:
-    """A column for each percentile, all numbers from one model; empty where no query was seen."""
+    """The conditions at each percentile, all numbers from one model; empty where no query was counted."""
     found = {}
     for percent in PERCENTS:
         values = [summary.at(name, percent) for name in ("delta_full", "delta_heavy", "separation", "in_degree")]
@@ -179,7 +179,7 @@ def conditions(summary: Summary, k: int) -> dict[str, Conditions]:
 
 
 def w_and_x(summaries: Sequence[Summary], k: int) -> list[dict[str, dict[str, float | None]]]:
-    """W and X alone, {"w": {"75": ..., ...}, "x": ...} for each of many heads at once; None where nothing was seen."""
+    """W and X alone, {"w": {"75": ..., ...}, "x": ...} for many heads at once; None where no query was counted."""
 
     def column(name: str) -> torch.Tensor:
         values = [[summary.at(name, percent) for percent in PERCENTS] for summary in summaries]

@@ -1,4 +1,4 @@
-"""Trained runs under the glass: how their models attend, at any kept checkpoint, stored with the run.
+"""How the models of trained runs attend, at any kept checkpoint; stored with the run as a dispersion measurement.
 
 measured = measure_run(run, split="train", rows=1000, checkpoint="all").measured
 measured.checkpoints["last"].delta_full["95"]
@@ -30,7 +30,7 @@ from semfocus.training import data
 from semfocus.training.loading import checkpoint_epochs, config_of, load
 
 ALL = "all"
-K, ROWS = 5, 1000  # unless told otherwise
+K, ROWS = 5, 1000  # by default
 Split = Literal["train", "heldout"]
 Progress = Callable[[int, int], None]
 
@@ -42,7 +42,7 @@ class MeasuredRun:
     run: RunDirectory
     config: RunConfig
     measured: Dispersion
-    asked: tuple[str, ...]  # its checkpoints that were measured now
+    asked: tuple[str, ...]  # the checkpoints measured now
 
     @property
     def now(self) -> Dispersion:
@@ -63,7 +63,7 @@ class MeasuredRun:
 
 
 def find_run(text: str, out: Path | str | None = None) -> RunDirectory:
-    """A run by its path or the beginning of its id; for another library's checkpoint, where to take it instead."""
+    """A run by its path or the beginning of its id. A checkpoint of another library is refused."""
     place = Path(text)
     if any((place / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         raise UsageError(f"{text} is not a run but a model of another library; diagnose it with --model {text} --text")
@@ -80,10 +80,10 @@ def measure_run(
     device: str | torch.device = "cpu",
     progress: Progress = lambda done, total: None,
 ) -> MeasuredRun:
-    """Measure a run at its last, at all or at one kept checkpoint, and keep the result with it as "dispersion".
+    """Measure a run at its last, at all or at one kept checkpoint, and store the dispersion with the run.
 
-    A top-k run is measured with its own k; `rows` 0 are all. What was measured before is kept: checkpoints with the
-    same k, split and rows become one measurement with these, others stay beside it.
+    A top-k run is measured with its own k; `rows` 0 are all rows. Checkpoints measured before with the same k, split
+    and rows are merged with these; measurements with other settings stay beside it.
     """
     config = config_of(run)
     splits = splits_of_run(run, config)
@@ -103,8 +103,8 @@ def measure_run(
 
 
 def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
-    """Rows of Table 6 at the checkpoints asked for: a full and a top-k run that are otherwise alike, each run alone,
-    and the paper's own."""
+    """Rows of Table 6 at the checkpoints asked for: pairs of a full and a top-k run that differ in nothing else, each
+    run alone, and the paper's numbers."""
     found: list[dict[str, Any]] = []
     keys = {run.run.id: (comparability_key(run.run.config()), run.config.seed) for run in runs}
     for heavy in runs:
@@ -125,7 +125,7 @@ def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
 
 
 def warnings_of(found: MeasuredRun) -> list[str]:
-    """What to know before reading the numbers of the newest checkpoint that was asked for."""
+    """Warnings about the newest checkpoint that was asked for."""
     newest = max(found.now.checkpoints.values(), key=lambda checkpoint: checkpoint.epoch)
     if newest.not_finite and not newest.queries:
         return [f"{found.label}: no query has finite scores; this run has diverged, and there is nothing to measure."]
@@ -133,7 +133,7 @@ def warnings_of(found: MeasuredRun) -> list[str]:
 
 
 def splits_of_run(run: RunDirectory, config: RunConfig) -> dict[str, Batch]:
-    """What the run was trained on ("train"), and what was held out ("heldout")."""
+    """The training data ("train") and the held-out data ("heldout") of the run."""
     task = config.task.build()
     known = run.config().get("data")
     if known is not None and known != task.fingerprint():
@@ -144,7 +144,7 @@ def splits_of_run(run: RunDirectory, config: RunConfig) -> dict[str, Batch]:
 
 
 def first_rows(splits: dict[str, Batch], split: Split, rows: int) -> Batch:
-    """The first `rows` rows of a split, fewer if it has fewer; 0: all of them."""
+    """The first `rows` rows of a split, or all it has; 0: all of them."""
     if split not in splits:
         raise unknown("split", split, splits)
     batch, count = splits[split], check_int("rows", rows, at_least=0) or None
@@ -152,7 +152,7 @@ def first_rows(splits: dict[str, Batch], split: Split, rows: int) -> Batch:
 
 
 def focus_of(config: RunConfig, k: int) -> int:
-    """The k to look with: a top-k run's own."""
+    """The k to measure with: the own k of a top-k run, else the given one."""
     mechanism, asked = parse_mechanism(config.attention.mechanism), check_int("k", k, at_least=1)
     return mechanism.k if isinstance(mechanism, TopK) else asked
 
@@ -162,7 +162,7 @@ def _about(found: MeasuredRun) -> dict[str, Any]:
 
 
 def _chosen(run: RunDirectory, checkpoint: str) -> dict[str, tuple[float, int]]:
-    """Epoch and step of the checkpoints meant, by the key they are stored under."""
+    """Epoch and step of the chosen checkpoints, by the key they are stored under."""
     there = checkpoint_epochs(run)
     if not there:
         raise UsageError(f"run {run.id} has no checkpoint yet; train it first")

@@ -1,7 +1,12 @@
-"""Certified Lipschitz constants of the parts around attention, each from numbers that the caller measured.
+"""Certified Lipschitz constants of the layers of a model and of its attention heads, from measured norms.
 
 Tokens are rows here, as in a model: a layer's constant says how far the row it gives can move when the row it is
 given moves, in the 2-norm. Layers that treat every token alone have that constant in every norm over tokens.
+
+A head: q_i = W_q x_i + b_q, k_j = W_k x_j + b_k, v_j = W_v x_j + b_v, score_ij = scale * q_i . k_j, and the head adds
+W_o sum_j p_ij v_j to token i, where W_o is its slice of the output projection. A constant added to all scores of a row
+does not change the softmax, and a constant added to all values does not change the effect of moved weights: so keys and
+values enter through the radius of a ball around them, wherever its centre is.
 """
 
 from __future__ import annotations

@@ -9,6 +9,10 @@ Tokens are the columns of X with |x_i| <= xi, scores X'WX with |W| <= gamma, out
 Form "paper" is what arXiv 2506.14095 compares; "certified" is the smallest constant proved in docs/theory.md.
 The paper sets 2 gamma xi^2 equal to the dispersion of full attention: gamma = delta_full / 2, xi = 1 gives its
 numbers.
+
+`region` evaluates both conditions over the plane c1 = delta_heavy / delta_full, c2 = separation / delta_full (the
+paper's figures 21 and 22). Both dispersions of one row of scores obey delta_heavy + separation <= delta_full, so one
+model can only be in the triangle c1 + c2 <= 1 (`reachable`). The paper takes them from two models, which need not.
 """
 
 from __future__ import annotations
