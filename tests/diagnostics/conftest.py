@@ -35,7 +35,7 @@ def runs(_trained: list[RunDirectory], tmp_path: Path) -> list[RunDirectory]:
 
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many sightings were examined together, each time some were."""
+    """How many calls were measured together, each time some were."""
     sizes: list[int] = []
     original = aggregate.examine
 

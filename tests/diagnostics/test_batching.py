@@ -56,7 +56,7 @@ def test_any_room_for_scores_and_grouped_heads(room: int, sizes: list[int], exam
 
 
 def test_copies_are_not_held_beyond_their_limit(monkeypatch: pytest.MonkeyPatch, examined: list[int]) -> None:
-    monkeypatch.setattr(batching, "HELD_BYTES", 2 * 2 * 2 * 6 * 4 * 4)  # queries and keys of two sightings
+    monkeypatch.setattr(batching, "HELD_BYTES", 2 * 2 * 2 * 6 * 4 * 4)  # queries and keys of two calls
     batches = [*pairs(1, (1, 2, 6, 4), (1, 2, 6, 4)), *pairs(4, (2, 6, 4), (2, 6, 4))]
     assert_same(Given(), batches)
     assert examined == [1] * 5 + [1, 1, 2, 1]  # whatever waits is examined, also of another kind
@@ -99,7 +99,7 @@ def test_one_model_in_two_precisions(examined: list[int]) -> None:
     assert examined == [1] * 4 + [2, 2]
 
 
-def test_not_every_sighting_of_a_pile_is_whole(examined: list[int]) -> None:
+def test_not_every_call_of_a_batch_is_whole(examined: list[int]) -> None:
     batches = [(*pair, torch.ones(6, 6, dtype=torch.bool)) for pair in pairs(5, (1, 2, 6, 4), (1, 2, 6, 4))]
     batches[1][2][2] = False
     batches[2][0][0, 1, 3] = math.nan
@@ -238,7 +238,7 @@ def test_layers_keep_the_order_of_the_first_pass() -> None:
     assert [layer.name for layer in found.layers] == ["long", "short"]
 
 
-def test_fifty_sightings_take_few_operations_and_few_waits() -> None:
+def test_fifty_calls_take_few_operations_and_few_waits() -> None:
     class Counting(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
@@ -255,6 +255,6 @@ def test_fifty_sightings_take_few_operations_and_few_waits() -> None:
             model(batch)
     with Counting() as watched:
         seen = Aggregate(3)
-        gathered(lambda: (observe(model, batches, seen.see), seen._add(seen._gathering.take())))
+        gathered(lambda: (observe(model, batches, seen.see), seen.flush()))
     assert watched.all - forward.all < 20 * 50
     assert watched.waits - forward.waits < 20

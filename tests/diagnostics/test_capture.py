@@ -53,9 +53,9 @@ def watched(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Any, list[Cap
     return out, seen
 
 
-def plain_output(sighting: CapturedCall) -> Tensor:
+def plain_output(call: CapturedCall) -> Tensor:
     """What full attention over the problem seen gives."""
-    inputs = sighting.inputs
+    inputs = call.inputs
     mask = inputs.mask if inputs.mask is not None else inputs.bias
     return attend(inputs.q, inputs.k, inputs.v, causal=inputs.causal, mask=mask, scale=inputs.scale)
 
@@ -80,7 +80,7 @@ def test_torch_s_encoder_is_seen_on_its_fused_and_on_its_plain_path(grad: bool, 
         out, seen = watched(model, x, **named)
     assert torch.equal(alone.detach().nan_to_num(), out.detach().nan_to_num())
     assert len(seen) == 2
-    assert [len(sighting.inputs.lead) for sighting in seen] == [2, 2]
+    assert [len(call.inputs.lead) for call in seen] == [2, 2]
     first = model.layers[0]
     normed = first.norm1(x) if norm_first else x
     q = functional.linear(normed, first.self_attn.in_proj_weight, first.self_attn.in_proj_bias)[..., :WIDTH]
@@ -105,9 +105,9 @@ def test_torch_s_multihead_attention_is_seen(heads: int) -> None:
     x = tokens()[..., :12]
     with torch.no_grad():
         alone, _ = module(x, x, x, need_weights=False)
-        (out, _), (sighting,) = watched(module, x, x, x, need_weights=False)
+        (out, _), (call,) = watched(module, x, x, x, need_weights=False)
     assert torch.equal(alone, out)
-    mixed = plain_output(sighting).reshape(3, heads, 9, -1).transpose(1, 2).flatten(2)
+    mixed = plain_output(call).reshape(3, heads, 9, -1).transpose(1, 2).flatten(2)
     torch.testing.assert_close(module.out_proj(mixed), out)
 
 
@@ -117,8 +117,8 @@ def test_a_plain_torch_model_is_seen_layer_by_layer_and_keeps_its_bits(causal: b
     alone = model(x)
     out, seen = watched(model, x)
     assert torch.equal(alone, out)
-    assert [sighting.place for sighting in seen] == [("0", 0), ("1", 0)]
-    assert all(sighting.inputs.causal == causal for sighting in seen)
+    assert [call.place for call in seen] == [("0", 0), ("1", 0)]
+    assert all(call.inputs.causal == causal for call in seen)
     assert seen[0].inputs.lead == (3, HEADS)
 
 
@@ -141,8 +141,8 @@ def test_torch_s_causal_mask_of_fewer_queries_than_keys_starts_at_the_first_key(
         def forward(self, x: Tensor) -> Tensor:
             return functional.scaled_dot_product_attention(x[:, :4], x, x, is_causal=True)
 
-    out, (sighting,) = watched(Model(), tokens())
-    torch.testing.assert_close(plain_output(sighting), out)
+    out, (call,) = watched(Model(), tokens())
+    torch.testing.assert_close(plain_output(call), out)
 
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3", "randomk:2+5r"])
@@ -151,10 +151,10 @@ def test_what_calls_attend_is_seen_once_for_each_call(mechanism: str) -> None:
     alone, _ = layer(x)
     (out, _), seen = watched(layer, x)
     assert torch.equal(alone, out)
-    assert [str(sighting.inputs.mechanism) for sighting in seen] == [mechanism]
+    assert [str(call.inputs.mechanism) for call in seen] == [mechanism]
     calls = Calls(mechanism)
     assert torch.equal(calls(x), watched(calls, x)[0])
-    assert [sighting.place for sighting in watched(calls, x)[1]] == [("", 0), ("", 1)]
+    assert [call.place for call in watched(calls, x)[1]] == [("", 0), ("", 1)]
 
 
 def test_our_encoder_is_seen_block_by_block_and_keeps_its_bits() -> None:
@@ -162,15 +162,15 @@ def test_our_encoder_is_seen_block_by_block_and_keeps_its_bits() -> None:
     alone = model(given)
     out, seen = watched(model, given)
     assert torch.equal(alone, out)
-    assert [sighting.place for sighting in seen] == [("", 0), ("", 1)]
+    assert [call.place for call in seen] == [("", 0), ("", 1)]
 
 
 def test_an_exception_inside_leaves_nothing_behind() -> None:
-    with pytest.raises(RuntimeError, match="stop"), watching(sdpa_model(), lambda sighting: None):
+    with pytest.raises(RuntimeError, match="stop"), watching(sdpa_model(), lambda call: None):
         raise RuntimeError("stop")
     assert_put_back()
 
-    def fail(sighting: CapturedCall) -> None:
+    def fail(call: CapturedCall) -> None:
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"), watching(sdpa_model(), fail):
@@ -180,7 +180,7 @@ def test_an_exception_inside_leaves_nothing_behind() -> None:
 
 def test_a_compiled_model_is_refused_by_name() -> None:
     compiled = torch.compile(sdpa_model(), backend="eager")
-    with pytest.raises(UsageError, match="_orig_mod"), watching(compiled, lambda sighting: None):
+    with pytest.raises(UsageError, match="_orig_mod"), watching(compiled, lambda call: None):
         pass
 
 
@@ -192,7 +192,7 @@ def test_nested_tensors_are_refused_with_what_to_do() -> None:
         pytest.warns(UserWarning, match="nested"),
         pytest.raises(UsageError, match="enable_nested_tensor=False"),
         torch.no_grad(),
-        watching(model, lambda sighting: None),
+        watching(model, lambda call: None),
     ):
         model(tokens(), src_key_padding_mask=padding)
     assert_put_back()

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from semfocus.diagnostics import runs as measuring
 from semfocus.diagnostics.aggregate import PERCENTS
-from semfocus.diagnostics.norms import weight_norms
+from semfocus.diagnostics.checkpoint_stats import weight_norms
 from semfocus.diagnostics.runs import find_run, measure_run, tables
 from semfocus.errors import CorruptData, UsageError
 from semfocus.measurements import Dispersion, keep, read

@@ -12,7 +12,8 @@ from semfocus import attend
 from semfocus.attention import parse_mechanism
 from semfocus.attention.hooks import observing
 from semfocus.attention.inputs import AttentionInputs
-from semfocus.diagnostics import attention_stats, launches
+from semfocus.diagnostics import attention_stats
+from semfocus.diagnostics import scores as score_chunks
 from semfocus.diagnostics.attention_stats import PER_QUERY, Measured, Values, examine
 from tests.diagnostics.plain import plain_statistics
 
@@ -51,7 +52,7 @@ def assert_same(found: dict[str, list[float]], expected: dict[str, list[float]])
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:2+1s+2w", "banded:5", "bottomk:4", "randomk:4"])
 @pytest.mark.parametrize("chunk", [1, 40, 10**6])
 def test_every_number_agrees_with_a_plain_computation(mechanism: str, chunk: int, monkeypatch) -> None:
-    monkeypatch.setattr(launches, "SCORES_IN_CACHES", chunk * 22)
+    monkeypatch.setattr(score_chunks, "SCORES_IN_CACHES", chunk * 22)
     q, k, v = (3 * draw(2, 11, 4, seed=i) for i in range(3))
     value = parse_mechanism(mechanism)
     inputs, grouped = posed(q, k, v, value)
@@ -188,10 +189,12 @@ def test_half_precision_inputs_are_scored_in_float32() -> None:
 
 
 def test_memory_is_that_of_a_chunk_and_not_of_all_scores(monkeypatch) -> None:
-    monkeypatch.setattr(launches, "SCORES_IN_CACHES", 2**12)
+    monkeypatch.setattr(score_chunks, "SCORES_IN_CACHES", 2**12)
     sizes: list[int] = []
-    whole = attention_stats._falling
-    monkeypatch.setattr(attention_stats, "_falling", lambda scores: sizes.append(scores.numel()) or whole(scores))
+    whole = attention_stats.sort_descending
+    monkeypatch.setattr(
+        attention_stats, "sort_descending", lambda scores: sizes.append(scores.numel()) or whole(scores)
+    )
     q = draw(2, 300, 4)
     examine(*posed(q, q, q, "full"), 4)
     assert max(sizes) <= 2**12
@@ -200,7 +203,7 @@ def test_memory_is_that_of_a_chunk_and_not_of_all_scores(monkeypatch) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 40, 10**6])
 def test_rows_are_uneven_where_queries_see_different_keys_whatever_the_chunks(chunk: int, monkeypatch) -> None:
-    monkeypatch.setattr(launches, "SCORES_IN_CACHES", chunk * 22)
+    monkeypatch.setattr(score_chunks, "SCORES_IN_CACHES", chunk * 22)
     q = draw(3, 2, 11, 4)
     lengths = torch.tensor([11, 5, 1])
     for options, expected in (({}, 0), ({"lengths": lengths}, 0), ({"causal": True}, 3)):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from semfocus.diagnostics import launches
+from semfocus.diagnostics import scores as score_chunks
 from semfocus.diagnostics.sketch import ADDRESSES, EXACT, Sketch, add_to_all, extremes
 from semfocus.errors import UsageError
 
@@ -107,7 +107,7 @@ def test_the_extremes_of_groups_are_the_same_by_one_address_and_by_many(monkeypa
     groups = torch.tensor([0, 2, 0, 2, 2]).repeat(ADDRESSES)
     given = torch.tensor([[3.0, 1, 5, math.inf, 0.5], [1, 2, 3, 4, 5]]).repeat(1, ADDRESSES)
     alone = extremes(groups, given, 4)
-    monkeypatch.setattr(launches, "LAUNCH_BOUND", {"cpu"})
+    monkeypatch.setattr(score_chunks, "LAUNCH_BOUND", {"cpu"})
     assert torch.equal(extremes(groups, given, 4), alone)
     assert alone[0].tolist() == [[3.0, math.inf, 0.5, math.inf], [1.0, math.inf, 2.0, math.inf]]
     assert (-alone[1]).tolist() == [[5.0, -math.inf, math.inf, -math.inf], [3.0, -math.inf, 5.0, -math.inf]]
@@ -118,7 +118,7 @@ def test_the_extremes_of_groups_are_the_same_by_one_address_and_by_many(monkeypa
 def test_sketches_filled_together_are_what_they_are_filled_one_by_one(
     sizes: tuple[int, int], bound: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launches, "LAUNCH_BOUND", bound)
+    monkeypatch.setattr(score_chunks, "LAUNCH_BOUND", bound)
     together = [Sketch(3, rows=2) for _ in sizes]
     alone = [[Sketch(3) for _ in range(2)] for _ in sizes]
     shuffled = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""Diagnoses with sightings gathered as on a GPU, held against those of the same sightings one by one."""
+"""Diagnoses with calls batched as on a GPU, compared with those of the same calls one by one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from torch.nn import functional
 
 from semfocus import attend
 from semfocus.attention import parse_mechanism
-from semfocus.diagnostics import diagnose, launches
+from semfocus.diagnostics import diagnose
+from semfocus.diagnostics import scores as score_chunks
 from semfocus.diagnostics.aggregate import Summary
 from semfocus.diagnostics.diagnosing import Diagnosis
 
 
 def gathered(work: Callable[[], Any], scores: int = 2**24) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launches, "LAUNCH_BOUND", {"cpu"})
-        patch.setattr(launches, "SCORES_A_LAUNCH", scores)
+        patch.setattr(score_chunks, "LAUNCH_BOUND", {"cpu"})
+        patch.setattr(score_chunks, "SCORES_A_LAUNCH", scores)
         return work()
 
 

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from semfocus.errors import CorruptData, Diverged, UsageError
-from semfocus.landscape import Surface, SurfaceSettings, measure_surface, read_surface
+from semfocus.landscape import Surface, SurfaceSettings, default_extent, measure_surface, read_surface
 from semfocus.landscape.losses import Losses
-from semfocus.landscape.surface import default_extent
 from semfocus.landscape.trained_model import open_trained_model
 from semfocus.measurements import surface_name
 from semfocus.measurements.store import keep_surface, read_part, write_part

@@ -10,7 +10,7 @@ import torch
 
 from semfocus.errors import UsageError
 from semfocus.theory.looseness import ATTENTION_FORMS, SOFTMAX_FORMS, attention_looseness, main, softmax_looseness
-from semfocus.theory.search import maximise
+from semfocus.theory.witnesses import maximise
 
 
 def bowl(z):

@@ -1,11 +1,10 @@
-"""HOW a model attends: anybody's model, and the runs in a store, measured and held against the theory.
+"""HOW a model attends: any model, and the runs in a store, measured and compared with the theory.
 
-watching, torch_calls, registry    seeing every attention of a model without changing it
-scores, examining, sketch, tally   its numbers, added up by layer and head in fixed memory
-launches, gathering                on a GPU many sightings at once, as one problem
-diagnosing, sentences, checkpoints what they say about a model; a Hugging Face checkpoint on a text file
-runs, norms, conditions            trained runs: the paper's Table 6, stored with the run
-masks, keeping                     do kept keys stay under noise; how all of this is stored with a run
+capture, torch_calls, patch_transformers   capture every attention call of a model without changing it
+scores, attention_stats, sketch            statistics of one call, in bounded memory
+batching, aggregate                        several calls at once on a GPU; sums by layer and head
+diagnosing, sentences, checkpoints         the diagnosis of a model, or of a Hugging Face checkpoint on a text file
+runs, checkpoint_stats, masks              trained runs: dispersion (the paper's Table 6) and masks under noise
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What was seen of a model, added up by layer and head as it runs.
+"""Statistics of the attention of a model, aggregated by layer and head while it runs.
 
-    tally = Aggregate(k=8)
-    with watching(model, tally.see) as watch: ...
-    tally.layers()                                   one Layer for each attention, in the order of the first pass
+    aggregate = Aggregate(k=8)
+    with watching(model, aggregate.see) as watch: ...
+    aggregate.layers()                               one Layer for each attention, in the order of the first pass
 
 A Summary holds quantiles. They run towards the worse end: "100" is the largest dispersion, but the smallest separation
 and the smallest share of weight in the k heaviest, so that one column belongs together, as in the paper's Table 6.
@@ -17,7 +17,7 @@ from typing import Any
 
 from semfocus.analysis.conditions import finite
 from semfocus.diagnostics.attention_stats import PER_QUERY, UNSEEN, Measured, Values, examine, heads_of
-from semfocus.diagnostics.batching import CallBatch, Gathering
+from semfocus.diagnostics.batching import CallBatch, CallBatcher
 from semfocus.diagnostics.capture import CapturedCall
 from semfocus.diagnostics.sketch import Sketch, add_to_all
 from semfocus.errors import UsageError, check_int
@@ -70,36 +70,40 @@ class Layer:
 
 
 class Aggregate:
-    """Sketches of everything seen so far."""
+    """Sketches of the statistics of all calls so far."""
 
     def __init__(self, k: int, error: float = 0.01) -> None:
         self.k, self.error = check_int("k", k, at_least=1), error
         self.longest = 0
         self._records: dict[tuple[str, int], _Record] = {}
-        self._gathering = Gathering()
+        self._batcher = CallBatcher()
 
-    def see(self, sighting: CapturedCall) -> None:
-        """Examine one attention and add it up, at once or together with others like it."""
-        heads = heads_of(sighting.inputs, sighting.grouped)
-        record = self._records.get(sighting.place)
+    def see(self, call: CapturedCall) -> None:
+        """Measure one call and add it, at once or together with others of its shape."""
+        heads = heads_of(call.inputs, call.grouped)
+        record = self._records.get(call.place)
         if record is None:
-            record = self._records[sighting.place] = _Record(heads, self.error)
+            record = self._records[call.place] = _Record(heads, self.error)
         if record.heads != heads:
-            name = sighting.name or "the model"
+            name = call.name or "the model"
             raise UsageError(f"{name} has {heads} heads in one pass and {record.heads} in another")
-        self.longest = max(self.longest, sighting.inputs.num_keys)
-        self._add(self._gathering.put(sighting))
+        self.longest = max(self.longest, call.inputs.num_keys)
+        self._add(self._batcher.put(call))
 
-    def _add(self, piles: Iterable[CallBatch]) -> None:
-        for pile in piles:
-            places = list(dict.fromkeys(pile.places))
-            owners = [places.index(place) for place in pile.places] if pile.several else None
-            measured = examine(pile.inputs, pile.grouped, self.k, owners)
+    def flush(self) -> None:
+        """Measure the calls that are held back."""
+        self._add(self._batcher.take())
+
+    def _add(self, batches: Iterable[CallBatch]) -> None:
+        for batch in batches:
+            places = list(dict.fromkeys(batch.places))
+            owners = [places.index(place) for place in batch.places] if batch.several else None
+            measured = examine(batch.inputs, batch.grouped, self.k, owners)
             _add_up(measured, [self._records[place] for place in places])
 
     def layers(self) -> tuple[Layer, ...]:
         """A layer for each place at which attention was seen."""
-        self._add(self._gathering.take())
+        self.flush()
         calls: dict[str, int] = {}
         for name, _ in self._records:
             calls[name] = calls.get(name, 0) + 1
@@ -114,7 +118,7 @@ class Aggregate:
 
     def whole(self) -> Summary:
         """All layers together."""
-        self._add(self._gathering.take())
+        self.flush()
         records = list(self._records.values())
         pooled = {kind: Sketch.pooled(record.sketches[kind] for record in records) for kind in KINDS}
         counted = {name: sum(sum(record.summed[name]) for record in records) for name in SUMMED}

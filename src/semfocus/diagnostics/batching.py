@@ -1,10 +1,10 @@
-"""Sightings that are alike, put aside to be examined as one problem: some hundred operations for all, not for each.
+"""Captured calls of one shape, held back and measured as one batch: some hundred operations for all, not for each.
 
-    gathering = Gathering()
-    for pile in gathering.put(sighting): ...        mostly none; a pile once there are scores enough for it
-    for pile in gathering.take(): ...               what is left, before results are read
+    batcher = CallBatcher()
+    for batch in batcher.put(call): ...             usually none; a batch once there are enough scores
+    for batch in batcher.take(): ...                the rest, before results are read
 
-A model may write into its queries and keys after the call (rotation in place, caches), so copies are put aside.
+A model may write into its queries and keys after the call (rotation in place, caches), so copies are held.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.diagnostics.capture import CapturedCall
-from semfocus.diagnostics.launches import launch_bound, scores_at_once
+from semfocus.diagnostics.scores import launch_bound, scores_at_once
 
-HELD_BYTES = 2**28  # of copies, whatever they belong to
+HELD_BYTES = 2**28  # of copies in all
 Place = tuple[str, int]
 
 
 @dataclass(frozen=True, eq=False)
 class CallBatch:
-    """Sightings as one problem, stacked along its first leading dimension where there are `several`."""
+    """Calls as one AttentionInputs, stacked along its first leading dimension where there are `several`."""
 
     places: Sequence[Place]
     inputs: AttentionInputs
@@ -33,87 +33,90 @@ class CallBatch:
     several: bool
 
 
-class Gathering:
-    """Copies of sightings, by kind."""
+class CallBatcher:
+    """Copies of captured calls, by shape."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, list[CapturedCall]] = {}
         self._bytes = 0
 
-    def put(self, sighting: CapturedCall) -> Iterable[CallBatch]:
-        """Take a sighting in; the piles that are to be examined now."""
-        inputs = sighting.inputs
+    def put(self, call: CapturedCall) -> Iterable[CallBatch]:
+        """Hold a call back, or not; the batches to measure now."""
+        inputs = call.inputs
         room = scores_at_once(inputs.q.device)
         scores = inputs.lead.numel() * inputs.num_queries * inputs.num_keys
         if not (_can_wait(inputs) and 0 < 2 * scores <= room):
-            return [CallBatch([sighting.place], inputs, sighting.grouped, several=False)]
-        kind = _kind(sighting)
-        waiting = self._waiting.setdefault(kind, [])
-        waiting.append(replace(sighting, inputs=_copied(inputs)))
+            return [CallBatch([call.place], inputs, call.grouped, several=False)]
+        key = _shape_key(call)
+        waiting = self._waiting.setdefault(key, [])
+        waiting.append(replace(call, inputs=_copied(inputs)))
         self._bytes += _bytes(waiting[-1].inputs)
         if self._bytes >= HELD_BYTES:
             return self.take()
-        return [self._piled(kind)] if (len(waiting) + 1) * scores > room else []
+        return [self._stack(key)] if (len(waiting) + 1) * scores > room else []
 
     def take(self) -> Iterator[CallBatch]:
-        """Everything that waits, stacked one kind after the other."""
-        for kind in list(self._waiting):
-            yield self._piled(kind)
+        """Every call that is held, one batch for each shape."""
+        for key in list(self._waiting):
+            yield self._stack(key)
 
-    def _piled(self, kind: Hashable) -> CallBatch:
-        sightings = self._waiting.pop(kind)
-        problems = [sighting.inputs for sighting in sightings]
-        self._bytes -= sum(_bytes(inputs) for inputs in problems)
-        q = torch.stack([inputs.q for inputs in problems])
-        k = torch.stack([inputs.k for inputs in problems])
+    def _stack(self, key: Hashable) -> CallBatch:
+        calls = self._waiting.pop(key)
+        inputs_of_calls = [call.inputs for call in calls]
+        self._bytes -= sum(_bytes(inputs) for inputs in inputs_of_calls)
+        q = torch.stack([inputs.q for inputs in inputs_of_calls])
+        k = torch.stack([inputs.k for inputs in inputs_of_calls])
         whole = replace(
-            problems[0],
+            inputs_of_calls[0],
             q=q,
             k=k,
             v=k,
-            mask=_stacked([inputs.mask for inputs in problems]),
-            bias=_stacked([inputs.bias for inputs in problems]),
-            lengths=_stacked([inputs.lengths for inputs in problems]),
+            mask=_stacked([inputs.mask for inputs in inputs_of_calls]),
+            bias=_stacked([inputs.bias for inputs in inputs_of_calls]),
+            lengths=_stacked([inputs.lengths for inputs in inputs_of_calls]),
         )
-        return CallBatch([sighting.place for sighting in sightings], whole, sightings[0].grouped, several=True)
+        return CallBatch([call.place for call in calls], whole, calls[0].grouped, several=True)
 
 
 def _can_wait(inputs: AttentionInputs) -> bool:
-    """Where launches are dear; and not random choices, which are numbered by the rows of their own call."""
+    """Only where launches are expensive. Random choices cannot wait: they are seeded by the rows of their own call."""
     return launch_bound(inputs.q.device) and not inputs.mechanism.is_stochastic
 
 
-def _looked_at(inputs: AttentionInputs) -> tuple[Tensor | None, ...]:
-    """The tensors on which the scores depend, and who may see them."""
+def _measured_tensors(inputs: AttentionInputs) -> tuple[Tensor | None, ...]:
+    """The tensors on which the scores and the masks depend."""
     return inputs.q, inputs.k, inputs.mask, inputs.bias, inputs.lengths
 
 
-def _kind(sighting: CapturedCall) -> Hashable:
-    """What sightings share that can be stacked."""
-    inputs = sighting.inputs
+def _shape_key(call: CapturedCall) -> Hashable:
+    """What calls must share to be stacked."""
+    inputs = call.inputs
     return (
-        *(None if tensor is None else (tensor.shape, tensor.dtype, tensor.device) for tensor in _looked_at(inputs)),
+        *(
+            None if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
+            for tensor in _measured_tensors(inputs)
+        ),
         inputs.lead,
         inputs.mechanism,
         inputs.causal,
         inputs.scale,
         inputs.first_query,
         inputs.total_queries,
-        sighting.grouped,
+        call.grouped,
     )
 
 
 def _bytes(inputs: AttentionInputs) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in _looked_at(inputs) if tensor is not None)
+    return sum(tensor.numel() * tensor.element_size() for tensor in _measured_tensors(inputs) if tensor is not None)
 
 
 @torch.no_grad()
 def _copied(inputs: AttentionInputs) -> AttentionInputs:
-    """The problem with copies of all that is looked at, each with as many dimensions as the scores have; its values,
-    which take memory and no part, are left behind."""
-    dims = max(len(inputs.lead), 1) + 2  # one for the heads, if there is none
+    """Copies of every tensor that is measured, each with as many dimensions as the scores. Values are not measured, and
+    not copied."""
+    dims = max(len(inputs.lead), 1) + 2  # at least one for the heads
     q = inputs.q
-    if q.shape[:-2] != inputs.lead:  # it may be keys or values that have more rows
+    if q.shape[:-2] != inputs.lead:  # keys or values may have more rows
         q = q.expand(*inputs.lead, *q.shape[-2:])
     k = _copy(inputs.k, dims)
     return replace(

@@ -1,14 +1,14 @@
-"""Seeing every attention of a model while it runs, whoever wrote it, without changing what it computes.
+"""Capture every attention call of any model while it runs, without changing what it computes.
 
     with watching(model, see) as watch:
         watch.begin_pass()
-        model(tokens)                    see(CapturedCall) is called once for each attention, in order
-    watch.unseen()                       attention modules that ran and showed nothing
+        model(tokens)                    see(CapturedCall) is called once for each attention call, in order
+    watch.unseen()                       attention modules that ran without a captured call
 
-Three ways in, one kind of sighting: `attend` reports its problems (`attention.observing`); torch's own attention is
-reached through its names (`torch_calls`); models of the transformers library through their registry (`registry`).
-Everything is put back at the end, also after an exception. Modules are not touched: who is at work is told by
-torch's global hooks, since a hook on a module would make torch leave its fused path, and change the last bits.
+Calls are captured in three ways: `attend` reports its inputs (`attention.hooks`), torch's own attention functions are
+wrapped (`torch_calls`), and so is the attention registry of the transformers library (`patch_transformers`). All
+wrappers are removed at the end, also after an exception. The running module is known from torch's global hooks: a hook
+on a module would make torch leave its fused path, which changes the last bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from semfocus.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class CapturedCall:
-    """One attention at work: the module that does it, which of its calls in this pass, and what it is given."""
+    """One call of attention: its module, the number of the call within the pass, and its inputs."""
 
     name: str
     call: int
@@ -42,7 +42,7 @@ class CapturedCall:
 
 
 class Watch:
-    """Who is at work, and what was seen of whom."""
+    """The modules that are running, and the calls captured from each."""
 
     def __init__(self, model: nn.Module, see: Callable[[CapturedCall], None]) -> None:
         self._names = {id(module): name for name, module in model.named_modules()}
@@ -50,7 +50,7 @@ class Watch:
         self._see = see
         self._at_work: list[str] = []
         self._calls: dict[str, int] = {}
-        self._ran: dict[str, tuple[str, ...]] = {}  # attention modules, and what they ran inside of
+        self._ran: dict[str, tuple[str, ...]] = {}  # attention modules, and the modules they ran inside
         self._seen: set[str] = set()
         self.count = 0
 
@@ -60,7 +60,7 @@ class Watch:
         return self._at_work[-1] if self._at_work else ""
 
     def begin_pass(self) -> None:
-        """From here on a module's calls are numbered anew."""
+        """Start to number the calls of every module from 0."""
         self._calls.clear()
         self._at_work.clear()
 
@@ -76,8 +76,8 @@ class Watch:
         if self._at_work and self._names.get(id(module)) == self._at_work[-1]:
             self._at_work.pop()
 
-    def sight(self, inputs: AttentionInputs, grouped: bool) -> None:
-        """Note a problem for the module that is at work."""
+    def capture(self, inputs: AttentionInputs, grouped: bool) -> None:
+        """Report a call of the module that is running."""
         name = self.at_work
         call = self._calls[name] = self._calls.get(name, -1) + 1
         self._seen.update(self._at_work)
@@ -85,7 +85,7 @@ class Watch:
         self._see(CapturedCall(name, call, inputs, grouped))
 
     def unseen(self) -> list[str]:
-        """Modules named attention that ran without a sighting, in themselves, below or in an attention above."""
+        """Attention modules that ran without a captured call of their own, of a submodule or of an attention above."""
         attentive = {name for name in self._seen if "Attention" in self._kinds[name]}
         hidden = [name for name, within in self._ran.items() if name not in self._seen and not attentive & {*within}]
         return [f"{name} ({self._kinds[name]})" for name in hidden]
@@ -93,7 +93,7 @@ class Watch:
 
 @contextmanager
 def watching(model: nn.Module, see: Callable[[CapturedCall], None]) -> Iterator[Watch]:
-    """Watch `model` inside this block."""
+    """Capture the attention calls of `model` inside this block."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, not {type(model).__name__}")
     if hasattr(model, "_orig_mod"):
@@ -108,7 +108,7 @@ def watching(model: nn.Module, see: Callable[[CapturedCall], None]) -> Iterator[
             register_module_forward_hook(watch.leave, always_call=True),
         ):
             stack.callback(hook.remove)
-        stack.enter_context(observing(watch.sight))
-        stack.enter_context(torch_calls.intercepted(watch.sight))
+        stack.enter_context(observing(watch.capture))
+        stack.enter_context(torch_calls.intercepted(watch.capture))
         stack.enter_context(patch_transformers.wrapped(watch))
         yield watch

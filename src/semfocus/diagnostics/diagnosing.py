@@ -1,16 +1,17 @@
-"""What focusing would do to a model, told from one look at how it attends.
+"""The diagnosis of a model: how it attends, and what keeping only k keys would do to it.
 
     report = semfocus.diagnose(model, batches, k=8)
-    print(report)                               a line a layer, and what they say
+    print(report)                               one line for each layer, and conclusions
     report.save(Path("diagnosis.html"))
 
-The model may be any module that calls our `attend`, any transformers model, or any torch model whose attention is
-torch's own; it is run as it is, in the mode it is in, and its outputs do not change by a bit.
+The model may be any module that calls `attend`, any transformers model, or any torch model that uses torch's attention.
+It runs in the mode it is in, and its outputs do not change by a bit.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +20,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from semfocus.diagnostics.aggregate import Aggregate, Layer, Summary
+from semfocus.analysis.conditions import Conditions, condition
+from semfocus.diagnostics.aggregate import PERCENTS, Aggregate, Layer, Summary
 from semfocus.diagnostics.capture import CapturedCall, watching
-from semfocus.diagnostics.conditions import Conditions, conditions, w_and_x
 from semfocus.diagnostics.sentences import sentences
 from semfocus.errors import UsageError
 from semfocus.tasks.base import Batch
+from semfocus.theory import condition_w, condition_x
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +39,7 @@ class Diagnosis:
     error: float  # of quantiles that are not exact, relative
     layers: tuple[Layer, ...]
     whole: Summary
-    unseen: tuple[str, ...]  # attention modules that ran and showed nothing
+    unseen: tuple[str, ...]  # attention modules that ran without a captured call
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat row for each layer and head, for a data frame."""
@@ -90,28 +92,36 @@ class Diagnosis:
 
 
 def diagnose(model: nn.Module, batches: Iterable[Any], k: int = 8, error: float = 0.01) -> Diagnosis:
-    """Run `model` on every batch and say how it attends.
+    """Run `model` on every batch and measure how it attends.
 
     batches   what the model is called with: a tensor, a tuple of arguments, a mapping of named ones, or rows of a task
     k         how many keys a focused query would keep
     error     relative error of quantiles once there are more than a few thousand values; below, they are exact
     """
-    tally = Aggregate(k, error)
-    unseen = observe(model, batches, tally.see)
-    if not tally.longest:
+    aggregate = Aggregate(k, error)
+    unseen = observe(model, batches, aggregate.see)
+    if not aggregate.longest:
         raise UsageError("batches hold rows of length 0: there is no key to look at; give rows of one token or more")
-    if k > tally.longest:
+    if k > aggregate.longest:
         raise UsageError(
-            f"k = {k} exceeds the longest sequence, {tally.longest} keys: nothing would be dropped; "
-            f"choose k <= {tally.longest}, or longer text"
+            f"k = {k} exceeds the longest sequence, {aggregate.longest} keys: nothing would be dropped; "
+            f"choose k <= {aggregate.longest}, or longer text"
         )
-    return Diagnosis(type(model).__name__, tally.k, tally.longest, error, tally.layers(), tally.whole(), tuple(unseen))
+    return Diagnosis(
+        type(model).__name__,
+        aggregate.k,
+        aggregate.longest,
+        error,
+        aggregate.layers(),
+        aggregate.whole(),
+        tuple(unseen),
+    )
 
 
 def observe(model: nn.Module, batches: Iterable[Any], see: Callable[[CapturedCall], None]) -> list[str]:
-    """Run the model on every batch while `see` looks on; the attention modules that showed nothing.
+    """Run the model on every batch and pass each captured call to `see`; the attention modules without a captured call.
 
-    An error where nothing at all was seen.
+    An error where no call was captured at all.
     """
     passes = 0
     with watching(model, see) as watch, torch.no_grad():
@@ -154,3 +164,38 @@ def _described_heads(heads: Sequence[Summary], k: int) -> list[dict[str, Any]]:
 def _described(summary: Summary, k: int) -> dict[str, Any]:
     cells = {percent: cell.to_dict() for percent, cell in conditions(summary, k).items()}
     return summary.to_dict() | {"conditions": cells}
+
+
+def conditions(summary: Summary, k: int) -> dict[str, Conditions]:
+    """The conditions at each percentile, all numbers from one model; empty where no query was counted."""
+    found = {}
+    for percent in PERCENTS:
+        values = [summary.at(name, percent) for name in ("delta_full", "delta_heavy", "separation", "in_degree")]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            keys = {"length": summary.keys, "fewest": summary.fewest_keys, "uneven": bool(summary.uneven)}
+            found[percent] = condition(*known, k=k, **keys)
+    return found
+
+
+def w_and_x(summaries: Sequence[Summary], k: int) -> list[dict[str, dict[str, float | None]]]:
+    """W and X alone, {"w": {"75": ..., ...}, "x": ...} for many heads at once; None where no query was counted."""
+
+    def column(name: str) -> torch.Tensor:
+        values = [[summary.at(name, percent) for percent in PERCENTS] for summary in summaries]
+        return torch.tensor([[math.nan if v is None else v for v in row] for row in values], dtype=torch.float64)
+
+    full, heavy, gap = column("delta_full"), column("delta_heavy"), column("separation")
+    boundless = full.isinf() | heavy.isinf()
+    full, heavy = full.masked_fill(boundless, 0.0), heavy.masked_fill(boundless, 0.0)
+    both = {
+        "w": torch.as_tensor(condition_w(full, heavy, gap)).masked_fill(boundless, math.inf),
+        "x": torch.as_tensor(condition_x(full, heavy, gap, column("in_degree") / k)).masked_fill(boundless, math.inf),
+    }
+    return [
+        {
+            name: {p: None if math.isnan(v) else v for p, v in zip(PERCENTS, values[i].tolist(), strict=True)}
+            for name, values in both.items()
+        }
+        for i in range(len(summaries))
+    ]

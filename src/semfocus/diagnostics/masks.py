@@ -1,11 +1,11 @@
-"""Do the kept keys stay the same when the input is shaken a little?
+"""The stability of masks: the share of the k heaviest keys that stay when noise is added to the input.
 
-    measured = measure_mask_stability(run, noise=(0.01, 0.1))      kept with the run as "mask_stability"
+    measure_mask_stability(run, noise=(0.01, 0.1)).kept      stored with the run as "mask_stability"
 
 Gaussian noise is added to the input embeddings (token vectors plus positions). Its size is relative to their standard
-deviation; one draw serves all sizes, so that they differ in size alone. For every query from which a key is dropped
-the k heaviest keys before and after are compared, whatever the mechanism keeps: `kept` is the mean share that stays,
-`kept_low` its 5th percentile over the queries, `by_separation` the mean for queries of similar separation.
+deviation; all sizes use the same draw. For every query that drops a key the k heaviest keys with and without noise are
+compared, whatever the mechanism keeps: `kept` is the mean share that stays, `kept_low` its 5th percentile over the
+queries, `by_separation` the mean for queries of similar separation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.positions import Positions
 from semfocus.attention.selection import best_indices
 from semfocus.diagnostics.aggregate import spread
-from semfocus.diagnostics.runs import LAST, K, Progress, Split, batches_of, first_rows, focus_of, splits_of_run
+from semfocus.diagnostics.checkpoint_stats import batches_of
+from semfocus.diagnostics.runs import LAST, K, Progress, Split, first_rows, focus_of, splits_of_run
 from semfocus.diagnostics.scores import chunks, counting_queries, scores_of, visible_keys
 from semfocus.diagnostics.sketch import Sketch
 from semfocus.errors import UsageError
@@ -39,7 +40,7 @@ NOISE = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 BORDERS = (1e-3, 1e-2, 1e-1, 1.0)  # between the groups of separations
 LOW = 0.05
 ERROR = 0.001
-ROWS = 200  # unless told otherwise
+ROWS = 200  # by default
 
 
 def measure_mask_stability(
@@ -53,9 +54,9 @@ def measure_mask_stability(
     device: str | torch.device = "cpu",
     progress: Progress = lambda done, total: None,
 ) -> MaskStability:
-    """How stable the choice of the k heaviest keys is at the last, or one kept, checkpoint of a run.
+    """Measure the last, or one kept, checkpoint of a run; `rows` 0 are all rows.
 
-    What was measured before with other settings is kept beside it; `rows` 0 are all.
+    Measurements with other settings stay beside it.
     """
     config, sizes = config_of(run), _sizes(noise)
     splits = splits_of_run(run, config)
@@ -86,7 +87,7 @@ class _Layer:
         self.counts = torch.zeros(len(BORDERS) + 1, dtype=torch.int64)
 
     def add(self, gaps: Tensor, stays: list[Tensor]) -> None:
-        """Separations (n,) of some queries, and for each size of noise the share (n,) of their keys that stay."""
+        """Add queries: their separations (n,), and for each size of noise the share (n,) of their keys that stay."""
         gaps = gaps.double().cpu()
         alone = torch.zeros(len(gaps), dtype=torch.int64)
         group = torch.bucketize(gaps, torch.tensor(BORDERS, dtype=torch.float64))
@@ -129,7 +130,7 @@ def _sizes(noise: Sequence[float]) -> list[float]:
 
 
 def _compare(model: Encoder, batch: Batch, k: int, sizes: list[float], draws: Any, layers: list[_Layer]) -> None:
-    """The kept keys of one batch without noise, and with each size of it."""
+    """Compare the heaviest keys of one batch without noise with those for each size of noise."""
     shape = (*batch.tokens.shape[:1], model.spec.length, model.spec.model.d_model)
     uniform = torch.from_numpy(draws.uniform(shape)).clamp(1e-12, 1 - 1e-12)
     normal = torch.special.ndtri(uniform).float().to(batch.tokens.device)
@@ -145,8 +146,8 @@ def _compare(model: Encoder, batch: Batch, k: int, sizes: list[float], draws: An
 
 
 def _heaviest(model: Encoder, batch: Batch, k: int, noise: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """For each layer the k heaviest keys of every query, and the separation: infinite where no key is dropped, the
-    query is padding, or a score is not finite."""
+    """The k heaviest keys of every query and its separation, for each layer. The separation is infinite where no key is
+    dropped, the query is padding, or a score is not finite."""
     kept: list[Tensor] = []
     gaps: list[Tensor] = []
 

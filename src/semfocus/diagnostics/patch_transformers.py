@@ -46,7 +46,7 @@ class Observer(Protocol):
     @property
     def at_work(self) -> str: ...
 
-    def sight(self, inputs: AttentionInputs, grouped: bool) -> None: ...
+    def capture(self, inputs: AttentionInputs, grouped: bool) -> None: ...
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def _tell_eager(
         mask = None if mask is None else mask[..., : key.shape[-2]]  # a static cache has room for more keys
         inputs = full_attention_inputs(query, key, value, mask, False, options.get("scaling"), grouped)
         _check(where, inputs, out, options, dropping=module.training and bool(options.get("dropout")))
-    watch.sight(inputs, grouped)
+    watch.capture(inputs, grouped)
 
 
 def _check(where: str, inputs: AttentionInputs, out: Any, options: Mapping[str, Any], dropping: bool) -> None:

@@ -1,4 +1,4 @@
-"""Trained runs under the glass: how their models attend, at any kept checkpoint, stored with the run.
+"""How the models of trained runs attend, at any kept checkpoint; stored with the run as a dispersion measurement.
 
 measured = measure_run(run, split="train", rows=1000, checkpoint="all").measured
 measured.checkpoints["last"].delta_full["95"]
@@ -8,38 +8,29 @@ tables(measurements)                            Table 6, as the paper does it an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from semfocus.analysis.comparability import comparability_key
-from semfocus.analysis.conditions import finite
 from semfocus.analysis.table6 import one_model, published, two_models
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.config import RunConfig
-from semfocus.diagnostics.aggregate import PERCENTS, Aggregate, Summary
-from semfocus.diagnostics.diagnosing import observe
-from semfocus.diagnostics.norms import weight_norms
+from semfocus.diagnostics.checkpoint_stats import ERROR, checkpoint_stats
 from semfocus.diagnostics.sentences import left_out
 from semfocus.errors import UsageError, check_int, unknown
 from semfocus.measurements import Dispersion, keep
 from semfocus.measurements.kinds import LAST
-from semfocus.model import Encoder
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks.base import Batch
-from semfocus.theory import stability
 from semfocus.training import data
 from semfocus.training.loading import checkpoint_epochs, config_of, load
 
 ALL = "all"
-ERROR = 0.001  # of quantiles over more than a few thousand queries, relative
-K, ROWS = 5, 1000  # unless told otherwise
-PER_HEAD = ("delta", "delta_full", "delta_heavy", "separation", "in_degree", "entropy", "top_share", "jacobian")
-TOKENS_AT_ONCE = 2**13
+K, ROWS = 5, 1000  # by default
 Split = Literal["train", "heldout"]
 Progress = Callable[[int, int], None]
 
@@ -51,7 +42,7 @@ class MeasuredRun:
     run: RunDirectory
     config: RunConfig
     measured: Dispersion
-    asked: tuple[str, ...]  # its checkpoints that were measured now
+    asked: tuple[str, ...]  # the checkpoints measured now
 
     @property
     def now(self) -> Dispersion:
@@ -72,7 +63,7 @@ class MeasuredRun:
 
 
 def find_run(text: str, out: Path | str | None = None) -> RunDirectory:
-    """A run by its path or the beginning of its id; for another library's checkpoint, where to take it instead."""
+    """A run by its path or the beginning of its id. A checkpoint of another library is refused."""
     place = Path(text)
     if any((place / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         raise UsageError(f"{text} is not a run but a model of another library; diagnose it with --model {text} --text")
@@ -89,10 +80,10 @@ def measure_run(
     device: str | torch.device = "cpu",
     progress: Progress = lambda done, total: None,
 ) -> MeasuredRun:
-    """Measure a run at its last, at all or at one kept checkpoint, and keep the result with it as "dispersion".
+    """Measure a run at its last, at all or at one kept checkpoint, and store the dispersion with the run.
 
-    A top-k run is measured with its own k; `rows` 0 are all. What was measured before is kept: checkpoints with the
-    same k, split and rows become one measurement with these, others stay beside it.
+    A top-k run is measured with its own k; `rows` 0 are all rows. Checkpoints measured before with the same k, split
+    and rows are merged with these; measurements with other settings stay beside it.
     """
     config = config_of(run)
     splits = splits_of_run(run, config)
@@ -103,7 +94,7 @@ def measure_run(
     for done, (key, (epoch, step)) in enumerate(chosen.items()):
         progress(done, len(chosen))
         model = load(run, step).to(device)
-        checkpoints[key] = {"epoch": float(epoch), **_at_checkpoint(model, batch, k, device)}
+        checkpoints[key] = {"epoch": float(epoch), **checkpoint_stats(model, batch, k, device)}
     progress(len(chosen), len(chosen))
     document = {"k": k, "split": split, "rows": len(batch), "error": ERROR, "checkpoints": checkpoints}
     measured = Dispersion.from_payload(document, math.inf)
@@ -112,8 +103,8 @@ def measure_run(
 
 
 def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
-    """Rows of Table 6 at the checkpoints asked for: a full and a top-k run that are otherwise alike, each run alone,
-    and the paper's own."""
+    """Rows of Table 6 at the checkpoints asked for: pairs of a full and a top-k run that differ in nothing else, each
+    run alone, and the paper's numbers."""
     found: list[dict[str, Any]] = []
     keys = {run.run.id: (comparability_key(run.run.config()), run.config.seed) for run in runs}
     for heavy in runs:
@@ -134,7 +125,7 @@ def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
 
 
 def warnings_of(found: MeasuredRun) -> list[str]:
-    """What to know before reading the numbers of the newest checkpoint that was asked for."""
+    """Warnings about the newest checkpoint that was asked for."""
     newest = max(found.now.checkpoints.values(), key=lambda checkpoint: checkpoint.epoch)
     if newest.not_finite and not newest.queries:
         return [f"{found.label}: no query has finite scores; this run has diverged, and there is nothing to measure."]
@@ -142,7 +133,7 @@ def warnings_of(found: MeasuredRun) -> list[str]:
 
 
 def splits_of_run(run: RunDirectory, config: RunConfig) -> dict[str, Batch]:
-    """What the run was trained on ("train"), and what was held out ("heldout")."""
+    """The training data ("train") and the held-out data ("heldout") of the run."""
     task = config.task.build()
     known = run.config().get("data")
     if known is not None and known != task.fingerprint():
@@ -153,7 +144,7 @@ def splits_of_run(run: RunDirectory, config: RunConfig) -> dict[str, Batch]:
 
 
 def first_rows(splits: dict[str, Batch], split: Split, rows: int) -> Batch:
-    """The first `rows` rows of a split, fewer if it has fewer; 0: all of them."""
+    """The first `rows` rows of a split, or all it has; 0: all of them."""
     if split not in splits:
         raise unknown("split", split, splits)
     batch, count = splits[split], check_int("rows", rows, at_least=0) or None
@@ -161,17 +152,9 @@ def first_rows(splits: dict[str, Batch], split: Split, rows: int) -> Batch:
 
 
 def focus_of(config: RunConfig, k: int) -> int:
-    """The k to look with: a top-k run's own."""
+    """The k to measure with: the own k of a top-k run, else the given one."""
     mechanism, asked = parse_mechanism(config.attention.mechanism), check_int("k", k, at_least=1)
     return mechanism.size or asked if mechanism.score_order == "largest" else asked
-
-
-def batches_of(batch: Batch, device: str | torch.device) -> Iterator[Batch]:
-    """The same rows a few at a time, on the device."""
-    size = max(1, TOKENS_AT_ONCE // max(1, batch.tokens.shape[1]))
-    for first in range(0, len(batch), size):
-        rows = slice(first, first + size)
-        yield Batch(*(part[rows].to(device) for part in (batch.tokens, batch.labels, batch.lengths)))
 
 
 def _about(found: MeasuredRun) -> dict[str, Any]:
@@ -179,7 +162,7 @@ def _about(found: MeasuredRun) -> dict[str, Any]:
 
 
 def _chosen(run: RunDirectory, checkpoint: str) -> dict[str, tuple[float, int]]:
-    """Epoch and step of the checkpoints meant, by the key they are stored under."""
+    """Epoch and step of the chosen checkpoints, by the key they are stored under."""
     there = checkpoint_epochs(run)
     if not there:
         raise UsageError(f"run {run.id} has no checkpoint yet; train it first")
@@ -196,46 +179,3 @@ def _chosen(run: RunDirectory, checkpoint: str) -> dict[str, tuple[float, int]]:
         known = ", ".join(f"{known:g}" for known in there)
         raise UsageError(f"run {run.id} has no checkpoint of epoch {epoch:g}; it has {known}: train with --keep")
     return {f"{epoch:g}": (epoch, there[epoch])}
-
-
-def _at_checkpoint(model: Encoder, batch: Batch, k: int, device: str | torch.device) -> dict[str, Any]:
-    tally = Aggregate(k, ERROR)
-    observe(model, batches_of(batch, device), tally.see)
-    if k > tally.longest:
-        raise UsageError(f"k = {k} exceeds the length of the rows, {tally.longest}; choose k <= {tally.longest}")
-    layers = [
-        {"layer": i, **layer.whole.to_dict(), **norms, "stability": _stability(layer.whole, k)}
-        | {"heads": [_brief(head, k) for head in layer.heads] if len(layer.heads) > 1 else []}
-        for i, (layer, norms) in enumerate(zip(tally.layers(), weight_norms(model), strict=True))
-    ]
-    whole = tally.whole()
-    return {**whole.to_dict(), "stability": _stability(whole, k), "layers": layers}
-
-
-def _brief(head: Summary, k: int) -> dict[str, Any]:
-    """What is kept of one head among several, of which a run may have hundreds."""
-    kept = {name: spread for name, spread in head.to_dict().items() if name in (*PER_HEAD, "infinite")}
-    return kept | {"stability": _stability(head, k, percents=("100",))}
-
-
-def _stability(summary: Summary, k: int, percents: Sequence[str] = PERCENTS) -> dict[str, dict[str, float | None]]:
-    """The 1-norm constants of the softmax by percentile: what is the case (`jacobian`), and what the bounds say."""
-    if not summary.queries:
-        return {}
-
-    def column(name: str) -> Tensor:
-        return torch.tensor([summary.at(name, percent) for percent in percents], dtype=torch.float64)
-
-    # Bounds shrink with the number of keys, so that those for the fewest keys hold for every query; one that sees no
-    # more than k keys keeps them all.
-    fewest = max(1, summary.fewest_keys)
-    full, heavy = (column("delta_full"), fewest, None), (column("delta_heavy"), min(k, fewest), column("separation"))
-    bounds = {
-        f"{name}_{form}": torch.as_tensor(stability(*given, norm=1, form=form)).tolist()
-        for form in ("paper", "certified")
-        for name, given in (("full", full), ("heavy", heavy))
-    }
-    return {
-        percent: {"jacobian": summary.at("jacobian", percent)} | {name: finite(row[i]) for name, row in bounds.items()}
-        for i, percent in enumerate(percents)
-    }

@@ -1,27 +1,46 @@
-"""The scores of a call of attention as they enter the softmax, a chunk of queries at a time, and which of them count.
+"""The scores of a call of attention as they enter the softmax, in chunks of queries, and order statistics of them.
 
-    for places in chunks(problem):
-        scores, allowed = scores_of(problem, places)
+    for positions in chunks(inputs):
+        scores, allowed = scores_of(inputs, positions)
 
-They are computed anew in float32 (float64 stays). Shapes: R rows (batch), H heads, C queries of a chunk, K keys.
+Scores are recomputed in float32 (float64 stays). Shapes: R sequences, H heads, C queries of a chunk, K keys.
+
+On a CPU a pass over a chunk is fast while the chunk stays near the caches. On a GPU an operation of this size takes
+less time than its launch, so fewer and larger operations are faster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from semfocus.attention.inputs import AttentionInputs, slice_queries
 from semfocus.attention.positions import Positions
-from semfocus.diagnostics.launches import scores_at_once
 
-# A float mask hides a key by a large negative number, of which every library has its own; all give the weight zero.
+LAUNCH_BOUND = frozenset({"cuda"})  # device types
+SCORES_IN_CACHES = 2**20  # 4 MiB, which stay in the caches for about twenty passes
+SCORES_A_LAUNCH = 2**24  # 64 MiB, and about ten times as much while they are measured
+
+
+def launch_bound(device: torch.device) -> bool:
+    """Whether the launch of an operation takes longer than its work."""
+    return device.type in LAUNCH_BOUND
+
+
+def scores_at_once(device: torch.device) -> int:
+    """The number of scores that are held and measured together."""
+    return SCORES_A_LAUNCH if launch_bound(device) else SCORES_IN_CACHES
+
+
+# A float mask hides a key by a large negative number. Libraries use different numbers; all of them give weight 0.
 HIDDEN = -1e4
 
 
 def chunks(inputs: AttentionInputs) -> Iterator[Positions]:
+    """The positions of consecutive queries whose scores are held together."""
     if not inputs.lead.numel() or not inputs.num_keys:
         return
     step = max(1, scores_at_once(inputs.q.device) // (inputs.lead.numel() * inputs.num_keys))
@@ -43,12 +62,12 @@ def scores_of(inputs: AttentionInputs, positions: Positions) -> tuple[Tensor, Te
     if not inputs.causal:
         open_to_all = scores.amin() > -torch.inf
         if bool(open_to_all if valid is None else open_to_all & valid.all()):
-            return scores, None  # most passes over all scores can then be left out
+            return scores, None  # the caller can then skip most passes over the scores
     return scores, positions.allowed(scores != -torch.inf, valid, inputs.causal).expand(whole)
 
 
 def visible_keys(inputs: AttentionInputs, shape: Sequence[int]) -> Tensor:
-    """(R, H, K): keys that mask, bias and lengths do not hide from every query; the others are padding."""
+    """(R, H, K): keys that some query may see; the others, hidden by mask, bias or lengths, are padding."""
     visible = torch.ones(inputs.num_keys, dtype=torch.bool, device=inputs.q.device)
     valid = inputs.valid()
     if valid is not None:
@@ -63,3 +82,40 @@ def counting_queries(inputs: AttentionInputs, positions: Positions, visible: Ten
     if inputs.num_queries != inputs.num_keys:
         return torch.ones(*visible.shape[:-1], positions.queries, dtype=torch.bool, device=visible.device)
     return visible[..., positions.first : positions.first + positions.queries]
+
+
+def running_sums(weights: Tensor) -> Tensor:
+    """Cumulative sums along the keys. A GPU is twenty times as fast if many short rows lie side by side."""
+    if not launch_bound(weights.device):
+        return weights.cumsum(-1)
+    return weights.movedim(-1, 0).contiguous().cumsum(0).movedim(0, -1).contiguous()
+
+
+def sort_descending(scores: Tensor) -> Tensor:
+    """The scores of each query, largest first, NaN before all. On a CPU numpy sorts five times as fast as torch."""
+    if scores.device.type != "cpu":
+        return scores.sort(dim=-1, descending=True).values
+    return torch.from_numpy(np.sort(scores.numpy(), axis=-1)).flip(-1)
+
+
+def kth_largest(ordered: Tensor, rank: Tensor) -> Tensor:
+    """The score of each query at this rank, from 1; a query without one gets any score, and does not count."""
+    place = (rank - 1).clamp(min=0, max=ordered.shape[-1] - 1)
+    return ordered.gather(-1, place.unsqueeze(-1)).squeeze(-1)
+
+
+def heaviest_mask(masked: Tensor, heavy_low: Tensor, tied: Tensor, k: int) -> Tensor:
+    """(R, H, C, K): the k heaviest keys of each query; where the last is `tied` with the next, the first index wins."""
+    border = heavy_low.unsqueeze(-1)
+    chosen = masked >= border
+    rows = tied.nonzero(as_tuple=True)
+    if len(rows[0]):
+        above, level = masked[rows] > border[rows], masked[rows] == border[rows]
+        room = k - above.sum(-1, keepdim=True)
+        chosen[rows] = above | (level & (level.cumsum(-1) <= room))
+    return chosen
+
+
+def score_gap(high: Tensor, low: Tensor) -> Tensor:
+    """high - low in float64: two finite float32 scores can be further apart than float32 goes."""
+    return high.double() - low.double()

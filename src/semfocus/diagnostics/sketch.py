@@ -1,12 +1,12 @@
-"""Quantiles of values that stream by, in memory that does not grow with them.
+"""Quantiles of a stream of values in bounded memory.
 
-    sketch = Sketch(groups=4, error=0.01)           # one group a head
+    sketch = Sketch(groups=4, error=0.01)           # one group for each head
     sketch.add(groups, values)                      # as often as you like; values >= 0, inf allowed
     sketch.quantiles((0.5, 1.0), group=2)
 
-Up to `EXACT` values a group are kept as they are. From then on they are counted in cells whose borders grow by a
-constant factor, so that a quantile is within `error` (relative) of the value of that rank. The smallest and the
-largest value stay exact. What lies below `LOWEST` counts as 0, above `HIGHEST` as infinite.
+Up to `EXACT` values of a group are stored. Beyond that they are counted in cells whose borders grow by a constant
+factor, so a quantile is within `error` (relative) of the value of that rank. The smallest and the largest value stay
+exact. Values below `LOWEST` count as 0, values above `HIGHEST` as infinite.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from semfocus.diagnostics.launches import launch_bound
+from semfocus.diagnostics.scores import launch_bound
 from semfocus.errors import UsageError
 from semfocus.theory import aggregate
 
@@ -30,7 +30,7 @@ ADDRESSES = 2**14  # over which comparisons are spread on a GPU
 
 
 class Sketch:
-    """Values by group; several rows of them, where every column is added at once (`rows`)."""
+    """Values by group. With several `rows`, whole columns are added at once."""
 
     def __init__(self, groups: int, error: float = 0.01, rows: int = 1) -> None:
         if not 0 < error < 1:
@@ -48,11 +48,11 @@ class Sketch:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every value is still there."""
+        """Whether every value is still stored."""
         return self._kept is not None
 
     def count(self, group: int | None = None) -> int:
-        """How many columns were added, to one group or to all."""
+        """The number of columns added, to one group or to all."""
         if self._kept is None:
             counts = self._counted()[0][0]
             return int((counts if group is None else counts[group]).sum())
@@ -66,7 +66,7 @@ class Sketch:
     def quantiles(self, levels: Sequence[float], group: int | None = None, row: int = 0) -> list[float | None]:
         """The quantiles of one group, or of all values together; None where there are none.
 
-        While every value is there, linear between neighbours; afterwards the value of the nearest lower rank.
+        Interpolated linearly while every value is stored; afterwards the value of the nearest lower rank.
         """
         if self._kept is not None:
             groups, values = self._values(self._kept)
@@ -107,7 +107,7 @@ class Sketch:
         self._kept = torch.cat([before[0], groups]), torch.cat([before[1], values.double()], dim=1)
 
     def _absorb(self, counts: Tensor, ends: Tensor) -> None:
-        """Add what was counted elsewhere, on its device; from now on nothing is kept."""
+        """Add counts made elsewhere, on their device; from now on no values are stored."""
         self._kept = self._read = None
         if self._counts is None or self._ends is None:
             self._counts, self._ends = counts.clone(), ends.clone()
@@ -116,7 +116,7 @@ class Sketch:
             self._ends = torch.minimum(self._ends.to(ends.device), ends)
 
     def _values(self, kept: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """What is kept, brought to the host."""
+        """The stored values, moved to the host."""
         self._kept = kept[0].cpu(), kept[1].cpu()
         return self._kept
 
@@ -139,7 +139,7 @@ class Sketch:
         return [ends.get(rank, self._middle(cell, low, high)) for rank, cell in zip(ranks, cells, strict=True)]
 
     def _middle(self, cell: int, low: float, high: float) -> float:
-        """The middle of a cell in the sense that both of its borders are equally far, relatively."""
+        """The point of a cell from which both borders are equally far, relatively."""
         if cell == 0:
             return max(0.0, low)
         if cell == self._cells - 1:
@@ -163,7 +163,7 @@ def add_to_all(sketches: Sequence[Sketch], groups: Tensor, values: Tensor, sizes
             sketch._keep(*part)
     if not all(keeps):
         counting = [(i, sketch) for i, sketch in enumerate(sketches) if not keeps[i]]
-        # What they have kept is counted now, in one go with what is added.
+        # Their stored values are counted now, together with the new ones.
         before = [(i * each, *sketch._kept) for i, sketch in counting if sketch._kept and len(sketch._kept[0])]
         if before:
             groups = torch.cat([groups, *(kept.to(groups.device) + first for first, kept, _ in before)])
@@ -175,7 +175,7 @@ def add_to_all(sketches: Sequence[Sketch], groups: Tensor, values: Tensor, sizes
 
 
 def _parted(groups: Tensor, values: Tensor, each: int, sizes: Sequence[int]) -> Iterable[tuple[Tensor, Tensor]]:
-    """What belongs to each sketch, found by sorting: a mask for each would make the host wait each time."""
+    """The columns of each sketch, by sorting: one mask for each sketch would synchronise each time."""
     order = (groups // each).argsort(stable=True)
     return zip((groups[order] % each).split(list(sizes)), values[:, order].split(list(sizes), dim=1), strict=True)
 
@@ -187,12 +187,12 @@ def _count(groups: Tensor, values: Tensor, count: int, like: Sketch) -> tuple[Te
     place = torch.where(values < LOWEST, 0, torch.where(values > HIGHEST, cells - 1, place))
     row = torch.arange(len(values), device=values.device).unsqueeze(-1)
     flat = ((row * count + groups) * cells + place.long().clamp(max=cells - 1)).flatten()
-    counts = _tallied(flat, len(values) * count * cells).view(-1, count, cells)
+    counts = _occurrences(flat, len(values) * count * cells).view(-1, count, cells)
     return counts, extremes(groups, values, count)
 
 
-def _tallied(places: Tensor, count: int) -> Tensor:
-    """(count,): how often each place occurs. On a GPU bincount would ask for the largest one, and wait."""
+def _occurrences(places: Tensor, count: int) -> Tensor:
+    """(count,): how often each index occurs. On a GPU bincount would synchronise to read the largest index."""
     if not launch_bound(places.device):
         return torch.bincount(places, minlength=count)
     return places.new_zeros(count).scatter_add_(0, places, places.new_ones(()).expand_as(places))
@@ -203,7 +203,7 @@ def extremes(groups: Tensor, values: Tensor, count: int) -> Tensor:
     there is none."""
     if count == 1:
         return torch.stack([values.amin(-1, keepdim=True), -values.amax(-1, keepdim=True)])
-    # Where thousands of threads compare at once, all values of a group would wait for one address.
+    # With one address for each group, thousands of GPU threads would wait for each other.
     lanes = max(1, ADDRESSES // count) if launch_bound(values.device) else 1
     address = (groups * lanes + torch.arange(len(groups), device=groups.device) % lanes).expand_as(values)
     low, high = (values.new_full((len(values), count * lanes), bound) for bound in (math.inf, -math.inf))

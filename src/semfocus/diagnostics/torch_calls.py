@@ -1,10 +1,11 @@
-"""torch's own attention, seen through the names under which programs call it.
+"""Capture calls of torch's own attention by wrapping the functions that programs call.
 
     torch.nn.functional.scaled_dot_product_attention      wherever a loaded module holds that name
     torch._native_multi_head_attention                    the fused path of nn.MultiheadAttention in evaluation
     torch._transformer_encoder_layer_fwd                  the same of nn.TransformerEncoderLayer
 
-Each name is replaced by one that tells, then calls the original with the very arguments; afterwards it is put back.
+Each function is replaced by a wrapper that reports the call and then calls the original with the same arguments. All
+are restored afterwards.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from semfocus.attention.normalisers import Softmax
 from semfocus.errors import UsageError
 
 Tell = Callable[[AttentionInputs, bool], None]
-OURS = "semfocus."  # `attend` tells of itself before it calls torch
+OURS = "semfocus."  # `attend` reports its calls itself
 _PADDING_MASK = 1  # how torch's fused path numbers a mask (B, L); 2 is one (B, H, L, L)
 
 
 @contextmanager
 def intercepted(tell: Tell) -> Iterator[None]:
-    """Tell of every call inside this block."""
+    """Report every call inside this block."""
     changed: list[tuple[ModuleType, str, Any]] = []
     try:
         spies = {id(original): (original, spy) for original, spy in _spies(tell).items()}

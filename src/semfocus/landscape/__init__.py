@@ -17,10 +17,11 @@ from semfocus.lazy import attach
 
 if TYPE_CHECKING:
     from semfocus.landscape.certificate import certify_model
+    from semfocus.landscape.directions import default_extent
     from semfocus.landscape.hessian import top_eigenpairs
     from semfocus.landscape.sharpness import measure_sharpness
     from semfocus.landscape.slopes import slopes
-    from semfocus.landscape.surface import SurfaceSettings, default_extent, measure_surface
+    from semfocus.landscape.surface import SurfaceSettings, measure_surface
     from semfocus.landscape.trained_model import TrainedModel, open_trained_model
     from semfocus.measurements import Surface, read_surface
 
@@ -40,11 +41,12 @@ __all__ = [
 
 _HOMES = {
     "landscape.certificate": ("certify_model",),
+    "landscape.directions": ("default_extent",),
     "landscape.hessian": ("top_eigenpairs",),
     "landscape.sharpness": ("measure_sharpness",),
     "landscape.slopes": ("slopes",),
     "landscape.trained_model": ("TrainedModel", "open_trained_model"),
     "measurements": ("Surface", "read_surface"),
-    "landscape.surface": ("SurfaceSettings", "default_extent", "measure_surface"),
+    "landscape.surface": ("SurfaceSettings", "measure_surface"),
 }
 __getattr__, __dir__ = attach(__name__, {name: f"semfocus.{home}" for home, names in _HOMES.items() for name in names})

@@ -1,15 +1,16 @@
 """Two directions in parameter space that span a plane through a trained model.
 
     random     normal draws, each parameter tensor scaled to the norm of that tensor in the model
-    path       the two principal directions of the way that training took, from the checkpoints that were kept
+    path       the two principal directions of training, from the kept checkpoints
     hessian    the eigenvectors of the two largest eigenvalues of the loss's Hessian
 
-Every direction is as long as the model's parameters together, the first kind by its own rule and the others scaled
-so: a step of 1 goes as far as the parameters are from zero, whichever plane it is in.
+Every direction is as long as the parameter vector of the model (random ones by their own rule, the others are scaled):
+a step of 1 goes as far as the parameters are from zero, in every plane.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,16 +18,20 @@ import torch
 from torch import Tensor
 
 from semfocus.errors import UsageError
+from semfocus.landscape.hessian import Curvature, top_eigenpairs
+from semfocus.landscape.trained_model import TrainedModel, find_run, open_trained_model
 from semfocus.randomness import stream
 from semfocus.spec import Spec
+from semfocus.store import RunDirectory
 
-KINDS = ("random", "path", "hessian")
+WHOLE = 1.0  # extent: as far as the parameters are from zero
+PAST_THE_PATH = 1.1  # times its reach: the first checkpoint then lies inside the grid, not on its border
 FLAT = 1e-6  # a principal direction that holds less than this share of the path is rounding
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Directions (2, P) in float32, and what is known about them."""
+    """Two directions (2, P) in float32."""
 
     directions: Tensor
     values: tuple[float, ...] = ()  # of "path": their shares of it; of "hessian": their eigenvalues
@@ -39,12 +44,41 @@ class Plane:
 
     @property
     def reach(self) -> float:
-        """How far along either direction the path goes; 0 where there is none."""
+        """The largest coordinate of the path; 0 where there is none."""
         return 0.0 if self.path is None else float(self.path.abs().max())
 
 
+def make_plane(directions: str, model: TrainedModel, seed: int, checkpoints: Tensor | None = None) -> Plane:
+    """The plane through the first parameters of `model`; "path" takes `checkpoints` (n, P), oldest first."""
+    spec, row = model.spec, model.parameters[0]
+    if directions == "random":
+        return random_plane(spec, row, seed)
+    if checkpoints is not None:
+        return path_plane(row, checkpoints)
+    curvature = Curvature(spec, model.rows)
+    top = top_eigenpairs(
+        lambda vectors: curvature.product(model.parameters, vectors),
+        lambda i: normal_row(spec, seed, f"landscape/lanczos/{i}").to(row.device),
+        count=2,
+        rank=spec.layout.num_parameters,
+    )
+    return hessian_plane(row, top.vectors[0], tuple(top.values[0].tolist()))
+
+
+def default_extent(run: str | RunDirectory, directions: str) -> float:
+    """The extent where none is set: 1; along the path a little more than its reach, rounded up to two digits."""
+    if directions != "path":
+        return WHOLE
+    run = find_run(run)
+    steps = tuple(sorted(run.checkpoint_steps()))
+    plane = path_plane(open_trained_model(run).parameters[0], open_trained_model(run, steps=steps).parameters)
+    reach = PAST_THE_PATH * plane.reach
+    unit = 10.0 ** (math.floor(math.log10(reach)) - 1)
+    return float(f"{math.ceil(reach / unit) * unit:.2g}")
+
+
 def random_plane(spec: Spec, row: Tensor, seed: int) -> Plane:
-    """Streams are named by parameter: the same seed gives the same draws, wherever shapes agree."""
+    """Streams are named by parameter: one seed gives the same draws to all parameters of the same name and shape."""
     drawn = torch.cat([normal_row(spec, seed, f"landscape/direction/{i}") for i in range(2)])
     for direction, own in zip(_tensors(spec, drawn), _tensors(spec, row.double().cpu().unsqueeze(0)), strict=True):
         size = direction.flatten(1).norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
@@ -87,7 +121,7 @@ def normal_row(spec: Spec, seed: int, name: str) -> Tensor:
 
 
 def _tensors(spec: Spec, matrix: Tensor) -> Iterator[Tensor]:
-    """Views of each parameter tensor; the joint projection of queries, keys and values counts as the three it is."""
+    """Views of each parameter tensor; the joint projection of queries, keys and values counts as three."""
     for name, tensor in spec.layout.split(matrix).items():
         yield from tensor.chunk(3, dim=-1) if ".qkv." in name else (tensor,)
 

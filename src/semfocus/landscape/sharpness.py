@@ -1,9 +1,9 @@
-"""How steep and how curved the loss is along training: at every checkpoint that a run kept.
+"""Gradient and curvature of the loss along training, at every kept checkpoint of a run.
 
     measure_sharpness(run).hessian_top      one number for each kept checkpoint
 
-All checkpoints of a run are members of one parameter matrix, so that they are measured together. Beside the
-measured gradient stands the bound that docs/theory.md certifies for it, where that applies to the model.
+All checkpoints of a run are members of one parameter matrix and are measured together. The gradient comes with the
+bound that docs/theory.md certifies for it, where the theory covers the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from semfocus.measurements import Sharpness, keep, read
 from semfocus.store import RunDirectory
 from semfocus.training.runtime import Runtime, numerics
 
-CERTIFIED_ROWS = 200  # norms are measured in float64, row by row; these many tell the order of the bound
+CERTIFIED_ROWS = 200  # norms are measured in float64, row by row; this many show the order of the bound
 
 
 def measure_sharpness(
@@ -33,7 +33,7 @@ def measure_sharpness(
     lanczos_steps: int = STEPS,
     out: Path | str | None = None,
 ) -> Sharpness:
-    """Measure and keep with the run; what was measured before on the same checkpoints and rows is read.
+    """Measure and store with the run. What was measured before with the same settings is read.
 
     `gradient_norm` is that of the mean training loss, `hessian_top` its largest eigenvalue by Lanczos, `residual` how
     far off that can be; `certified` bounds the gradient over `certified_rows` rows.

@@ -1,10 +1,10 @@
-"""How steep a surface is: finite differences between neighbouring grid points inside growing squares.
+"""Slopes of a surface: finite differences between neighbouring grid points inside growing squares.
 
-slopes(losses, axis, lengths)["per_distance"]["95"]      one number a square
+slopes(losses, axis, lengths)["per_distance"]["95"]      one number for each square
 
-Divided by the grid step, as the paper does, and by the true distance in parameter space: directions are scaled to the
-model's own norm, so that only the latter compares models whose norms differ. A difference that is not finite counts as
-infinitely steep; a percentile that falls on one is None, and so is every percentile of a square without neighbours.
+Differences are divided by the grid step, as in the paper, and by the distance in parameter space. Directions are scaled
+to the norm of the model, so only the latter compares models of different norms. A difference that is not finite counts
+as infinite; a percentile that falls on one is None, and so is every percentile of a square without neighbours.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _inside(losses: np.ndarray, axis: np.ndarray, scales: Sequence[float], squar
 def _percentiles(values: np.ndarray) -> list[float | None]:
     if not len(values):
         return [None] * len(PERCENTILES)
-    # Between a finite value and an infinite one there is nothing to interpolate: take the steeper of the two.
+    # A finite and an infinite value cannot be interpolated: take the steeper one.
     method = "linear" if np.isfinite(values).all() else "higher"
     found = np.percentile(values, PERCENTILES, method=method)
     return [float(value) if math.isfinite(value) else None for value in found]

@@ -1,10 +1,10 @@
 """The loss over a grid in a plane through a trained model, many grid points at once.
 
-    found = measure_surface(run, SurfaceSettings(grid=200, rows=None, precision="tf32"), Runtime(device="cuda"))
+    surface = measure_surface(run, SurfaceSettings(grid=200, rows=None, precision="tf32"), Runtime(device="cuda"))
 
-Finished points are kept with the run every few seconds. The same call goes on where an interrupted one was, with the
-same chunks, threads and directions, so that the surface is the one an uninterrupted call would have given. Surfaces of
-other settings, and what was finished before, stay as they are.
+Finished points are stored with the run every few seconds. The same call resumes an interrupted one with the same
+chunks, threads and directions, so the surface is identical to that of an uninterrupted call. Surfaces of other settings
+are not touched.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ import torch
 from torch import Tensor
 
 from semfocus.errors import CorruptData, UsageError, check_int, unknown
-from semfocus.landscape.directions import KINDS, Plane, hessian_plane, normal_row, path_plane, random_plane
-from semfocus.landscape.hessian import Curvature, top_eigenpairs
+from semfocus.landscape.directions import Plane, default_extent, make_plane
 from semfocus.landscape.losses import Losses, Plan, plan
 from semfocus.landscape.slopes import SQUARES, slopes
 from semfocus.landscape.trained_model import TrainedModel, find_run, open_trained_model
 from semfocus.measurements import Surface, SurfaceMeta, grid_axis, keep_surface, read_surface
-from semfocus.measurements.kinds import PERCENTILES
+from semfocus.measurements.kinds import DIRECTIONS, PERCENTILES
 from semfocus.measurements.store import read_part, write_part
 from semfocus.model import EAGER
 from semfocus.store import RunDirectory
@@ -37,9 +36,7 @@ from semfocus.training.runtime import Runtime, facts, numerics
 from semfocus.training.signals import Interrupted, listening
 
 SAVE_SECONDS = 5.0
-AHEAD = 3  # batches that may wait in a GPU's queue: enough to keep it busy, few enough that progress is true
-WHOLE = 1.0  # extent: as far as the parameters are from zero
-PAST_THE_PATH = 1.1  # of its reach: the first checkpoint then lies inside the grid, not on its border
+AHEAD = 3  # batches queued on a GPU: enough to keep it busy, few enough that the progress shown is true
 VALUES = {"path": "share_of_path", "hessian": "eigenvalues"}
 
 Callback = Callable[[int, int], None]  # points done, points wanted
@@ -47,7 +44,7 @@ Callback = Callable[[int, int], None]  # points done, points wanted
 
 @dataclass(frozen=True, kw_only=True)
 class SurfaceSettings:
-    """What to look at. `grid` 200 and all `rows` are the paper's; the defaults suit a laptop."""
+    """The grid and the plane. The paper has `grid` 200 and all `rows`; the defaults suit a laptop."""
 
     grid: int = 51
     extent: float | None = None  # None: 1, and along the path of training a little more than that reaches
@@ -63,8 +60,8 @@ class SurfaceSettings:
             check_int("rows", self.rows, at_least=1)
         if self.extent is not None and not (isinstance(self.extent, (int, float)) and 0 < self.extent < math.inf):
             raise UsageError(f"extent = {self.extent!r} must be a positive number")
-        if self.directions not in KINDS:
-            raise unknown("kind of directions", self.directions, KINDS)
+        if self.directions not in DIRECTIONS:
+            raise unknown("kind of directions", self.directions, DIRECTIONS)
         if self.precision not in ("fp32", "tf32"):
             raise unknown("precision", self.precision, ("fp32", "tf32"))
 
@@ -72,12 +69,24 @@ class SurfaceSettings:
 LAPTOP = SurfaceSettings()
 
 
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """A surface to measure."""
+
+    run: RunDirectory
+    model: TrainedModel
+    settings: SurfaceSettings
+    extent: float
+    path: tuple[int, ...]  # training steps of the checkpoints that span the plane; empty for other directions
+    key: bytes  # digest of everything that defines the surface
+
+
 @dataclass
 class _Walk:
-    """A surface on its way: the losses so far, in the order of the grid's rows, and how they are computed."""
+    """A surface while it is measured: the losses so far, grid row by grid row, and how they are computed."""
 
-    key: bytes  # what is asked for
-    machine: bytes  # what must be the same to go on to the bit
+    key: bytes
+    machine: bytes  # digest of what must stay the same for a resumed walk to be identical to the bit
     plan: Plan
     threads: int
     plane: Plane
@@ -90,7 +99,7 @@ class _Walk:
         return grid_axis(math.isqrt(len(self.losses)), self.extent)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """As kept with the run."""
+        """The arrays as they are stored."""
         side = len(self.axis)
         found = {
             "key": np.frombuffer(self.key, dtype=np.uint8),
@@ -115,53 +124,37 @@ def measure_surface(
     again: bool = False,
     positions_at_once: int | None = None,
 ) -> Surface:
-    """Measure the surface and keep it with the run; one that is there already is read (unless `again`).
+    """Measure a surface and store it with the run. One that is stored already is read, unless `again`.
 
-    Ctrl-C saves what is done and raises Interrupted.
+    Ctrl-C stores the finished points and raises Interrupted.
     """
-    found, device = find_run(run), runtime.torch_device()
-    extent = settings.extent or default_extent(found, settings.directions)
-    path = tuple(sorted(found.checkpoint_steps())) if settings.directions == "path" else ()
-    subject = open_trained_model(found, device=device)
-    subject = subject if settings.rows is None else subject.first(settings.rows)
-    key = _digest({**asdict(settings), "extent": extent, "rows": subject.rows.count, "steps": [*path, *subject.steps]})
-    stored = None if again else _finished(found, settings, key)
-    left = None if again else _left(found, settings, key)
+    request = _request(find_run(run), settings, runtime.torch_device())
+    stored = None if again else _finished(request)
+    left = None if again else _unfinished(request)
     if stored is not None and left is None:
         return stored
-    rows = settings.grid**2 * subject.rows.count // 3  # a third of the work of training on them
-    compiled = runtime.parts(subject.spec, rows, device)
+    model, device = request.model, runtime.torch_device()
+    rows = settings.grid**2 * model.rows.count // 3  # a third of the work of training on them
+    compiled = runtime.parts(model.spec, rows, device)
     machine = _digest(facts(device, 0, compiled is not EAGER))
-    half = None if left is None else _taken_up(left, key, machine, extent, device)
-    if stored is not None and half is None:
+    resumed = None if left is None else _resume(left, request, machine)
+    if stored is not None and resumed is None:
         return stored
-    threads = runtime.threads or (half.threads if half else runtime.num_threads())
+    threads = runtime.threads or (resumed.threads if resumed else runtime.num_threads())
     with numerics("fp32", threads):
-        walk = half or _begin(found, subject, settings, key, machine, threads, extent, path, positions_at_once)
+        walk = resumed or _begin(request, machine, threads, positions_at_once)
     with numerics(settings.precision, threads), listening() as interruption:
-        losses = Losses(subject.spec, subject.rows, walk.plan, compiled)
+        losses = Losses(model.spec, model.rows, walk.plan, compiled)
         finished = _walk(
-            walk, losses, subject.parameters[0], watcher,
-            lambda: write_part(found, settings.directions, key.hex(), walk.arrays()),
+            walk, losses, model.parameters[0], watcher,
+            lambda: write_part(request.run, settings.directions, request.key.hex(), walk.arrays()),
             lambda: bool(interruption.signal),
         )  # fmt: skip
     if not finished:
         raise Interrupted(interruption.signal)
-    surface = _surface(walk, subject, settings)
-    keep_surface(found, surface)
+    surface = _surface(walk, request)
+    keep_surface(request.run, surface)
     return surface
-
-
-def default_extent(run: str | RunDirectory, directions: str) -> float:
-    """How far to go where nobody says: 1; along the path a little more than its reach, rounded up to two digits."""
-    if directions != "path":
-        return WHOLE
-    found = find_run(run)
-    steps = tuple(sorted(found.checkpoint_steps()))
-    plane = path_plane(open_trained_model(found).parameters[0], open_trained_model(found, steps=steps).parameters)
-    reach = PAST_THE_PATH * plane.reach
-    unit = 10.0 ** (math.floor(math.log10(reach)) - 1)
-    return float(f"{math.ceil(reach / unit) * unit:.2g}")
 
 
 @torch.no_grad()
@@ -173,7 +166,7 @@ def _walk(
     save: Callable[[], None],
     stop: Callable[[], bool],
 ) -> bool:
-    """Evaluate the points that are missing, and save them every few seconds; False when asked to stop."""
+    """Evaluate the missing points and save them every few seconds. False: stopped before the end."""
     members, total = walk.plan.members, len(walk.losses)
     places = _coordinates(walk.axis, members, centre.device)
     found = torch.full((len(places),), math.nan, dtype=torch.float64, device=centre.device)
@@ -182,7 +175,7 @@ def _walk(
     first, second = walk.plane.directions
     for begin in range(walk.done, total, members):
         here = places[begin : begin + members]
-        # Written out, not a matrix product: that would be rounded to TF32 where losses may be.
+        # Not a matrix product, which TF32 would round.
         losses.matrix.copy_(centre + here[:, :1] * first + here[:, 1:] * second)
         found[begin : begin + members] = losses()
         if centre.is_cuda:
@@ -203,83 +196,71 @@ def _walk(
 
 
 def _coordinates(axis: np.ndarray, members: int, device: torch.device) -> Tensor:
-    """(n * n and a few, 2): along the first direction, along the second; row by row, the last point repeated."""
+    """(n * n + padding, 2): coordinates along both directions, grid row by grid row; the last point is repeated."""
     up, across = np.meshgrid(axis, axis, indexing="ij")
     points = np.stack([across.ravel(), up.ravel()], axis=1).astype(np.float32)
     missing = -len(points) % members
     return torch.from_numpy(np.concatenate([points, np.repeat(points[-1:], missing, axis=0)])).to(device)
 
 
-def _begin(
-    run: RunDirectory,
-    subject: TrainedModel,
-    settings: SurfaceSettings,
-    key: bytes,
-    machine: bytes,
-    threads: int,
-    extent: float,
-    path: tuple[int, ...],
-    positions_at_once: int | None,
-) -> _Walk:
-    chunks = plan(subject.spec, subject.rows.count, subject.parameters.device, positions_at_once)
+def _request(run: RunDirectory, settings: SurfaceSettings, device: torch.device) -> _Request:
+    model = open_trained_model(run, device=device)
+    model = model if settings.rows is None else model.first(settings.rows)
+    extent = settings.extent or default_extent(run, settings.directions)
+    path = tuple(sorted(run.checkpoint_steps())) if settings.directions == "path" else ()
+    key = _digest({**asdict(settings), "extent": extent, "rows": model.rows.count, "steps": [*path, *model.steps]})
+    return _Request(run, model, settings, extent, path, key)
+
+
+def _begin(request: _Request, machine: bytes, threads: int, positions_at_once: int | None) -> _Walk:
+    model, settings = request.model, request.settings
+    chunks = plan(model.spec, model.rows.count, model.parameters.device, positions_at_once)
+    path = open_trained_model(request.run, steps=request.path).parameters if request.path else None
+    plane = make_plane(settings.directions, model, settings.seed, path)
     losses = np.full(settings.grid**2, math.nan)
-    return _Walk(key, machine, chunks, threads, _plane(run, subject, settings, path), extent, losses)
+    return _Walk(request.key, machine, chunks, threads, plane, request.extent, losses)
 
 
-def _plane(run: RunDirectory, subject: TrainedModel, settings: SurfaceSettings, path: tuple[int, ...]) -> Plane:
-    spec, row = subject.spec, subject.parameters[0]
-    if settings.directions == "random":
-        return random_plane(spec, row, settings.seed)
-    if settings.directions == "path":
-        return path_plane(row, open_trained_model(run, steps=path).parameters)
-    curvature = Curvature(spec, subject.rows)
-    found = top_eigenpairs(
-        lambda vectors: curvature.product(subject.parameters, vectors),
-        lambda i: normal_row(spec, settings.seed, f"landscape/lanczos/{i}").to(row.device),
-        count=2,
-        rank=spec.layout.num_parameters,
-    )
-    return hessian_plane(row, found.vectors[0], tuple(found.values[0].tolist()))
-
-
-def _finished(run: RunDirectory, settings: SurfaceSettings, key: bytes) -> Surface | None:
-    """What was measured before, if it is this very surface; one that is damaged is measured anew."""
-    for name in (key.hex(), ""):  # earlier versions did not name surfaces apart
+def _finished(request: _Request) -> Surface | None:
+    """This very surface, if it was measured before; a damaged one is measured again."""
+    key = request.key.hex()
+    for name in (key, ""):  # earlier versions kept a single surface, under the plain name
         try:
-            stored = read_surface(run, settings.directions, name)
+            stored = read_surface(request.run, request.settings.directions, name)
         except CorruptData:
             continue
-        if stored is not None and stored.meta.key == key.hex():
+        if stored is not None and stored.meta.key == key:
             return stored
     return None
 
 
-def _left(run: RunDirectory, settings: SurfaceSettings, key: bytes) -> dict[str, np.ndarray] | None:
+def _unfinished(request: _Request) -> dict[str, np.ndarray] | None:
     """What an interrupted call has left, if it can be read."""
     try:
-        return read_part(run, settings.directions, key.hex())
+        return read_part(request.run, request.settings.directions, request.key.hex())
     except CorruptData:
         return None
 
 
-def _taken_up(
-    arrays: dict[str, np.ndarray], key: bytes, machine: bytes, extent: float, device: torch.device
-) -> _Walk | None:
-    """To go on with what is left, if it is of the same surface on the same kind of machine."""
+def _resume(arrays: dict[str, np.ndarray], request: _Request, machine: bytes) -> _Walk | None:
+    """The walk of an interrupted call, if it is of this surface and this kind of machine; else it starts again."""
     try:
-        if bytes(arrays["key"]) != key or bytes(arrays["machine"]) != machine:
+        if bytes(arrays["key"]) != request.key or bytes(arrays["machine"]) != machine:
             return None
         members, rows, threads, done = arrays["plan"].tolist()
-        path = torch.from_numpy(arrays["path"]) if "path" in arrays else None
-        directions = torch.from_numpy(arrays["directions"]).to(device)
-        plane = Plane(directions, tuple(arrays["values"].tolist()) if "values" in arrays else (), path)
-        return _Walk(key, machine, Plan(members, rows), threads, plane, extent, arrays["losses"].ravel().copy(), done)
+        plane = Plane(
+            directions=torch.from_numpy(arrays["directions"]).to(request.model.parameters.device),
+            values=tuple(arrays["values"].tolist()) if "values" in arrays else (),
+            path=torch.from_numpy(arrays["path"]) if "path" in arrays else None,
+        )
+        losses, chunks = arrays["losses"].ravel().copy(), Plan(members, rows)
+        return _Walk(request.key, machine, chunks, threads, plane, request.extent, losses, done)
     except (KeyError, ValueError):
-        return None  # it can be measured again, which is what happens now
+        return None
 
 
-def _surface(walk: _Walk, subject: TrainedModel, settings: SurfaceSettings) -> Surface:
-    arrays = walk.arrays()
+def _surface(walk: _Walk, request: _Request) -> Surface:
+    model, settings, arrays = request.model, request.settings, walk.arrays()
     losses = arrays["losses"]
     finite = losses[np.isfinite(losses)]
     document: dict[str, Any] = {
@@ -287,10 +268,10 @@ def _surface(walk: _Walk, subject: TrainedModel, settings: SurfaceSettings) -> S
         "extent": float(walk.extent),
         "directions": settings.directions,
         "seed": settings.seed,
-        "rows": subject.rows.count,
+        "rows": model.rows.count,
         "precision": settings.precision,
-        "epoch": subject.epochs[0],
-        "step": subject.steps[0],
+        "epoch": model.epochs[0],
+        "step": model.steps[0],
         "lengths": list(walk.plane.lengths),
         "lowest": float(finite.min()) if len(finite) else None,
         "highest": float(finite.max()) if len(finite) else None,

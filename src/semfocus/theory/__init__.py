@@ -9,16 +9,17 @@ from semfocus.theory.composition import (
     certify,
     covering,
 )
-from semfocus.theory.heads import Gains, HeadNorms, measure_head
 from semfocus.theory.layers import (
+    Gains,
+    HeadNorms,
     NormRows,
     activation_constant,
     layer_norm_constant,
+    measure_head,
     mlp_constant,
     spectral_norm,
 )
-from semfocus.theory.lipschitz import condition_w, condition_x, lipschitz_w, lipschitz_x
-from semfocus.theory.regions import Region, region
+from semfocus.theory.lipschitz import Region, condition_w, condition_x, lipschitz_w, lipschitz_x, region
 from semfocus.theory.scores import aggregate, dispersion, in_degree, separation, sink_ratio
 from semfocus.theory.softmax import softmax_jacobian_norm, stability, weight_bound
 

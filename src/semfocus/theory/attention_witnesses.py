@@ -20,7 +20,7 @@ from semfocus.errors import UsageError
 from semfocus.theory.arguments import pick, plain
 from semfocus.theory.lipschitz import lipschitz_w, lipschitz_x
 from semfocus.theory.scores import dispersion, separation, sink_ratio
-from semfocus.theory.search import maximise
+from semfocus.theory.witnesses import maximise
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from typing import Any, Literal, TypeVar
 
 from semfocus.errors import UsageError
 from semfocus.theory.arguments import check_fields, pick, plain, times
-from semfocus.theory.heads import Gains, HeadNorms
-from semfocus.theory.layers import CROSS_ENTROPY_SLOPE, NormRows, activation_constant, mlp_constant
+from semfocus.theory.layers import CROSS_ENTROPY_SLOPE, Gains, HeadNorms, NormRows, activation_constant, mlp_constant
 
 Norms = TypeVar("Norms", "BlockNorms", HeadNorms, NormRows)
 

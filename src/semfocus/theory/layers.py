@@ -1,7 +1,12 @@
-"""Certified Lipschitz constants of the parts around attention, each from numbers that the caller measured.
+"""Certified Lipschitz constants of the layers of a model and of its attention heads, from measured norms.
 
 Tokens are rows here, as in a model: a layer's constant says how far the row it gives can move when the row it is
 given moves, in the 2-norm. Layers that treat every token alone have that constant in every norm over tokens.
+
+A head: q_i = W_q x_i + b_q, k_j = W_k x_j + b_k, v_j = W_v x_j + b_v, score_ij = scale * q_i . k_j, and the head adds
+W_o sum_j p_ij v_j to token i, where W_o is its slice of the output projection. A constant added to all scores of a row
+does not change the softmax, and a constant added to all values does not change the effect of moved weights: so keys and
+values enter through the radius of a ball around them, wherever its centre is.
 """
 
 from __future__ import annotations
@@ -13,6 +18,8 @@ import torch
 
 from semfocus.errors import UsageError
 from semfocus.theory.arguments import check_fields, number, pick, plain, times
+from semfocus.theory.scores import dispersion, in_degree, separation
+from semfocus.theory.softmax import weight_bound
 
 # sup |d/dx of the activation|; all three are 0 at 0. GELU (the exact one): the slope cdf(x) + x pdf(x) peaks at
 # sqrt(2). Mish: 1.08849816..., at x = 1.4906, rounded up; a test encloses it.
@@ -70,3 +77,126 @@ def spectral_norm(weight: torch.Tensor) -> float:
     if not bool(matrix.isfinite().all()):
         return matrix.abs().amax().item()
     return torch.linalg.matrix_norm(matrix, ord=2).item()
+
+
+Linear = tuple[torch.Tensor, torch.Tensor | None]  # weight (out, in), bias (out,) or None
+
+
+@dataclass(frozen=True)
+class Gains:
+    """How much a map over tokens can stretch a change, measured in three ways.
+
+    max: the largest move of a token; frobenius: root of the summed squares; sum: the summed moves.
+    """
+
+    max: float
+    frobenius: float
+    sum: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadNorms:
+    """Upper bounds that hold at every point the certificate is about; `separation` is a lower one."""
+
+    queries: float  # scale * |q_i|
+    keys: float  # scale * radius of the k_j
+    query_slope: float  # scale * |W_k' q_i|: how a score follows its key's token
+    key_slope: float  # scale * radius of the W_q' k_j: how score differences follow the query's token
+    values: float  # |v_j|
+    spread: float  # radius of the W_o v_j
+    value_slope: float  # |W_o W_v|
+    output: float  # |W_o|
+    in_degree: float  # no key is kept by more queries than this
+    weight: float = 1.0  # no attention weight is larger: weight_bound(delta, k, "tight")
+    separation: float | None = None  # None: the same masks at every point; else masks may change
+
+    def __post_init__(self) -> None:
+        check_fields(self, *(name for name in self.__dataclass_fields__ if name != "separation"))
+        if self.separation is not None:
+            check_fields(self, "separation")
+
+    @property
+    def jump(self) -> float:
+        """max(1, 2 / separation): what a change of mask adds to the part that goes through the scores."""
+        return 1.0 if self.separation is None else max(1.0, 2 / self.separation if self.separation else math.inf)
+
+    @property
+    def gains(self) -> Gains:
+        """Of the head's output with respect to its tokens."""
+        through_query, through_key = times(self.spread, self.key_slope), times(self.spread, self.query_slope)
+        largest = self.value_slope + times(through_query + through_key, self.jump)
+        flip = 0.0 if self.separation is None else 1 / self.separation if self.separation else math.inf
+        summed = (
+            times(self.in_degree, self.weight, self.value_slope)
+            + times(through_query, self.jump)
+            + times(2 * self.in_degree, max(self.weight, flip), through_key)
+        )
+        return Gains(largest, math.sqrt(times(largest, summed)), summed)
+
+
+def measure_head(
+    tokens: torch.Tensor,
+    *,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: torch.Tensor,
+    scale: float,
+    keep: torch.Tensor | None = None,
+    masks_may_change: bool = False,
+) -> HeadNorms:
+    """The norms of a head on the tokens (..., L, d) that enter it (after the LayerNorm of a pre-norm block).
+
+    `keep` (..., L, L) is what each query keeps, all keys without it. With `masks_may_change` the separation is
+    measured too, and the constants hold between inputs whose masks differ.
+    """
+    x, factor = number("tokens", tokens), plain("scale", scale)
+    if x.ndim < 2:
+        raise UsageError(f"tokens has shape {tuple(x.shape)}; it must be (..., L, d)")
+    q, k, v = (_project("query", query, x), _project("key", key, x), _project("value", value, x))
+    w_q, w_k, w_v = (number("weight", w) for w in (query[0], key[0], value[0]))
+    w_o = number("output", output)
+    if len(w_q) != len(w_k) or w_o.ndim != 2 or w_o.shape[1] != len(w_v):
+        raise UsageError(
+            f"query {tuple(w_q.shape)}, key {tuple(w_k.shape)}, value {tuple(w_v.shape)} and output "
+            f"{tuple(w_o.shape)} do not fit: query and key need as many rows, output a column for each row of value"
+        )
+    scores = factor * q @ k.mT
+    mask = torch.ones(scores.shape, dtype=torch.bool) if keep is None else torch.as_tensor(keep)
+    spreads = dispersion(scores, mask)
+    mask = mask.broadcast_to(scores.shape)
+    kept = mask.sum(-1).clamp(min=1)
+    return HeadNorms(
+        queries=factor * _longest(q),
+        keys=factor * _radius(k),
+        query_slope=factor * _longest(q @ w_k),
+        key_slope=factor * _radius(k @ w_q),
+        values=_longest(v),
+        spread=_radius(v @ w_o.mT),
+        value_slope=spectral_norm(w_o @ w_v),
+        output=spectral_norm(w_o),
+        in_degree=in_degree(mask).amax().item(),
+        weight=torch.as_tensor(weight_bound(spreads, kept, form="tight")).amax().item(),
+        separation=separation(scores, mask).amin().item() if masks_may_change else None,
+    )
+
+
+def _project(name: str, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    weight = number(f"{name} weight", linear[0])
+    bias = None if linear[1] is None else number(f"{name} bias", linear[1])
+    if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
+        raise UsageError(
+            f"{name} weight has shape {tuple(weight.shape)}; tokens of width {x.shape[-1]} need (out, {x.shape[-1]})"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise UsageError(f"{name} bias has shape {tuple(bias.shape)}; it must be ({len(weight)},)")
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def _longest(rows: torch.Tensor) -> float:
+    return rows.norm(dim=-1).amax().item()
+
+
+def _radius(rows: torch.Tensor) -> float:
+    """Of the ball around the mean row of each sequence."""
+    return _longest(rows - rows.mean(-2, keepdim=True))

@@ -9,9 +9,16 @@ Tokens are the columns of X with |x_i| <= xi, scores X'WX with |W| <= gamma, out
 Form "paper" is what arXiv 2506.14095 compares; "certified" is the smallest constant proved in docs/theory.md.
 The paper sets 2 gamma xi^2 equal to the dispersion of full attention: gamma = delta_full / 2, xi = 1 gives its
 numbers.
+
+`region` evaluates both conditions over the plane c1 = delta_heavy / delta_full, c2 = separation / delta_full (the
+paper's figures 21 and 22). Both dispersions of one row of scores obey delta_heavy + separation <= delta_full, so one
+model can only be in the triangle c1 + c2 <= 1 (`reachable`). The paper takes them from two models, which need not.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -153,3 +160,52 @@ def _condition_arguments(full: Number, heavy: Number, gap: Number) -> tuple[torc
 def _gap(separation: Number | None) -> torch.Tensor:
     """The separation; a mask that is fixed is one that no change of the scores can flip."""
     return number("separation", _INF if separation is None else separation, at_least=0)
+
+
+_STEPS = 201
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """W and X over a grid: row i of `w`, `x` and `reachable` belongs to c2[i], column j to c1[j]."""
+
+    delta_full: float
+    sink_ratio: float
+    c1: torch.Tensor
+    c2: torch.Tensor
+    w: torch.Tensor
+    x: torch.Tensor
+    reachable: torch.Tensor
+
+
+def region(delta_full: float, sink_ratio: float = 1.0, *, c1: Any = None, c2: Any = None) -> Region:
+    """W and X for one delta_full and one sink ratio, over the given axes (default: 0 to 1 in steps of 1/200)."""
+    full, beta = _one("delta_full", delta_full), _one("sink_ratio", sink_ratio)
+    across, up = _axis("c1", c1), _axis("c2", c2)
+    heavy, gap = full * across[None, :], full * up[:, None]
+    spread = torch.full_like(heavy, full)
+    return Region(
+        delta_full=full,
+        sink_ratio=beta,
+        c1=across,
+        c2=up,
+        w=torch.as_tensor(condition_w(spread, heavy, gap)),
+        x=torch.as_tensor(condition_x(spread, heavy, gap, beta)),
+        reachable=across[None, :] + up[:, None] <= 1,
+    )
+
+
+def _one(name: str, value: float) -> float:
+    checked = number(name, value, at_least=0, finite=True)
+    if checked.ndim:
+        raise UsageError(f"{name} must be one number, not a tensor of shape {tuple(checked.shape)}: call once each")
+    return checked.item()
+
+
+def _axis(name: str, values: Any) -> torch.Tensor:
+    if values is None:
+        return torch.linspace(0, 1, _STEPS, dtype=torch.float64)
+    axis = number(name, values, at_least=0, finite=True)
+    if axis.ndim != 1 or not len(axis):
+        raise UsageError(f"{name} must be a list of numbers, not of shape {tuple(axis.shape)}")
+    return axis

@@ -1,4 +1,4 @@
-"""How loose each bound is: what a search attains, beside every form of the bound.
+"""The looseness of each bound: the value that a search attains, as a share of every form of the bound.
 
 python -m semfocus.theory.looseness        # about two minutes on one core; prints the tables of docs/theory.md
 """

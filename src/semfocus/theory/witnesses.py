@@ -1,19 +1,72 @@
-"""Inputs that come as near to each bound as a search can bring them.
+"""Inputs that come as near to each bound as a deterministic search finds them.
 
     nearest_softmax_pair(delta=0.05, k=5, separation=4.0, norm=1).ratio     # attained, of |p - p'| / |x - x'|
 
-Every witness is feasible by construction: a search moves free parameters, and a smooth map turns them into inputs
-whose dispersion is at most delta and whose separation is at least the one asked for.
+The search climbs from many seeded starts by gradient and returns the best point. It proves nothing: what it finds is
+attained, what it does not find may still exist. Every witness is feasible by construction: the search moves free
+parameters, and a smooth map turns them into inputs whose dispersion is at most delta and whose separation is at least
+the given one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from semfocus.errors import UsageError
+from semfocus.randomness import stream
 from semfocus.theory.arguments import norm_order, plain
-from semfocus.theory.search import maximise
+
+Objective = Callable[[torch.Tensor], torch.Tensor]  # (starts, size) -> (starts,), differentiable
+
+
+@dataclass(frozen=True, eq=False)
+class Maximum:
+    """The largest value of a search, and the point (size,) where it was attained."""
+
+    value: float
+    point: torch.Tensor
+
+
+def maximise(
+    objective: Objective,
+    size: int,
+    *,
+    seed: int,
+    name: str,
+    starts: int = 32,
+    steps: int = 300,
+    rate: float = 0.1,
+) -> Maximum:
+    """Climb from `starts` points drawn from a normal distribution, by the stream `name` of this seed.
+
+    Values that are not finite are passed over; if there is no other, that is a UsageError.
+    """
+    if min(size, starts, steps) < 1:
+        raise UsageError(f"size = {size}, starts = {starts} and steps = {steps} must all be at least 1")
+    draws = torch.from_numpy(stream(seed, f"theory/search/{name}").uniform((starts, size)))
+    points = torch.special.ndtri(draws.clamp(1e-12, 1 - 1e-12)).requires_grad_()
+    climb = torch.optim.Adam([points], lr=rate, maximize=True)
+    best = Maximum(-torch.inf, points[0].detach())
+    for step in range(steps):
+        # The learning rate falls: large steps leave poor starts, small ones converge.
+        for group in climb.param_groups:
+            group["lr"] = rate * (1 - step / steps)
+        climb.zero_grad()
+        values = objective(points)
+        usable = values.detach().isfinite()
+        if usable.any():
+            place = int(torch.where(usable, values.detach(), -torch.inf).argmax())
+            if values[place].item() > best.value:
+                best = Maximum(values[place].item(), points[place].detach().clone())
+            torch.where(usable, values, 0.0).sum().backward()
+        points.grad = None if points.grad is None else points.grad.nan_to_num(0.0, 0.0, 0.0)
+        climb.step()
+    if best.value == -torch.inf:
+        raise UsageError(f"the objective {name!r} was finite nowhere: starts = {starts}, steps = {steps}")
+    return best
 
 
 @dataclass(frozen=True, eq=False)

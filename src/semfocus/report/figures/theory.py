@@ -18,8 +18,8 @@ from semfocus.report.figures.drawing import (
     sequential_colour,
 )
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
+from semfocus.theory.lipschitz import Region, region
 from semfocus.theory.looseness import ATTENTION_FORMS, SOFTMAX_FORMS, AttentionRow, Looseness, SoftmaxRow
-from semfocus.theory.regions import Region, region
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
