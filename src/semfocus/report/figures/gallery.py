@@ -13,10 +13,9 @@ from semfocus.analysis.groups import Group, short_name
 from semfocus.analysis.records import THRESHOLD
 from semfocus.analysis.results import Results
 from semfocus.report.figures.ablations import ablations, main_groups
-from semfocus.report.figures.curves import draw_columns
+from semfocus.report.figures.curves import draw_columns, draw_waiting
 from semfocus.report.figures.drawing import FORMATS, caption, drawing, heading, legend, save
 from semfocus.report.figures.heatmap import draw_heatmap, speed_cells
-from semfocus.report.figures.panels import draw_waiting
 from semfocus.report.figures.style import Theme
 
 ACROSS = 4  # panels side by side, as in the paper
