@@ -80,3 +80,14 @@ def test_the_result_for_machines_is_plain_json() -> None:
     runs = [record(m, s, a) for s in range(3) for m, a in (("full", [0.5] * 10), ("topk:5", [0.5, 1.0]))]
     text = json.dumps(compare_records("even_pairs", runs, {"chance": 0.5}).to_dict(), allow_nan=False)
     assert json.loads(text)["mechanisms"][1]["epochs"] == [2.0, 2.0, 2.0]
+
+
+def test_findings_are_values_and_their_text_is_written_from_them() -> None:
+    runs = [record(m, s, a) for s in range(3) for m, a in (("full", [0.5] * 10), ("topk:5", [0.5, 1.0]))]
+    speed, hint = compare_records("even_pairs", runs, {}).findings()
+    assert (speed.kind, speed.mechanism, speed.reached, speed.base_reached) == ("speed_up", "topk:5", (3, 3), (0, 3))
+    assert speed.text == "topk:5 got to 95% (3 of 3 seeds) >= 5x as fast as full attention (0 of 3 seeds)."
+    assert speed.predicate("95 %", lambda ratio: "very") == (
+        " got to 95 % (3 of 3 seeds) very as fast as full attention (0 of 3 seeds)."
+    )
+    assert (hint.kind, hint.mechanism, hint.comparisons) == ("hint", "", 1)

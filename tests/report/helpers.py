@@ -1,4 +1,4 @@
-"""Stores of made-up runs, written as training writes them: curves that learn, get stuck or break."""
+"""Stores of synthetic runs, written as training writes them: runs that converge, stall or diverge."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ FACTS = {
 
 
 def rows(config: RunConfig, epochs: int | None = None, every: float = 1.0) -> list[dict[str, Any]]:
-    """What such a run could have measured: a smooth rise whose place depends on mechanism and seed."""
+    """Synthetic metrics: a smooth rise whose epoch depends on task, mechanism and seed."""
     mechanism = config.attention.mechanism
     draw = np.random.default_rng([config.seed, zlib.crc32(f"{config.task.name}/{mechanism}".encode())])
     middle = HALFWAY[mechanism.partition(":")[0]] * config.training.epochs / 100 * math.exp(0.3 * float(draw.normal()))
     middle *= 0.5 if "g" in mechanism.partition(":")[2] else 1.0
     middle *= 1 + len(config.task.name) % 4 / 2
     gap = 0.02 if mechanism.startswith("topk") else 0.07
-    found = []
+    measured = []
     last = epochs or config.training.epochs
     for number in range(1, round(last / every) + 1):
         epoch = number * every
         learned = 1 / (1 + math.exp(-(epoch - middle) / (0.12 * middle)))
         shake = 0.01 * float(draw.normal())
         accuracy = min(1.0, max(0.0, 0.5 + 0.5 * learned + shake * (1 - learned)))
-        found.append(
+        measured.append(
             {
                 "epoch": int(epoch) if epoch == int(epoch) else epoch, "step": round(epoch * 200), "lr": 0.1,
                 "train_loss": 0.69 * (1 - learned) + 0.004 + abs(shake) / 3, "train_accuracy": accuracy,
@@ -49,13 +49,13 @@ def rows(config: RunConfig, epochs: int | None = None, every: float = 1.0) -> li
                 "heldout_accuracy": max(0.0, accuracy - gap * learned),
             }
         )  # fmt: skip
-    return found
+    return measured
 
 
 def made(
     root: Path, config: RunConfig, state: str = "done", measured: Sequence[dict[str, Any]] | None = None
 ) -> RunDirectory:
-    """One run on disk."""
+    """Write one run to disk."""
     task = config.task.build()
     run = RunStore(root).create_or_open(config.run_id(task), document(config, task))
     with run.lock() as writer:
@@ -74,7 +74,7 @@ def configs(
     **changes: Any,
 ) -> list[RunConfig]:
     """Every task with every mechanism and seed; `changes` as `training__epochs=20`."""
-    found = []
+    made_configs = []
     for task in tasks:
         for mechanism in mechanisms:
             for seed in recipes.seeds(seeds):
@@ -83,12 +83,12 @@ def configs(
                     part, field = name.split("__")
                     inner = getattr(config, part).model_copy(update={field: value})
                     config = config.model_copy(update={part: inner})
-                found.append(config)
-    return found
+                made_configs.append(config)
+    return made_configs
 
 
 def store(root: Path, *args: Any, state: str = "done", **kwargs: Any) -> Path:
-    """A store of such runs."""
+    """Write a store of such runs."""
     for config in configs(*args, **kwargs):
         made(root, config, state)
     return root

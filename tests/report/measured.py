@@ -1,4 +1,4 @@
-"""Measurements of made-up runs, as `diagnose`, `surface` and `sharpness` store them."""
+"""Measurements of synthetic runs, as `diagnose`, `surface` and `sharpness` store them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = b"k" * 32
 
 
 def measure(run: RunDirectory, grid: int = 21) -> None:
-    """Store one of each kind with the run."""
+    """Store one measurement of each kind with the run."""
     write_measurement(run, "dispersion", dispersion(run))
     write_measurement(run, "mask_stability", mask_stability(run))
     write_measurement(run, "sharpness", sharpness(run))
@@ -31,8 +31,14 @@ def measure(run: RunDirectory, grid: int = 21) -> None:
 def dispersion(run: RunDirectory) -> dict[str, Any]:
     draw, focused = _draw(run)
     scale = float(draw.uniform(3, 9)) * (0.6 if focused else 1.0)
-    found = {f"{epoch:g}": _checkpoint(epoch, scale) for epoch in EPOCHS}
-    return {"k": 5, "split": "train", "rows": 100, "error": 0.001, "checkpoints": found | {"last": found["20"]}}
+    checkpoints = {f"{epoch:g}": _checkpoint(epoch, scale) for epoch in EPOCHS}
+    return {
+        "k": 5,
+        "split": "train",
+        "rows": 100,
+        "error": 0.001,
+        "checkpoints": checkpoints | {"last": checkpoints["20"]},
+    }
 
 
 def _checkpoint(epoch: float, scale: float) -> dict[str, Any]:
@@ -61,8 +67,8 @@ def mask_stability(run: RunDirectory) -> dict[str, Any]:
 def sharpness(run: RunDirectory) -> dict[str, Any]:
     draw, focused = _draw(run)
     sizes = [float(draw.uniform(0.5, 2)) * (3 if focused else 1) / (1 + epoch) for epoch in EPOCHS]
-    found = {"epochs": list(EPOCHS), "gradient_norm": sizes, "hessian_top": [40 * size for size in sizes]}
-    return {**found, "certified": [1e6 * size for size in sizes], "rows": 100}
+    along_training = {"epochs": list(EPOCHS), "gradient_norm": sizes, "hessian_top": [40 * size for size in sizes]}
+    return {**along_training, "certified": [1e6 * size for size in sizes], "rows": 100}
 
 
 def surface(run: RunDirectory, grid: int = 21) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -34,9 +34,9 @@ NASTY_TASK = "<script>alert(1)</script><b onclick=alert(2)>x</b>"  # no dot: it 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # root has no other way
-        yield found
-        found.close()
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # root has no other way
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +66,13 @@ def visit(browser: Browser) -> Iterator[Callable[..., Visit]]:
     def open_page(path: Path, **options: Any) -> Visit:
         context = browser.new_context(offline=True, accept_downloads=True, **options)
         contexts.append(context)
-        found = Visit(context.new_page())
-        found.page.on("request", lambda request: found.requests.append(request.url))
-        found.page.on("console", lambda message: found.complaints.append(message.text))
-        found.page.on("dialog", lambda dialog: (found.complaints.append(dialog.message), dialog.dismiss()))
-        found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
-        found.page.goto(path.as_uri())
-        return found
+        visited = Visit(context.new_page())
+        visited.page.on("request", lambda request: visited.requests.append(request.url))
+        visited.page.on("console", lambda message: visited.complaints.append(message.text))
+        visited.page.on("dialog", lambda dialog: (visited.complaints.append(dialog.message), dialog.dismiss()))
+        visited.page.on("pageerror", lambda error: visited.complaints.append(str(error)))
+        visited.page.goto(path.as_uri())
+        return visited
 
     yield open_page
     for context in contexts:
@@ -82,13 +82,13 @@ def visit(browser: Browser) -> Iterator[Callable[..., Visit]]:
 def test_it_opens_with_the_network_off_asks_for_nothing_and_complains_of_nothing(
     report: Path, visit: Callable[..., Visit]
 ) -> None:
-    found = visit(report)
-    assert found.page.locator("h1").inner_text().startswith("topk:5 learns")
-    assert found.page.locator(".group").count() == 3
-    assert found.page.locator("[data-chart=curves] svg path.line").count() == 3 + 3 + 2 + 1  # and the one of topk:9
-    assert found.page.locator("[data-chart=waiting] svg path.line").count() == 3 + 3 + 2 + 1
-    assert found.requests == [report.as_uri()]
-    assert found.complaints == []
+    visited = visit(report)
+    assert visited.page.locator("h1").inner_text().startswith("topk:5 learns")
+    assert visited.page.locator(".group").count() == 3
+    assert visited.page.locator("[data-chart=curves] svg path.line").count() == 3 + 3 + 2 + 1  # and the one of topk:9
+    assert visited.page.locator("[data-chart=waiting] svg path.line").count() == 3 + 3 + 2 + 1
+    assert visited.requests == [report.as_uri()]
+    assert visited.complaints == []
 
 
 def test_a_mechanism_is_hidden_and_shown_everywhere_at_once(report: Path, visit: Callable[..., Visit]) -> None:
@@ -224,17 +224,17 @@ def test_markup_in_names_is_shown_as_text_and_never_runs(visit: Callable[..., Vi
         for row in rows(config):
             writer.append_metrics(row)
         writer.write_status("done")
-    found = visit(write_page(tmp_path / "runs", tmp_path / "report.html", title="mine"))
-    assert found.page.title() == "mine"
-    assert found.page.locator(".task h2").inner_text() == NASTY_TASK
-    assert NASTY in found.page.locator(".toggle").first.inner_text()
-    found.page.locator("[data-chart=curves] .canvas").hover()
-    assert NASTY in found.page.locator(".tip").first.inner_text()
-    found.page.locator("button.run").click()
-    assert found.page.title() == "mine"
-    assert found.page.locator("img").count() == 0
-    assert found.requests[1:] == []
-    assert found.complaints == []
+    visited = visit(write_page(tmp_path / "runs", tmp_path / "report.html", title="mine"))
+    assert visited.page.title() == "mine"
+    assert visited.page.locator(".task h2").inner_text() == NASTY_TASK
+    assert NASTY in visited.page.locator(".toggle").first.inner_text()
+    visited.page.locator("[data-chart=curves] .canvas").hover()
+    assert NASTY in visited.page.locator(".tip").first.inner_text()
+    visited.page.locator("button.run").click()
+    assert visited.page.title() == "mine"
+    assert visited.page.locator("img").count() == 0
+    assert visited.requests[1:] == []
+    assert visited.complaints == []
 
 
 def test_a_script_that_got_in_would_not_run(report: Path, visit: Callable[..., Visit], tmp_path: Path) -> None:
@@ -243,9 +243,9 @@ def test_a_script_that_got_in_would_not_run(report: Path, visit: Callable[..., V
         "</body>", "<script>document.title='owned'</script><img src='http://x.example/'></body>"
     )
     (tmp_path / "tampered.html").write_text(page)
-    found = visit(tmp_path / "tampered.html")
-    assert found.page.title() != "owned"
-    assert any("Content Security Policy" in text for text in found.complaints)
+    visited = visit(tmp_path / "tampered.html")
+    assert visited.page.title() != "owned"
+    assert any("Content Security Policy" in text for text in visited.complaints)
 
 
 def test_dark_follows_the_system_and_the_button_and_paper_is_always_light(
@@ -284,9 +284,9 @@ def test_without_scripts_words_and_tables_are_still_there(report: Path, visit: C
 
 def test_an_empty_store_opens_without_a_complaint(visit: Callable[..., Visit], tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    found = visit(write_page(tmp_path / "runs", tmp_path / "report.html"))
-    assert "No runs yet" in found.page.locator("h1").inner_text()
-    assert found.complaints == []
+    visited = visit(write_page(tmp_path / "runs", tmp_path / "report.html"))
+    assert "No runs yet" in visited.page.locator("h1").inner_text()
+    assert visited.complaints == []
 
 
 def test_measured_figures_are_seen_and_follow_the_theme(tmp_path: Path, visit: Callable[..., Visit]) -> None:
@@ -296,14 +296,14 @@ def test_measured_figures_are_seen_and_follow_the_theme(tmp_path: Path, visit: C
         payload, arrays = surface(run, 11)
         write_measurement(run, "surface", payload)
         write_arrays(run, "surface", arrays)
-    found = visit(write_page(tmp_path / "runs", tmp_path / "report.html"), color_scheme="light")
-    images = found.page.locator("#measured img")
+    visited = visit(write_page(tmp_path / "runs", tmp_path / "report.html"), color_scheme="light")
+    images = visited.page.locator("#measured img")
     assert images.count() == 2 * 3
     assert images.evaluate_all("all => all.every(image => image.complete && image.naturalWidth > 100)")
-    light, dark = found.page.locator("#measured .on-light"), found.page.locator("#measured .on-dark")
+    light, dark = visited.page.locator("#measured .on-light"), visited.page.locator("#measured .on-dark")
     assert (light.first.is_visible(), dark.first.is_visible()) == (True, False)
-    found.page.locator("#theme").click()
+    visited.page.locator("#theme").click()
     assert (light.first.is_visible(), dark.first.is_visible()) == (False, True)
-    found.page.emulate_media(media="print")
+    visited.page.emulate_media(media="print")
     assert (light.first.is_visible(), dark.first.is_visible()) == (True, False)
-    assert found.complaints == []
+    assert visited.complaints == []

@@ -21,13 +21,13 @@ from tests.report.helpers import configs, store
 
 def test_the_figure_is_written_twice_over_and_is_the_same_each_time(tmp_path: Path) -> None:
     runs = [record(m, s, a) for s in range(3) for m, a in (("full", [0.5] * 10), ("topk:5", [0.5, 1.0]))]
-    found = compare_records("<b>task</b>", runs, {"chance": 0.5, "majority": 0.5})
-    written = draw_curves(found, runs, tmp_path / "curves")
+    comparison = compare_records("<b>task</b>", runs, {"chance": 0.5, "majority": 0.5})
+    written = draw_curves(comparison, runs, tmp_path / "curves")
     assert [path.suffix for path in written] == [".svg", ".png"]
     svg = written[0].read_text()
     assert "<b>task" not in svg
     assert "chance, majority" in svg
-    assert draw_curves(found, runs, tmp_path / "again")[0].read_text() == svg
+    assert draw_curves(comparison, runs, tmp_path / "again")[0].read_text() == svg
 
 
 def test_every_figure_of_a_store_is_drawn_in_every_format_and_theme_asked_for(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_cell_tells_faster_slower_never_and_not_even_full_attention_apart() ->
 
 def test_epochs_are_written_as_median_and_range_or_never() -> None:
     runs = [record("full", s, [0.5] * (s + 1) + [1.0]) for s in range(3)] + [record("topk:5", 0, [0.5])]
-    found = compare_records("parity", runs, {})
-    assert epochs_text(found.arm("full")) == ("3", "2-4")
-    assert epochs_text(found.arm("topk:5")) == ("never", "")
-    assert interval_text(found.arm("full")) == ""
+    comparison = compare_records("parity", runs, {})
+    assert epochs_text(comparison.arm("full")) == ("3", "2-4")
+    assert epochs_text(comparison.arm("topk:5")) == ("never", "")
+    assert interval_text(comparison.arm("full")) == ""

@@ -39,8 +39,8 @@ def measured_store(root: Path, tasks: tuple[str, ...] = ("even_pairs",), seeds: 
 
 
 def runs_of(root: Path) -> dict[str, RunDirectory]:
-    found = [RunDirectory(root / record.id) for record in Results.load(root).records]
-    return {run.config()["attention"]["mechanism"]: run for run in found}
+    runs = [RunDirectory(root / record.id) for record in Results.load(root).records]
+    return {run.config()["attention"]["mechanism"]: run for run in runs}
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +90,10 @@ def _picture(part: str, number: int) -> bytes:
 
 
 def test_pictures_are_inside_the_page_once_for_light_and_once_for_dark(page: str) -> None:
-    found = re.findall(r'<img class="on-(light|dark)" src="data:image/(svg\+xml|webp);base64,[^"]+"', page)
-    assert len(found) == len(re.findall("<img", page)) == 2 * (2 + 5 + 1)
-    assert [theme for theme, _ in found] == ["light", "dark"] * 8
-    assert [kind for _, kind in found].count("webp") == 2
+    images = re.findall(r'<img class="on-(light|dark)" src="data:image/(svg\+xml|webp);base64,[^"]+"', page)
+    assert len(images) == len(re.findall("<img", page)) == 2 * (2 + 5 + 1)
+    assert [theme for theme, _ in images] == ["light", "dark"] * 8
+    assert [kind for _, kind in images].count("webp") == 2
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:image/)""", page)
     assert " style=" not in page
     for place, theme in ((4, "light"), (5, "dark")):
@@ -185,8 +185,8 @@ def test_masks_of_different_checkpoints_are_not_mixed_and_the_last_is_shown(
 
 
 def _notes(root: Path) -> dict[str, str]:
-    found = measured.measured(Results.load(root))
-    return {panel["title"]: panel["note"] for group in found.groups for panel in group["panels"]}
+    section = measured.measured(Results.load(root))
+    return {panel["title"]: panel["note"] for group in section.groups for panel in group["panels"]}
 
 
 def test_a_checkpoint_that_does_not_say_how_few_keys_a_query_sees_may_have_queries_of_two(tmp_path: Path) -> None:
@@ -307,14 +307,14 @@ def test_dispersion_against_speed_up_is_drawn_from_the_command_line(tmp_path: Pa
         run = made(tmp_path / "runs", config)
         write_measurement(run, "dispersion", made_up.dispersion(run))
     figures = tmp_path / "figures"
-    found = CliRunner().invoke(app, ["theory", "speed", "--runs", str(tmp_path / "runs"), "--out", str(figures)])
-    assert found.exit_code == 0, found.output
+    result = CliRunner().invoke(app, ["theory", "speed", "--runs", str(tmp_path / "runs"), "--out", str(figures)])
+    assert result.exit_code == 0, result.output
     points = dispersion_points(Results.load(tmp_path / "runs").records, Results.load(tmp_path / "runs").measurements)
     correlation = dispersion_against_speed(points)
     assert correlation.rho is not None
     for point in points:
-        assert re.search(rf"{point.task}\s+{point.start:.3g}\s+{point.end:.3g}\s", found.output)
-    assert f"start of training: Rank correlation {correlation.rho:.2f} (95 %:" in found.output
+        assert re.search(rf"{point.task}\s+{point.start:.3g}\s+{point.end:.3g}\s", result.output)
+    assert f"start of training: Rank correlation {correlation.rho:.2f} (95 %:" in result.output
     names = {f"dispersion-speed-{when}{end}" for when in ("start", "end") for end in ("", "-dark")}
     assert {path.name for path in figures.iterdir()} == {f"{n}.{kind}" for n in names for kind in ("svg", "pdf", "png")}
     assert "missing_duplicate" in (figures / "dispersion-speed-start.svg").read_text()
@@ -323,7 +323,7 @@ def test_dispersion_against_speed_up_is_drawn_from_the_command_line(tmp_path: Pa
 def test_without_a_measured_pair_the_command_says_what_to_measure(tmp_path: Path) -> None:
     for config in configs(seeds=1, training__epochs=6):
         made(tmp_path / "runs", config)
-    found = CliRunner().invoke(app, ["theory", "speed", "--runs", str(tmp_path / "runs")])
-    assert isinstance(found.exception, UsageError)
-    assert "no task with a measured dispersion of both full and topk:5" in str(found.exception)
-    assert "semfocus diagnose" in str(found.exception)
+    result = CliRunner().invoke(app, ["theory", "speed", "--runs", str(tmp_path / "runs")])
+    assert isinstance(result.exception, UsageError)
+    assert "no task with a measured dispersion of both full and topk:5" in str(result.exception)
+    assert "semfocus diagnose" in str(result.exception)

@@ -47,9 +47,9 @@ def text_of(page: str) -> str:
 
 
 def data_of(page: str) -> dict:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    return json.loads(found.group(1))
+    script = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert script is not None
+    return json.loads(script.group(1))
 
 
 def test_the_page_says_what_was_asked_found_and_how_it_was_made(runs: Path, tmp_path: Path) -> None:

@@ -22,11 +22,11 @@ from tests.report.helpers import configs, made, rows, store
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[PageServer]:
     store(tmp_path / "runs", seeds=1, training__epochs=4)
-    with PageServer(tmp_path / "runs") as found:
-        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.02})
+    with PageServer(tmp_path / "runs") as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        yield found
-        found.shutdown()
+        yield server
+        server.shutdown()
         thread.join()
 
 
@@ -34,9 +34,9 @@ def get(server: PageServer, path: str = "/", method: str = "GET", **headers: str
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
-    found = answer.status, dict(answer.getheaders()), answer.read().decode()
+    reply = answer.status, dict(answer.getheaders()), answer.read().decode()
     connection.close()
-    return found
+    return reply
 
 
 def test_the_page_is_served_fresh_and_never_kept_by_a_browser(server: PageServer, tmp_path: Path) -> None:

@@ -52,10 +52,10 @@ def clock(monkeypatch) -> Clock:
 
 def left(board: StudyProgressTable) -> tuple[int, int]:
     """Runs done, and seconds left."""
-    found = re.fullmatch(r"(\d+) of \d+ runs done, at most (?:(\d+) h )?(?:(\d+) min ?)?(?:(\d+) s)? ?left", board.left)
-    assert found, board.left
-    hours, minutes, seconds = (int(part or 0) for part in found.groups()[1:])
-    return int(found[1]), 3600 * hours + 60 * minutes + seconds
+    match = re.fullmatch(r"(\d+) of \d+ runs done, at most (?:(\d+) h )?(?:(\d+) min ?)?(?:(\d+) s)? ?left", board.left)
+    assert match, board.left
+    hours, minutes, seconds = (int(part or 0) for part in match.groups()[1:])
+    return int(match[1]), 3600 * hours + 60 * minutes + seconds
 
 
 def test_time_left_covers_all_cohorts_by_the_cost_of_their_steps(clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""Looks that can be told apart: by colour, by people who see colours otherwise, and in grey."""
+"""Styles of mechanisms differ: in colour, for every kind of colour vision, and without any colour."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def contrast(first: str, second: str) -> float:
 
 @pytest.mark.parametrize("names", [ALL, SWEEP], ids=["the paper's fifteen and the controls", "a sweep of k"])
 def test_no_two_mechanisms_of_a_figure_share_a_line_style_or_a_colour(names: list[str]) -> None:
-    looks = [mechanism_style(name) for name in names]
-    assert len({shape.dash for shape in looks if shape.dash}) == sum(bool(shape.dash) for shape in looks)
+    styles = [mechanism_style(name) for name in names]
+    assert len({style.dash for style in styles if style.dash}) == sum(bool(style.dash) for style in styles)
     assert {name for name in names if not mechanism_style(name).dash} <= {"full", "topk:5"}
     for theme in THEMES:
-        assert len({shape.on(theme) for shape in looks}) == len(looks)
+        assert len({style.on(theme) for style in styles}) == len(styles)
 
 
 def forms(name: str) -> list[str]:
@@ -105,7 +105,7 @@ def test_every_line_stands_out_from_its_ground(theme: Theme) -> None:
     assert contrast(PALETTES[theme].quiet, PALETTES[theme].ground) >= 4.5  # small words
 
 
-def test_a_look_depends_on_the_mechanism_alone_whatever_its_name() -> None:
+def test_any_text_has_a_style_and_always_the_same() -> None:
     for name in ("", "topk:", "<script>", "topk:99999999999999999999", "ünknown:5", "\ud800"):
         assert isinstance(mechanism_style(name), MechanismStyle)
         assert mechanism_style(name) == mechanism_style(name)

@@ -1,7 +1,7 @@
-"""One setting varied at a time: which groups of a task differ from its usual settings in just one thing.
+"""Ablations: groups of a task that differ from its base group in one setting.
 
-A task's base is the group that most others are one step away from. An optimiser comes with its own rate and decay,
-so that a change of all three is one step.
+The base is the group that most others differ from in one setting. An optimiser has its own learning rate and decay, so
+a change of all three counts as one setting.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Ablation:
 
     task: str
     setting: str  # dotted
-    columns: list[tuple[str, Group]]  # the value in words, and its runs
+    columns: list[tuple[str, Group]]  # the value as text, and its runs
 
     @property
     def title(self) -> str:
@@ -29,41 +29,43 @@ class Ablation:
 
     @property
     def mechanisms(self) -> list[str]:
-        """Those that every column has."""
+        """The mechanisms that every column has."""
         return [m for m in self.columns[0][1].mechanisms if all(m in group.mechanisms for _, group in self.columns)]
 
 
 def ablations(groups: Sequence[Group]) -> list[Ablation]:
     """Every setting that was varied alone, task by task."""
-    found = []
+    varied_alone = []
     for task in dict.fromkeys(group.task for group in groups):
         own = [group for group in groups if group.task == task]
         base = base_group(own)
         by_setting: dict[str, list[Group]] = {}
         for group in own:
-            setting = _step(base.settings, group.settings)
+            setting = _varied_setting(base.settings, group.settings)
             if setting is not None:
                 by_setting.setdefault(setting, []).append(group)
         for setting, varied in by_setting.items():
             shown = [group for group in own if group is base or group in varied]  # in the order of their values
-            found.append(Ablation(task, setting, [(_value(setting, group.settings), group) for group in shown]))
-    return found
+            varied_alone.append(Ablation(task, setting, [(_value(setting, group.settings), group) for group in shown]))
+    return varied_alone
 
 
 def main_groups(groups: Sequence[Group]) -> list[Group]:
-    """The groups that are no step of an ablation: those a figure of all tasks shows."""
+    """The groups that a figure of all tasks shows: base groups, and groups of no ablation."""
     bases = {id(base_group([other for other in groups if other.task == group.task])) for group in groups}
-    shown = {id(group) for found in ablations(groups) for _, group in found.columns}
+    shown = {id(group) for ablation in ablations(groups) for _, group in ablation.columns}
     return [group for group in groups if id(group) in bases or id(group) not in shown]
 
 
 def base_group(groups: Sequence[Group]) -> Group:
-    """The group that most others are one step away from; the first of several."""
-    return max(groups, key=lambda base: sum(_step(base.settings, group.settings) is not None for group in groups))
+    """The group that most others differ from in one setting; the first of several."""
+    return max(
+        groups, key=lambda base: sum(_varied_setting(base.settings, group.settings) is not None for group in groups)
+    )
 
 
-def _step(base: Settings, other: Settings) -> str | None:
-    """The one thing in which two settings differ; None when they differ in nothing or in more."""
+def _varied_setting(base: Settings, other: Settings) -> str | None:
+    """The setting in which two groups differ; None when they differ in none or in several."""
     names = set(differing([base, other]))
     if len(names) == 1:
         return names.pop()

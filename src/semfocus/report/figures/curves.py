@@ -1,20 +1,63 @@
-"""Learning curves as the paper draws them: median and quartiles over seeds, metrics one above the other."""
+"""Learning curves as the paper draws them: median and quartiles over seeds, metrics one above the other.
+
+Also single panels of them, and of Kaplan-Meier curves: the share of seeds below the threshold.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from semfocus.analysis.comparison import Comparison
 from semfocus.analysis.groups import Group
 from semfocus.analysis.records import THRESHOLD, Record
-from semfocus.report.figures.drawing import FORMATS, caption, drawing, heading, legend, save
-from semfocus.report.figures.panels import Column, draw_metric
-from semfocus.report.figures.series import METRICS, QUARTILES, Quantiles
-from semfocus.report.figures.style import Theme
+from semfocus.analysis.survival import ConvergenceTimes
+from semfocus.report.figures.drawing import FORMATS, caption, drawing, heading, legend, percent, save
+from semfocus.report.figures.series import METRICS, QUARTILES, Quantiles, series
+from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ONE_TASK = ("train_loss", "train_accuracy", "heldout_accuracy")
 MANY_TASKS = ("train_loss", "heldout_accuracy")  # as in the paper
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Runs that differ only in their seed, drawn as one line."""
+
+    label: str
+    style: MechanismStyle
+    runs: Sequence[Record]
+    median_epoch: float | None  # at which half of the seeds had converged
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """The curves of one task or setting; a figure has one panel of them for each metric."""
+
+    title: str
+    curves: Sequence[Curve]
+    horizon: float
+    seeds: int
+    baselines: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(title: str, comparison: Comparison, records: Sequence[Record]) -> Column:
+        """A curve for each mechanism of a comparison."""
+        curves = [
+            Curve(
+                arm.mechanism,
+                mechanism_style(arm.mechanism),
+                [record for record in records if record.mechanism == arm.mechanism],
+                arm.times.median,
+            )
+            for arm in comparison.arms
+        ]
+        return Column(title, curves, comparison.horizon, comparison.seeds, comparison.baselines)
 
 
 def draw_curves(
@@ -80,3 +123,86 @@ def about_seeds(seeds: int, quantiles: Quantiles = QUARTILES, title: str = "") -
     several = "median and quartiles" if quantiles == QUARTILES else f"percentiles {low}, {middle} and {high}"
     what = f"{several} over {seeds} seeds" if seeds > 1 else "one seed"
     return f"{title}: {what}" if title else what.capitalize()
+
+
+def median_epoch(runs: Sequence[Record], horizon: float) -> float | None:
+    """The epoch at which half of the ended runs had converged; None where that is never."""
+    ended = {run.seed: run.converged_at for run in runs if run.ended}
+    return ConvergenceTimes.of(ended, horizon=horizon).median
+
+
+def draw_metric(
+    panel: Axes, column: Column, metric: str, theme: Theme = "light", quantiles: Quantiles = QUARTILES
+) -> None:
+    """Draw the median and band of each curve, with a mark at the epoch at which half of its seeds had converged."""
+    for curve in column.curves:
+        points = series(curve.runs, metric, quantiles)
+        if points is None:
+            continue
+        colour = curve.style.on(theme)
+        panel.plot(points.epochs, points.middle, color=colour, linestyle=curve.style.linestyle, label=curve.label)
+        panel.fill_between(points.epochs, points.low, points.high, color=colour, alpha=0.16, linewidth=0)
+        if curve.median_epoch is not None:
+            place = int(abs(points.epochs - curve.median_epoch).argmin())
+            panel.plot(
+                curve.median_epoch, points.middle[place], curve.style.marker, color=colour, markersize=6,
+                markeredgecolor=PALETTES[theme].ground, clip_on=False, zorder=4,
+            )  # fmt: skip
+    panel.set_xlim(0, column.horizon)
+    panel.locator_params(axis="x", integer=True)
+    if metric.endswith("loss"):
+        panel.set_ylim(bottom=0)
+    else:
+        percent(panel.yaxis)
+        panel.set_ylim(top=1.0)
+        panel.margins(y=0.12)
+    if metric == "train_accuracy":
+        _draw_threshold(panel, theme)
+    if metric == "heldout_accuracy":
+        _draw_baselines(panel, column.baselines, theme)
+
+
+def draw_waiting(panel: Axes, comparison: Comparison, theme: Theme = "light") -> None:
+    """Draw Kaplan-Meier curves: the share of seeds below the threshold; a tick where some never reached it."""
+    for arm in comparison.arms:
+        if not len(arm.times):
+            continue
+        style = mechanism_style(arm.mechanism)
+        curve = arm.times.curve()
+        epochs, waiting = [*curve.epochs, arm.times.horizon], [*curve.waiting, curve.waiting[-1]]
+        colour = style.on(theme)
+        panel.step(
+            epochs, waiting, where="post", color=colour, linestyle=style.linestyle, label=arm.mechanism, clip_on=False
+        )
+        if curve.waiting[-1] > 0:
+            panel.plot(arm.times.horizon, curve.waiting[-1], "|", color=colour, markersize=9, clip_on=False)
+    panel.set_xlim(0, comparison.horizon)
+    panel.set_ylim(0, 1)
+    percent(panel.yaxis)
+
+
+def _draw_threshold(panel: Axes, theme: Theme) -> None:
+    """Draw a line at the accuracy at which a run counts as converged."""
+    panel.axhline(THRESHOLD, color=PALETTES[theme].quiet, linewidth=0.9, zorder=1)
+    _note(panel, THRESHOLD, f"{THRESHOLD:.0%}", theme)
+
+
+def _draw_baselines(panel: Axes, baselines: Mapping[str, float], theme: Theme) -> None:
+    """Draw a line at each accuracy that needs no learning, with all its names."""
+    levels: dict[float, list[str]] = {}
+    for kind, level in baselines.items():
+        levels.setdefault(round(level, 3), []).append(kind)
+    for level, kinds in levels.items():
+        panel.axhline(level, color=PALETTES[theme].quiet, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
+        _note(panel, level, ", ".join(kinds), theme, below=True)
+    if levels:
+        panel.set_ylim(bottom=min(panel.get_ylim()[0], max(0.0, min(levels) - 0.09)))
+
+
+def _note(panel: Axes, level: float, text: str, theme: Theme, below: bool = False) -> None:
+    """Write small text at the right end of a horizontal line."""
+    panel.annotate(
+        text, (1, level), xycoords=("axes fraction", "data"), xytext=(-2, -4 if below else 2),
+        textcoords="offset points", fontsize=7, color=PALETTES[theme].quiet, ha="right",
+        va="top" if below else "bottom",
+    )  # fmt: skip

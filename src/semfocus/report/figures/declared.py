@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from semfocus.errors import UsageError
-from semfocus.report.figures.curves import about_seeds, draw_grid
+from semfocus.report.figures.curves import Column, Curve, about_seeds, draw_grid, median_epoch
 from semfocus.report.figures.declared_summaries import draw_scatter, draw_surface, draw_table
 from semfocus.report.figures.drawing import (
     FORMATS,
@@ -49,7 +49,6 @@ from semfocus.report.figures.panel_values import (
     metric_text,
     number,
 )
-from semfocus.report.figures.panels import Column, Curve, median_epoch
 from semfocus.report.figures.series import METRICS, quantiles
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme
 

@@ -13,10 +13,9 @@ from semfocus.analysis.groups import Group, short_name
 from semfocus.analysis.records import THRESHOLD
 from semfocus.analysis.results import Results
 from semfocus.report.figures.ablations import ablations, main_groups
-from semfocus.report.figures.curves import draw_columns
+from semfocus.report.figures.curves import draw_columns, draw_waiting
 from semfocus.report.figures.drawing import FORMATS, caption, drawing, heading, legend, save
 from semfocus.report.figures.heatmap import draw_heatmap, speed_cells
-from semfocus.report.figures.panels import draw_waiting
 from semfocus.report.figures.style import Theme
 
 ACROSS = 4  # panels side by side, as in the paper
@@ -25,7 +24,7 @@ ACROSS = 4  # panels side by side, as in the paper
 def write_figures(
     store_root: Path, directory: Path, formats: Sequence[str] = FORMATS, themes: Sequence[Theme] = ("light", "dark")
 ) -> list[Path]:
-    """Draw what the runs allow; a dark figure's name ends in `-dark`. No measured run: no figure."""
+    """Draw everything the runs have values for; the name of a dark figure ends in `-dark`."""
     groups = [group for group in Results.load(store_root).groups if _measured(group)]
     written: list[Path] = []
     for theme in themes:
@@ -37,7 +36,7 @@ def write_figures(
 def draw_all(
     groups: Sequence[Group], directory: Path, end: str = "", formats: Sequence[str] = FORMATS, theme: Theme = "light"
 ) -> list[Path]:
-    """Curves and convergence, tasks side by side; the heat map; a figure for each setting that was varied."""
+    """Draw curves and convergence with tasks side by side, the heat map, and a figure for each ablation."""
     written: list[Path] = []
     main = main_groups(groups)
     sheets = [main[i : i + ACROSS] for i in range(0, len(main), ACROSS)]
@@ -48,17 +47,17 @@ def draw_all(
         written += draw_convergence(columns, directory / f"convergence{place}{end}", formats=formats, theme=theme)
     if any(arm is not None for row in speed_cells(groups)[1] for arm in row):
         written += draw_heatmap(groups, directory / f"speed-up{end}", formats=formats, theme=theme)
-    for found in ablations(groups):
-        stem = directory / f"ablation-{_slug(found.title)}{end}"
-        columns = [(name, group.only(found.mechanisms)) for name, group in found.columns]
-        written += draw_columns(columns, stem, title=found.title, formats=formats, theme=theme)
+    for ablation in ablations(groups):
+        stem = directory / f"ablation-{_slug(ablation.title)}{end}"
+        columns = [(name, group.only(ablation.mechanisms)) for name, group in ablation.columns]
+        written += draw_columns(columns, stem, title=ablation.title, formats=formats, theme=theme)
     return written
 
 
 def draw_convergence(
     columns: Sequence[tuple[str, Group]], stem: Path, *, formats: Sequence[str] = FORMATS, theme: Theme = "light"
 ) -> list[Path]:
-    """Kaplan-Meier curves side by side."""
+    """Draw Kaplan-Meier curves side by side."""
     from matplotlib.figure import Figure
 
     with drawing(theme):
@@ -79,7 +78,7 @@ def _measured(group: Group) -> bool:
 
 
 def _never(group: Group) -> list[str]:
-    """Mechanisms that no seed learned with, in words: their lines lie on one another."""
+    """The mechanisms with which no seed converged, as text: their lines lie on one another."""
     names = [arm.mechanism for arm in group.comparison.arms if len(arm.times) and not arm.reached]
     return textwrap.wrap(f"never: {', '.join(names)}", 42) if len(names) > 1 else []
 

@@ -1,4 +1,4 @@
-"""Tasks by mechanisms: the speed-up over full attention with its interval."""
+"""The heat map of tasks by mechanisms: the speed-up over full attention with its interval."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from semfocus.report.text import interval_text, ratio_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SLOWER, FASTER = "#a6611a", "#0d8577"  # brown and teal: apart to every kind of colour vision
+SLOWER, FASTER = "#a6611a", "#0d8577"  # brown and teal differ to every kind of colour vision
 FULL_INK = 3.0  # doublings at which the colour is strongest: 8x
 Colour = tuple[float, float, float]
 
 
 def speed_cells(groups: Sequence[Group]) -> tuple[list[str], list[list[Arm | None]]]:
-    """The mechanisms that are compared with full attention anywhere, and each group's arm for each."""
+    """The mechanisms that any group compares with full attention, and for each group its arm of each of them."""
     mechanisms = [name for name in base_first(m for group in groups for m in group.mechanisms) if name != BASE]
     rows = []
     for group in groups:
@@ -33,12 +33,12 @@ def speed_cells(groups: Sequence[Group]) -> tuple[list[str], list[list[Arm | Non
 
 
 def strength(value: float | None) -> float:
-    """Where a speed-up stands between slowest (-1) and fastest (1) ink; 0 is as fast as full attention."""
+    """A speed-up on the colour scale: -1 the slowest, 0 as fast as full attention, 1 the fastest."""
     return 0.0 if value is None or value <= 0 else max(-1.0, min(math.log2(value) / FULL_INK, 1.0))
 
 
 def cell_texts(arm: Arm) -> tuple[str, str]:
-    """What a cell says, large and small: `5.2x` and `4.1 to 6.6`; `never` and `0.7x or less`."""
+    """The large and the small text of a cell: `5.2x` and `4.1 to 6.6`; `never` and `0.7x or less`."""
     ratio = arm.speed_up.ratio if arm.speed_up is not None else None
     if ratio is None or ratio.value is None:
         return ("never", "nor does full") if len(arm.times) else ("", "")
@@ -50,7 +50,7 @@ def cell_texts(arm: Arm) -> tuple[str, str]:
 def draw_heatmap(
     groups: Sequence[Group], stem: Path, *, formats: Sequence[str] = FORMATS, theme: Theme = "light"
 ) -> list[Path]:
-    """Write the heat map; bold: beyond chance after Holm within the row."""
+    """Draw the heat map; bold: beyond chance after Holm within a task."""
     from matplotlib.figure import Figure
 
     mechanisms, rows = speed_cells(groups)
@@ -80,13 +80,13 @@ def draw_heatmap(
 def _cell(panel: Axes, column: int, row: int, arm: Arm | None, theme: Theme) -> None:
     from matplotlib.patches import Rectangle
 
-    paper = PALETTES[theme]
+    palette = PALETTES[theme]
     if arm is None or arm.speed_up is None:
         return
     amount = strength(arm.speed_up.ratio.value)
-    fill = _mix(paper.ground, FASTER if amount > 0 else SLOWER, 0.08 + 0.8 * abs(amount))
+    fill = _mix(palette.ground, FASTER if amount > 0 else SLOWER, 0.08 + 0.8 * abs(amount))
     panel.add_patch(Rectangle((column - 0.48, row - 0.46), 0.96, 0.92, facecolor=fill, edgecolor="none"))
-    ink = paper.ink if _light(fill) == (theme == "light") else PALETTES["dark" if theme == "light" else "light"].ink
+    ink = palette.ink if _light(fill) == (theme == "light") else PALETTES["dark" if theme == "light" else "light"].ink
     bold = arm.p is not None and arm.p <= ALPHA
     large, small = cell_texts(arm)
     panel.text(
@@ -108,7 +108,7 @@ def _mix(ground: str, colour: str, share: float) -> Colour:
 
 
 def _light(colour: Colour) -> bool:
-    """Whether dark ink reads better on it."""
+    """Whether dark text reads better than light text on this colour."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.22
 

@@ -35,10 +35,10 @@ FORMS = {
 }
 
 
-def share_where(found: Region, condition: str, reachable: bool = True) -> float:
-    """The share of the plane, or of the triangle that one model can reach, in which `w` or `x` is below 1."""
-    holds = getattr(found, condition) < 1
-    return (holds[found.reachable] if reachable else holds).double().mean().item()
+def share_where(plane: Region, condition: str, reachable: bool = True) -> float:
+    """The share of the plane, or of the triangle that one model can reach, in which W or X (`condition`) is below 1."""
+    holds = getattr(plane, condition) < 1
+    return (holds[plane.reachable] if reachable else holds).double().mean().item()
 
 
 def draw_regions(
@@ -50,7 +50,7 @@ def draw_regions(
     formats: Sequence[str] = FORMATS,
     theme: Theme = "light",
 ) -> list[Path]:
-    """Where W (figure 21, one panel) or X (figure 22, one a sink ratio) is below 1, for each dispersion."""
+    """Draw where W (figure 21, one panel) or X (figure 22, a panel for each sink ratio) is below 1, by dispersion."""
     from matplotlib.figure import Figure
 
     betas = (1.0,) if condition == "w" else tuple(sink_ratios)
@@ -78,7 +78,7 @@ def draw_regions(
 
 
 def _region_panel(panel: Axes, condition: str, beta: float, dispersions: Sequence[float], theme: Theme) -> None:
-    paper, nowhere = PALETTES[theme], []
+    palette, nowhere = PALETTES[theme], []
     across = np.linspace(0, 1, 241)
     up = np.concatenate([np.geomspace(1e-5, 0.02, 80), np.linspace(0.02, 1, 240)[1:]])  # lines bend near 0
     colours = {
@@ -91,12 +91,12 @@ def _region_panel(panel: Axes, condition: str, beta: float, dispersions: Sequenc
         if not (values < 1).any():
             nowhere.append(delta)
             continue
-        panel.contourf(across, up, values, levels=[-1e9, 1.0], colors=[_tint(colour, paper.ground)])
+        panel.contourf(across, up, values, levels=[-1e9, 1.0], colors=[_tint(colour, palette.ground)])
         panel.contour(across, up, values, levels=[1.0], colors=[colour], linewidths=1.7)
-    panel.fill_between([0, 1], [1, 0], [1, 1], color=paper.ground, alpha=0.62, linewidth=0, zorder=2.5)
-    panel.plot([0, 1], [1, 0], color=paper.quiet, linewidth=0.8, zorder=2.6)
+    panel.fill_between([0, 1], [1, 0], [1, 1], color=palette.ground, alpha=0.62, linewidth=0, zorder=2.5)
+    panel.plot([0, 1], [1, 0], color=palette.quiet, linewidth=0.8, zorder=2.6)
     if nowhere:
-        panel.set_title(f"nowhere for δ full ≤ {max(nowhere):g}", loc="right", fontsize=7.5, color=paper.quiet,
+        panel.set_title(f"nowhere for δ full ≤ {max(nowhere):g}", loc="right", fontsize=7.5, color=palette.quiet,
                         fontweight="normal")  # fmt: skip
     panel.set_xlim(0, 1)
     panel.set_ylim(0, 1)
@@ -113,7 +113,7 @@ def _tint(colour: tuple[float, ...], ground: str) -> tuple[float, ...]:
 def draw_softmax_looseness(
     rows: Sequence[SoftmaxRow], stem: Path, *, formats: Sequence[str] = FORMATS, theme: Theme = "light"
 ) -> list[Path]:
-    """What a search attains of each form of the softmax's stability; above 1 a form is refuted."""
+    """Draw the share of each bound on the softmax that a search attains; above 1 a bound is refuted."""
     from matplotlib.figure import Figure
 
     norms, deltas = (sorted({getattr(row, name) for row in rows}) for name in ("norm", "delta"))
@@ -137,10 +137,10 @@ def draw_softmax_looseness(
 
 def _softmax_panel(panel: Axes, rows: Sequence[SoftmaxRow], theme: Theme) -> None:
     for form in SOFTMAX_FORMS:
-        shape = FORMS[form]
+        style = FORMS[form]
         shares = [row.shares[form] for row in rows]
         panel.plot(
-            range(len(rows)), shares, marker=shape.marker, color=shape.on(theme), linestyle=shape.linestyle,
+            range(len(rows)), shares, marker=style.marker, color=style.on(theme), linestyle=style.linestyle,
             label=form, markersize=4.5, linewidth=1.3,
         )  # fmt: skip
     panel.set_ylim(min(0.03, *(share for row in rows for share in row.shares.values())), 2.2)
@@ -154,7 +154,7 @@ def _softmax_panel(panel: Axes, rows: Sequence[SoftmaxRow], theme: Theme) -> Non
 def draw_attention_looseness(
     rows: Sequence[AttentionRow], stem: Path, *, formats: Sequence[str] = FORMATS, theme: Theme = "light"
 ) -> list[Path]:
-    """The same for attention in its weights and its tokens."""
+    """Draw the share of each bound on attention, in its weights and in its tokens, that a search attains."""
     names = [f"{row.mechanism}, in {row.of.upper()}, |W| = {row.gamma:g}" for row in rows]
     points = {form: [row.shares[form] for row in rows] for form in ATTENTION_FORMS}
     title = "How much of each bound on attention a search attains (four tokens): 1 is tight, above 1 is refuted"
@@ -162,27 +162,27 @@ def draw_attention_looseness(
 
 
 def draw_model_looseness(
-    found: Mapping[str, Mapping[str, float]], stem: Path, *, formats: Sequence[str] = FORMATS, theme: Theme = "light"
+    shares: Mapping[str, Mapping[str, float]], stem: Path, *, formats: Sequence[str] = FORMATS, theme: Theme = "light"
 ) -> list[Path]:
-    """Gradients of trained models as shares of their certified constants; `found` by mechanism, then by group."""
-    names = list(next(iter(found.values())))
-    points = {mechanism: [shares.get(name, float("nan")) for name in names] for mechanism, shares in found.items()}
-    looks = {mechanism: mechanism_style(mechanism) for mechanism in found}
+    """Draw gradients of trained models as shares of their certified constants, by mechanism and group of parameters."""
+    names = list(next(iter(shares.values())))
+    points = {mechanism: [own.get(name, float("nan")) for name in names] for mechanism, own in shares.items()}
+    styles = {mechanism: mechanism_style(mechanism) for mechanism in shares}
     title = "Largest gradient of a trained model / certified constant, by group of parameters"
     shown = [name.removeprefix("blocks.") for name in names]
-    return _draw_dots(shown, points, looks, title, stem, formats, theme)
+    return _draw_dots(shown, points, styles, title, stem, formats, theme)
 
 
 def _draw_dots(
     names: Sequence[str],
     points: Mapping[str, Sequence[float]],
-    looks: Mapping[str, MechanismStyle],
+    styles: Mapping[str, MechanismStyle],
     title: str,
     stem: Path,
     formats: Sequence[str],
     theme: Theme,
 ) -> list[Path]:
-    """A line a name, a mark a series, on one logarithmic scale."""
+    """Draw a row for each name and a mark for each series, on one logarithmic scale."""
     from matplotlib.figure import Figure
 
     with drawing(theme):
@@ -192,8 +192,8 @@ def _draw_dots(
             panel.plot([min(values), max(values)], [i, i], color=PALETTES[theme].line, linewidth=2.4, zorder=1)
         for series, values in points.items():
             panel.plot(
-                values, range(len(names)), linestyle="none", marker=looks[series].marker,
-                color=looks[series].on(theme), label=series, markersize=6, zorder=3,
+                values, range(len(names)), linestyle="none", marker=styles[series].marker,
+                color=styles[series].on(theme), label=series, markersize=6, zorder=3,
             )  # fmt: skip
         panel.set_xscale("log")
         panel.set_xlim(right=2.2)
@@ -211,7 +211,7 @@ def _draw_dots(
 
 
 def _mark_refuted(span: Any, line: Any, theme: Theme) -> None:
-    """A line where a bound is tight, and a warning colour beyond it."""
+    """Draw a line where a bound is tight, and a warning colour beyond it."""
     span(1, 10, color=REFUTED[theme], alpha=0.1, linewidth=0, zorder=0)
     line(1, color=PALETTES[theme].quiet, linewidth=0.9, zorder=1)
 
@@ -224,12 +224,14 @@ def write_region_figures(directory: Path) -> list[Path]:
     ])  # fmt: skip
 
 
-def write_looseness_figures(found: Looseness, models: Mapping[str, Mapping[str, float]], directory: Path) -> list[Path]:
+def write_looseness_figures(
+    looseness: Looseness, models: Mapping[str, Mapping[str, float]], directory: Path
+) -> list[Path]:
     """The looseness of the bounds, and of the certificates of trained models where there are any, in both themes."""
 
     def draw(end: str, theme: Theme) -> list[Path]:
-        written = draw_softmax_looseness(found.softmax, directory / f"looseness-softmax{end}", theme=theme)
-        written += draw_attention_looseness(found.attention, directory / f"looseness-attention{end}", theme=theme)
+        written = draw_softmax_looseness(looseness.softmax, directory / f"looseness-softmax{end}", theme=theme)
+        written += draw_attention_looseness(looseness.attention, directory / f"looseness-attention{end}", theme=theme)
         if models:
             written += draw_model_looseness(models, directory / f"looseness-models{end}", theme=theme)
         return written

@@ -1,6 +1,6 @@
-"""Panels over all tasks: what was measured on the runs of each, against how much sooner it learned.
+"""Panels across tasks: what was measured on the runs of each task, against how soon it learns.
 
-One point a task, for the top-k that most tasks have; two tasks make a picture.
+One point a task, for the top-k mechanism that most tasks have. A picture needs at least two tasks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _dispersion(records: Sequence[Record], measurements: Measurements) -> list[J
         known, correlation = drawn_points(points, when), dispersion_against_speed(points, when)
         if len(known) < 2:
             continue
-        words = (
+        note = (
             f"One point a task: dispersion of the k heaviest keys of {mechanism} over that of all keys of full "
             f"attention, at the {when} of training (median over seeds, percentile {AT}), and the measured speed-up."
             + ("" if when == "start" else " At the end dispersion is an outcome of training, and predicts nothing.")
@@ -46,7 +46,7 @@ def _dispersion(records: Sequence[Record], measurements: Measurements) -> list[J
         )
         draw = partial(draw_dispersion_vs_speedup, known, correlation, when=when)
         title = f"Dispersion against speed-up, {when} of training"
-        panels.append(picture(title, words, draw, key=digest("speed", [when, mechanism, known, str(correlation)])))
+        panels.append(picture(title, note, draw, key=digest("speed", [when, mechanism, known, str(correlation)])))
     return panels
 
 
@@ -58,13 +58,13 @@ def _masks(records: Sequence[Record], measurements: Measurements) -> list[Json]:
     if not mechanism or len(drawn[mechanism][0]) < 2:
         return []
     points = tasks[mechanism]
-    words = (
+    note = (
         f"One point a task: the share of kept keys of {mechanism} that stay when noise is added to the inputs (mean "
         "over the sizes of noise, median over seeds), against the epochs it needs and against its speed-up over full "
         f"attention.{_left_out(points)}"
     )
     draw = partial(draw_masks_vs_speedup, points, mechanism=mechanism)
-    return [picture("Stability of masks against speed", words, draw, key=digest("masks", [mechanism, str(points)]))]
+    return [picture("Stability of masks against speed", note, draw, key=digest("masks", [mechanism, str(points)]))]
 
 
 def _focused(runs: Sequence[Record]) -> list[str]:

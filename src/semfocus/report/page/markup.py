@@ -1,4 +1,4 @@
-"""What every page of ours is made with: templates that escape, one style sheet, the policy that lets nothing else run.
+"""What every page is made with: templates that escape, one style sheet, and a content policy that forbids the rest.
 
 css = style_sheet(["full", "topk:5"])
 template("page.html.j2").render(css=Markup(css), policy=policy(script, css), ...)
@@ -34,17 +34,17 @@ _ACCENTS: dict[Theme, dict[str, str]] = {
 
 @cache
 def asset(name: str) -> str:
-    """The text of a file that comes with this package."""
+    """The text of a file of this package."""
     return resources.files("semfocus.report.page").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def template(name: str) -> Template:
-    """One of our templates; whatever is put into it is escaped."""
+    """A template of this package; every value put into it is escaped."""
     return _environment().get_template(name)
 
 
 def style_sheet(mechanisms: Sequence[str] = ()) -> str:
-    """The one style sheet, with a colour for each of these mechanisms."""
+    """The style sheet, with a colour for each of these mechanisms."""
     return _colours(mechanisms) + asset("page.css")
 
 
@@ -61,7 +61,7 @@ def _hash(text: str) -> str:
 
 
 def _colours(mechanisms: Sequence[str]) -> str:
-    """The two sets of variables: light, dark where the reader's system or the button asks for it; light on paper."""
+    """The variables of both themes: dark where the reader's system or the button asks for it, light in print."""
     light, dark = _variables("light", mechanisms), _variables("dark", mechanisms)
     classes = "".join(f".m{place}{{--c:var(--m{place})}}" for place in range(len(mechanisms)))
     return (
@@ -72,7 +72,9 @@ def _colours(mechanisms: Sequence[str]) -> str:
 
 
 def _variables(theme: Theme, mechanisms: Sequence[str]) -> str:
-    shown = {"light": ("block", "none"), "dark": ("none", "block")}[theme]  # of a picture that is drawn for each
+    shown = {"light": ("block", "none"), "dark": ("none", "block")}[
+        theme
+    ]  # which of the two versions of a picture is shown
     values = {**PALETTES[theme]._asdict(), **_ACCENTS[theme], "on-light": shown[0], "on-dark": shown[1]}
     values |= {f"m{place}": mechanism_style(name).on(theme) for place, name in enumerate(mechanisms)}
     return "".join(f"--{name}:{value};" for name, value in values.items())
@@ -88,5 +90,5 @@ def _environment() -> Environment:
 
 
 def shown(text: str) -> str:
-    """`text` with what UTF-8 cannot carry written out: a file's name may hold bytes that are no text."""
+    """`text` with escapes for what UTF-8 cannot encode: a file name may hold bytes that are no text."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,6 +1,6 @@
-"""The part of the page about what was measured on trained runs: how they attend, and the loss around them.
+"""The page's section on measurements of trained runs: how they attend, and the loss around them.
 
-    section = measured(found)
+    section = measured(results)
     section.groups             for each group of comparable runs its panels: figures and tables
     section.over               panels over all tasks
     section.faults             measurements that are not what their name says
@@ -40,7 +40,7 @@ from semfocus.report.page.measured_surfaces import WORDS, surfaces_panel
 from semfocus.report.page.measured_table import table_panels
 from semfocus.report.page.pictures import digest, picture
 
-MOST_BYTES = 3_200_000  # of pictures: eight tasks with everything measured
+MOST_BYTES = 3_200_000  # of all pictures; enough for eight tasks with everything measured
 NO_ROOM = "Left out, for the page would grow too large; a report of these runs alone has them."
 ALIKE = {
     "dispersion": ("split", "rows"),
@@ -48,7 +48,7 @@ ALIKE = {
     "sharpness": ("rows",),
     **{surface_name(directions): ("grid", "extent", "rows", "squares") for directions in DIRECTIONS},
 }
-WITHIN = ("k",)  # in what runs of one mechanism have to agree: each is looked at with a k of its own
+WITHIN = ("k",)  # in which runs of one mechanism have to agree; mechanisms are measured with their own k
 FINEST = 1001  # points along a side of a surface that a page draws
 Json = dict[str, Any]
 M = TypeVar("M", bound=Measurement)
@@ -57,7 +57,7 @@ Runs = dict[str, dict[int, M]]  # by mechanism and seed
 
 @dataclass(frozen=True)
 class Section:
-    """What the page says of measurements."""
+    """The panels of the page's section on measurements."""
 
     groups: list[Json] = field(default_factory=list)
     over: list[Json] = field(default_factory=list)
@@ -67,16 +67,16 @@ class Section:
         return bool(self.groups or self.over)
 
 
-def measured(found: Results) -> Section:
+def measured(results: Results) -> Section:
     """The panels of everything that was measured; empty when nothing was."""
-    documents, faults = _drawable(found.measurements)
-    over = cross_task_panels(found.records, documents)
+    documents, faults = _drawable(results.measurements)
+    over = cross_task_panels(results.records, documents)
     groups, room = [], MOST_BYTES - _size(over)
-    for place, group in enumerate(found.groups):
-        panels, wrong = _panels(found, group, documents, pictures=room > 0)
+    for place, group in enumerate(results.groups):
+        panels, wrong = _panels(results, group, documents, pictures=room > 0)
         faults += wrong
         if _size(panels) > room:
-            panels, room = _panels(found, group, documents, pictures=False)[0], 0
+            panels, room = _panels(results, group, documents, pictures=False)[0], 0
         if panels:
             room -= _size(panels)
             groups.append({"name": group.name, "anchor": f"measured-{place}", "panels": panels})
@@ -88,7 +88,7 @@ def _size(panels: Iterable[Json]) -> int:
 
 
 def _drawable(measurements: Measurements) -> tuple[Measurements, list[tuple[str, str]]]:
-    """What is not too fine to draw; and what is, with the reason."""
+    """The measurements that can be drawn, and a fault for each surface whose grid is too fine."""
     fine = [
         (run, name)
         for run, kept in measurements.items()
@@ -103,9 +103,9 @@ def _drawable(measurements: Measurements) -> tuple[Measurements, list[tuple[str,
 
 
 def _panels(
-    found: Results, group: Group, documents: Measurements, pictures: bool
+    results: Results, group: Group, documents: Measurements, pictures: bool
 ) -> tuple[list[Json], list[tuple[str, str]]]:
-    """`pictures`: whether there is room for them; tables are small."""
+    """The panels of one group; without `pictures` only tables, which are small."""
     kinds = {name: _alike(group, documents, name) for name in KINDS}
     tables = table_panels(group.task, *kinds["dispersion"])
     if not pictures:
@@ -119,7 +119,7 @@ def _panels(
     for directions in DIRECTIONS:
         runs, left_out = kinds[surface_name(directions)]
         if runs:
-            drawn, wrong = surfaces_panel(found.root, group, directions, runs, left_out)
+            drawn, wrong = surfaces_panel(results.root, group, directions, runs, left_out)
             panels += [drawn, _slopes(directions, runs, left_out)]
             faults += wrong
     panels.append(_with(kinds["sharpness"], _sharpness))
@@ -141,7 +141,7 @@ def _alike(group: Group, documents: Measurements, name: str) -> tuple[Runs[Any],
 
 
 def _of_one_way(known: Sequence[tuple[Record, M]], fields: Sequence[str]) -> list[tuple[Record, M]]:
-    """Those that agree with most in these fields."""
+    """The measurements whose values of these fields are the most common ones."""
     ways = [{field: getattr(one, field) for field in fields if hasattr(one, field)} for _, one in known]
     usual = commonest(ways)
     return [one for one, way in zip(known, ways, strict=True) if way == usual]
@@ -165,17 +165,17 @@ def _training(runs: Runs[Dispersion], left_out: int) -> Json | None:
     if not any(len(line["checkpoints"]) > 1 for line in lines):
         return None
     split = next(iter(next(iter(runs.values())).values())).split
-    words = (
+    text = (
         f"By epoch, 0 being the initialisation: largest minus smallest score of a query ({split} rows), over all keys "
         f"and over the k heaviest, at percentile {AT}; and how far the next key lies below. "
         f"{seeds_note(runs, left_out)}"
     )
     draw = partial(draw_dispersion_along_training, lines, at=AT)
-    return picture("Dispersion over training", words, draw, key=digest("training", lines))
+    return picture("Dispersion over training", text, draw, key=digest("training", lines))
 
 
 def _median_checkpoints(documents: Iterable[Dispersion]) -> dict[str, Json]:
-    """A checkpoint an epoch, each number the median over the runs that have it."""
+    """One checkpoint for each epoch, each number the median over the runs that have it."""
     by_epoch: dict[float, list[Checkpoint]] = {}
     for document in documents:
         own = {checkpoint.epoch: checkpoint for checkpoint in document.checkpoints.values()}
@@ -205,12 +205,12 @@ def _masks(runs: Runs[MaskStability], left_out: int) -> Json | None:
             continue
         shares = {"noise": those[0].noise, "kept": kept, "by_separation": {"borders": borders, "kept": rows}}
         lines.append({"mechanism": name, "measured": shares})
-    words = (
+    text = (
         "The share of the k heaviest keys that stay when Gaussian noise is added to the input embeddings: by its size, "
         f"and by how far a query's next key lies below the kept ones. {seeds_note(runs, left_out)}"
     )
     draw = partial(draw_mask_stability, lines)
-    return picture("Stability of the masks", words, draw, key=digest("masks", lines)) if lines else None
+    return picture("Stability of the masks", text, draw, key=digest("masks", lines)) if lines else None
 
 
 def _columns(rows: Sequence[Sequence[float | None]]) -> list[float | None]:
@@ -219,22 +219,22 @@ def _columns(rows: Sequence[Sequence[float | None]]) -> list[float | None]:
 
 def _slopes(directions: str, runs: Runs[SurfaceMeta], left_out: int) -> Json:
     measured = {name: list(own.values()) for name, own in runs.items()}
-    words = (
+    text = (
         f"Differences between neighbouring points of the surface ({WORDS[directions]}) inside growing squares. Above "
         f"as the paper has them; below per true distance, which alone compares models of different norm. "
         f"{seeds_note(runs, left_out)} Bands: all seeds."
     )
     key = digest("slopes", [directions, _documents(runs)])
-    return picture("Slopes of the loss surface", words, partial(draw_slopes, measured), key=key)
+    return picture("Slopes of the loss surface", text, partial(draw_slopes, measured), key=key)
 
 
 def _sharpness(runs: Runs[Sharpness], left_out: int) -> Json:
     measured = {name: list(own.values()) for name, own in runs.items()}
-    words = (
+    text = (
         "Norm of the gradient of the mean training loss and the largest eigenvalue of its Hessian, at the kept "
         "checkpoints, a line a run; where a bound is certified, the share of it that the gradient attains."
     )
-    note = words + left_out_note(left_out)
+    note = text + left_out_note(left_out)
     return picture(
         "Sharpness along training",
         note,

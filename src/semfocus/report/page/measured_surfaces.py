@@ -1,4 +1,4 @@
-"""Stored loss surfaces of a group side by side, with one colour scale: full attention first, of one seed."""
+"""The stored loss surfaces of a group side by side: one seed, one colour scale, full attention first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Fault = tuple[str, str]
 def surfaces_panel(
     root: Path, group: Group, directions: str, runs: Mapping[str, Mapping[int, SurfaceMeta]], left_out: int
 ) -> tuple[dict[str, str] | None, list[Fault]]:
-    """The seed that most mechanisms have a surface of; None when none can be read, and why."""
+    """A picture for the seed of which most mechanisms have a surface, and faults; None when no surface can be read."""
     seeds = sorted({seed for own in runs.values() for seed in own})
     seed = max(seeds, key=lambda seed: sum(seed in own for own in runs.values()))  # of several the first
     ids = {record.mechanism: record.id for record in group.records if record.seed == seed}
@@ -46,7 +46,7 @@ def surfaces_panel(
     if not surfaces:
         return None, faults
     alike = next(iter(next(iter(runs.values())).values()))
-    words = (
+    note = (
         f"Training loss around the trained models (+), {WORDS[directions]}, as long as the parameters themselves at 1; "
         f"seed {seed}, {alike.grid} x {alike.grid} points over {alike.rows} rows, one colour scale "
         f"for all.{left_out_note(left_out)}"
@@ -54,7 +54,7 @@ def surfaces_panel(
     key = digest(
         "surface", {name: [directions, s.meta.extent] for name, s in surfaces.items()}, *map(_bytes, surfaces.values())
     )
-    return picture("Loss surface", words, partial(draw_surfaces, surfaces), key=key, kind="webp"), faults
+    return picture("Loss surface", note, partial(draw_surfaces, surfaces), key=key, kind="webp"), faults
 
 
 def _bytes(surface: Surface) -> bytes:

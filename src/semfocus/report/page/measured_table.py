@@ -1,7 +1,7 @@
-"""The paper's Table 6 for a group of runs: percentile by percentile its two ways, and the paper's own line beside them.
+"""The paper's Table 6 for a group of runs, by percentile: from two models, from one model, and the paper's numbers.
 
-Pairs of one seed are worked out each by itself; a table shows the medians over pairs, and in how many of them a
-condition is met or a bound says nothing.
+Each pair of one seed is computed by itself. A table shows medians over pairs, and in how many of them a condition is
+met or a bound is vacuous.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Runs = Mapping[str, Mapping[int, Dispersion]]
 
 
 def table_panels(task: str, runs: Runs, left_out: int) -> list[Json]:
-    """A table for each top-k mechanism that was measured at the end of its training; torch comes with it."""
+    """A table for each top-k mechanism that was measured at the end of its training. It imports torch."""
     focused = [name for name in runs if name.startswith("topk:")]
-    found = [(name, _table(task, name, runs)) for name in focused]
+    tables = [(name, _table(task, name, runs)) for name in focused]
     return [
         {"title": f"Table 6, {name}", "note": NOTE + left_out_note(left_out), "heads": HEADS, "rows": rows}
-        for name, rows in found
+        for name, rows in tables
         if rows
     ]
 
@@ -72,7 +72,7 @@ def _line(cells: Sequence[Json]) -> Json:
     vacuous = [cell for cell in cells if cell["vacuous"]]
     met = [cell for cell in cells if cell["w_holds"] and cell["x_holds"]]
     outside = [cell for cell in cells if cell["sinks_outside"]]
-    said = [_share(found, cells, words) for found, words in (
+    said = [_share(some, cells, text) for some, text in (
         (met, "W and X < 1"), (vacuous, "vacuous"), (outside, "in-degree < k"), (uneven, "uneven rows"),
     )]  # fmt: skip
     return {
@@ -82,14 +82,15 @@ def _line(cells: Sequence[Json]) -> Json:
     }
 
 
-def _share(found: Sequence[Any], cells: Sequence[Any], words: str) -> str:
-    if not found:
+def _share(some: Sequence[Any], cells: Sequence[Any], text: str) -> str:
+    """The remark, and for how many cells it holds if not for all."""
+    if not some:
         return ""
-    return words if len(found) == len(cells) else f"{words} in {len(found)} of {len(cells)}"
+    return text if len(some) == len(cells) else f"{text} in {len(some)} of {len(cells)}"
 
 
 def _number(cell: Json, name: str) -> float:
-    """Infinite where the cell says so."""
+    """The number of a cell; None stands for infinity."""
     return math.inf if cell[name] is None else cell[name]
 
 

@@ -1,9 +1,9 @@
-"""One HTML file that says it all: opens offline, loads nothing, runs nothing but its own script.
+"""The page of a store as one HTML file: it opens offline, loads nothing and runs only its own script.
 
     write_page(Path("runs"), Path("report.html"))
 
-Everything that comes from a run is escaped, and a content policy with the hashes of the one script and the one style
-sheet keeps anything else from running, should escaping ever fail. The same runs give the same bytes.
+Everything that comes from a run is escaped. Should escaping ever fail, a content policy with the hashes of the script
+and the style sheet keeps anything else from running. The same runs give the same bytes.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ from semfocus.report.page.measured import measured
 from semfocus.report.page.summary import LEVEL, summarise
 from semfocus.store import atomic
 
-REFRESH = 5  # seconds after which a page of unfinished runs looks for a newer one
+REFRESH = 5  # seconds after which a page of unfinished runs reloads
 _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def write_page(runs: Results | Path, out: Path, *, title: str | None = None, live: bool = False) -> Path:
-    """Write the page of these results, or of a store; `live`: it looks for a newer one while runs are unfinished."""
+    """Write the page of these results, or of a store. A `live` page reloads itself while runs are unfinished."""
     results = runs if isinstance(runs, Results) else Results.load(runs)
     refresh = REFRESH if live and "running" in results.states else None
     atomic.write_text(Path(out), render(results, title=title, refresh=refresh))
     return Path(out)
 
 
-def render(found: Results, *, title: str | None = None, refresh: int | None = None) -> str:
+def render(results: Results, *, title: str | None = None, refresh: int | None = None) -> str:
     """The page as text."""
     from markupsafe import Markup
 
-    mechanisms = found.mechanisms
+    mechanisms = results.mechanisms
     script = asset("chart.js") + asset("page.js").removeprefix('"use strict";\n')
     css = style_sheet(mechanisms)
-    groups = [sections.group(place, group, mechanisms) for place, group in enumerate(found.groups)]
-    measurements = measured(found)
-    verdicts = [sections.verdict(verdict) for verdict in found.verdicts]
+    groups = [sections.group(place, group, mechanisms) for place, group in enumerate(results.groups)]
+    measurements = measured(results)
+    verdicts = [sections.verdict(verdict) for verdict in results.verdicts]
     values: dict[str, Any] = {
-        "title": shown(title or sections.title(found)),
+        "title": shown(title or sections.title(results)),
         "policy": policy(script, css),
-        "css": Markup(css),  # our own files: no word of theirs comes from a run
+        "css": Markup(css),  # files of this package, with nothing from a run
         "script": Markup(script),
-        "data": Markup(embedded(sections.data(found, mechanisms))),
+        "data": Markup(embedded(sections.data(results, mechanisms))),
         "refresh": refresh,
         "level": LEVEL,
-        "summary": summarise(found.groups),
-        "states": found.states,
-        "heat": sections.heat(main_groups(found.groups), found.groups, mechanisms),
+        "summary": summarise(results.groups),
+        "states": results.states,
+        "heat": sections.heat(main_groups(results.groups), results.groups, mechanisms),
         "decided": [verdict for verdict in verdicts if verdict["decided"]],
         "undecided": [verdict for verdict in verdicts if not verdict["decided"]],
-        "tasks": sections.tasks(found.groups, groups, mechanisms),
+        "tasks": sections.tasks(results.groups, groups, mechanisms),
         "groups": groups,
         "metrics": METRICS,
-        "runs": sections.runs(found),
+        "runs": sections.runs(results),
         "measured": measurements,
-        "faults": [*((shown(fault.name), shown(fault.text)) for fault in found.faults), *measurements.faults],
-        "made": sections.made(found),
+        "faults": [*((shown(fault.name), shown(fault.text)) for fault in results.faults), *measurements.faults],
+        "made": sections.made(results),
     }
     return template("page.html.j2").render(values)
 
 
 def embedded(value: dict[str, Any]) -> str:
-    """JSON that can stand inside a script element: nothing in it ends the element or starts another."""
+    """JSON for a script element, with every character escaped that could end the element or start another."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.translate(_UNSAFE)

@@ -1,4 +1,4 @@
-"""The numbers that the page's charts draw, as plain JSON: thinned and rounded, so that a thousand runs stay small."""
+"""The numbers of the page's charts as plain JSON, thinned and rounded so that a thousand runs stay small."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semfocus.analysis.groups import Group
 from semfocus.report.figures.series import METRICS, Floats, columns_of, held, series
 from semfocus.report.figures.style import mechanism_style
 
-CURVE_NUMBERS = 400_000  # of medians and quartiles in a page, all told
+CURVE_NUMBERS = 400_000  # of medians and quartiles in the whole page
 SEED_NUMBERS = 250_000  # of single runs
 MOST_POINTS, FEWEST_POINTS = 240, 40
 MOST_SEED_POINTS, FEWEST_SEED_POINTS = 120, 16
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 def charts(groups: Sequence[Group], mechanisms: Sequence[str]) -> list[Json]:
-    """One entry a group: its epochs, and for each mechanism the curves, single seeds and share still waiting."""
+    """One entry for each group: epochs, and for each mechanism curves, single seeds and Kaplan-Meier shares."""
     arms = sum(len(group.comparison.arms) for group in groups)
     runs = sum(len(group.records) for group in groups)
     points = _within(CURVE_NUMBERS // max(1, 3 * len(METRICS) * arms), FEWEST_POINTS, MOST_POINTS)
@@ -30,7 +30,7 @@ def charts(groups: Sequence[Group], mechanisms: Sequence[str]) -> list[Json]:
 
 
 def shapes(mechanisms: Sequence[str]) -> list[Json]:
-    """Names and dashes; colours are the style sheet's."""
+    """Names and dashes of mechanisms; the style sheet has the colours."""
     return [{"name": name, "dash": list(mechanism_style(name).dash)} for name in mechanisms]
 
 
@@ -52,29 +52,29 @@ def _chart(group: Group, mechanisms: Sequence[str], points: int, few: int) -> Js
 def _arm(group: Group, arm: Arm, place: int, epochs: Floats, points: int, few: int) -> Json:
     runs = group.runs(arm.mechanism)
     grid = thinned(epochs, points)
-    found: Json = {"m": place, "median": arm.times.median, "curves": {}, "waiting": None, "seeds": []}
+    entry: Json = {"m": place, "median": arm.times.median, "curves": {}, "waiting": None, "seeds": []}
     for metric in METRICS:
         curve = series(runs, metric)
         if curve is None:
             continue
-        found |= {"runs": curve.runs, "inProgress": curve.in_progress}
+        entry |= {"runs": curve.runs, "inProgress": curve.in_progress}
         # A value is held until the next measurement; past the last epoch of runs in progress there is none.
         known = grid <= curve.epochs[-1] if curve.in_progress else np.ones(len(grid), dtype=bool)
         lines = [curve.middle] if curve.runs == 1 else [curve.middle, curve.low, curve.high]
-        found["curves"][metric] = [
+        entry["curves"][metric] = [
             _numbers(np.where(known, held(curve.epochs, line, grid), np.nan), metric) for line in lines
         ]
     if len(arm.times):
         steps = arm.times.curve()
-        found["waiting"] = [_plain(steps.epochs), [round(float(share), 4) for share in steps.waiting]]
+        entry["waiting"] = [_plain(steps.epochs), [round(float(share), 4) for share in steps.waiting]]
     for run in runs:
         if run.metrics:
-            found["seeds"].append({"seed": run.seed, "id": run.id, "values": _seed(run, thinned(epochs, few))})
-    return found
+            entry["seeds"].append({"seed": run.seed, "id": run.id, "values": _seed(run, thinned(epochs, few))})
+    return entry
 
 
 def _seed(run: Any, grid: Floats) -> Json:
-    """One run's own values, as far as it went."""
+    """The values of one run, up to its last epoch."""
     values = {}
     for metric in (metric for metric in METRICS if run.final(metric) is not None):
         own, line = columns_of(run, metric)
@@ -83,7 +83,7 @@ def _seed(run: Any, grid: Floats) -> Json:
 
 
 def thinned(epochs: Floats, points: int) -> Floats:
-    """At most so many of these epochs: half evenly, half ever denser towards the start, where some learn at once."""
+    """At most `points` of these epochs: half evenly spaced, half denser towards the start, where some learn at once."""
     count = len(epochs)
     if count <= points:
         return epochs
@@ -93,7 +93,7 @@ def thinned(epochs: Floats, points: int) -> Floats:
 
 
 def _numbers(values: Floats, metric: str) -> list[float | None]:
-    """Rounded to what can be seen, None for what is not finite."""
+    """Values rounded to what can be seen; None where not finite."""
     loss = metric.endswith("loss")
     rounded: list[float] = [float(f"{v:.4g}") for v in values.tolist()] if loss else np.round(values, 4).tolist()
     return [value if math.isfinite(value) else None for value in rounded]

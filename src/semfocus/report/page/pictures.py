@@ -1,9 +1,9 @@
-"""Figures as part of a page: drawn once for light and once for dark, inside image elements, where nothing runs.
+"""Figures inside a page: drawn for light and for dark, in image elements, where no script runs.
 
     picture("Loss surface", "Seed 3.", partial(draw_surfaces, surfaces), key=digest(...))
 
-A page that is written again while runs train need not draw again what has not changed: `key` stands for all that goes
-into a figure, and the newest figures are kept.
+A page that is written again while runs train does not draw a figure again whose `key` is the same: the newest figures
+are cached, and a key is a digest of everything that a figure shows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FONT = "font-family:'DejaVu Sans';"
 
 
 class Drawn(NamedTuple):
-    """A figure as addresses that hold it whole."""
+    """A figure as two data URLs."""
 
     light: str
     dark: str
@@ -40,9 +40,9 @@ _drawn: dict[str, Drawn] = {}
 def picture(
     title: str, note: str, draw: Draw, *, key: str = "", kind: str = "svg", beside: Path | None = None
 ) -> dict[str, Any]:
-    """Values for the template; `kind` "webp" for what lines cannot draw. No key: drawn anew.
+    """A figure as values for the template. `kind` is "webp" for images that are not made of lines.
 
-    `beside`: also write the figure there, light, in all formats.
+    Without a key the figure is not cached. `beside`: also write it there, light, in all formats.
     """
     if beside is not None:
         draw(beside)
@@ -56,11 +56,11 @@ def picture(
 
 
 def digest(name: str, document: Any, *arrays: bytes) -> str:
-    """A key for a figure: its name, and everything plain and not plain that goes into it."""
-    found = hashlib.sha256(json.dumps([name, document], sort_keys=True, allow_nan=False).encode())
+    """A cache key: a hash of the figure's name, its plain values and its arrays."""
+    state = hashlib.sha256(json.dumps([name, document], sort_keys=True, allow_nan=False).encode())
     for array in arrays:
-        found.update(array)
-    return found.hexdigest()
+        state.update(array)
+    return state.hexdigest()
 
 
 def _both(draw: Draw, kind: str) -> Drawn:
@@ -78,7 +78,7 @@ def _data(drawn: Path) -> str:
 
 
 def _width(drawn: Path) -> int | None:
-    """As wide as it was meant to be, where the file does not say so itself: a browser would count its pixels."""
+    """The width in CSS pixels of a bitmap; None for SVG, which has its own size."""
     if drawn.suffix == ".svg":
         return None
     from PIL import Image
@@ -88,23 +88,22 @@ def _width(drawn: Path) -> int | None:
 
 
 def _compact(svg: str) -> str:
-    """The same picture in half of the characters: without what is for other programs alone, with styles said once, and
-    with coordinates to a hundredth of a point."""
+    """The same SVG at half the size: no metadata and ids, shared styles once, coordinates to 0.01 points."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[\w.]+_\d+"', "<g", svg)  # nothing refers to these names
     svg = re.sub(r">\s+<", "><", svg).replace("<g/>", "")
     svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
     svg = svg.replace("</style>", f"text{{{_FONT}}}</style>", 1)
-    svg = re.sub(r'style="[^"]*"', lambda found: re.sub(r"([:;]) ", r"\1", found[0]).replace(_FONT, ""), svg)
-    svg = re.sub(r"<g([^>]*)>((?:<use [^>]*/>)+)</g>", _said_once, svg)
-    return re.sub(r' (?:d|x|y)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]).replace("\n", ""), svg)
+    svg = re.sub(r'style="[^"]*"', lambda match: re.sub(r"([:;]) ", r"\1", match[0]).replace(_FONT, ""), svg)
+    svg = re.sub(r"<g([^>]*)>((?:<use [^>]*/>)+)</g>", _share_style, svg)
+    return re.sub(r' (?:d|x|y)="[^"]*"', lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]).replace("\n", ""), svg)
 
 
-def _said_once(found: re.Match[str]) -> str:
-    """The marks of a line, with their style, if they have one in common, given to their group."""
-    about, marks = found.groups()
+def _share_style(match: re.Match[str]) -> str:
+    """A group of marks with their style moved to the group, if all marks have the same."""
+    about, marks = match.groups()
     styles = re.findall(r' style="[^"]*"', marks)
     if "style=" in about or len(set(styles)) != 1 or len(styles) != marks.count("<use "):
-        return found[0]
+        return match[0]
     return f"<g{about}{styles[0]}>{marks.replace(styles[0], '')}</g>"

@@ -1,4 +1,4 @@
-"""How it was made: versions, commit, devices and seeds of the runs, and the commands that make them again."""
+"""How runs were made: versions, commit, devices and seeds, and the commands that train them again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from semfocus.config import RunConfig
 from semfocus.errors import SemfocusError
 from semfocus.store import RunDirectory
 
-# What a run's status says about the machine and the software it was trained with.
+# Fields of a run's status about the machine and the software, with their titles.
 FACTS = {
     "semfocus": "semfocus",
     "commit": "commit",
@@ -27,17 +27,17 @@ FACTS = {
     "threads": "CPU threads",
     "compiled": "compiled",
 }
-_MOST_SEEDS = 256  # that a command is looked for
+_MOST_SEEDS = 256  # up to which a command is sought
 
 
 def facts_of(runs: Iterable[RunDirectory]) -> dict[str, list[tuple[str, int]]]:
-    """Each fact with its values and how many runs have each, the most frequent first."""
+    """Each of FACTS with its values and their numbers of runs, the most frequent first."""
     counts: dict[str, Counter[str]] = {}
     for run in runs:
         try:
             status = run.status() or {}
         except SemfocusError:
-            continue  # a damaged status is a fault of the run, and listed as such
+            continue  # a damaged status is among the faults of the results
         for name, title in FACTS.items():
             if isinstance(status.get(name), (str, int, float)):
                 counts.setdefault(title, Counter())[str(status[name])] += 1
@@ -45,22 +45,22 @@ def facts_of(runs: Iterable[RunDirectory]) -> dict[str, list[tuple[str, int]]]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree that this runs from, marked when files differ from it; None when installed."""
+    """The commit of the source tree, marked when files differ from it; None for an installed package."""
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return None
     try:
-        found = _git(root, "rev-parse", "--short=12", "HEAD").strip()
+        head = _git(root, "rev-parse", "--short=12", "HEAD").strip()
         changed = _git(root, "status", "--porcelain", "--untracked-files=no").strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return f"{found}, with changes" if changed else found
+    return f"{head}, with changes" if changed else head
 
 
 def command(group: Group) -> str | None:
-    """One command that trains these very runs again; None where no single one does."""
-    found = [text for text in (_command(group, base) for base in ("quick", "clean", "paper")) if text is not None]
-    return min(found, key=len, default=None)
+    """The shortest command that trains exactly these runs again; None where no single command does."""
+    commands = [text for text in (_command(group, base) for base in ("quick", "clean", "paper")) if text is not None]
+    return min(commands, key=len, default=None)
 
 
 def _command(group: Group, base: str) -> str | None:
@@ -91,7 +91,7 @@ def _command(group: Group, base: str) -> str | None:
 
 
 def _changes(start: RunConfig, wanted: RunConfig) -> Iterator[tuple[str, Any]]:
-    """(dotted field, value wanted) wherever a recipe gives something else."""
+    """(dotted field, wanted value) of the fields that a recipe sets otherwise."""
     before, after = start.model_dump(mode="json"), wanted.model_dump(mode="json")
     for part in ("task", "attention", "model", "training"):
         for field, value in after[part].items():
@@ -102,7 +102,7 @@ def _changes(start: RunConfig, wanted: RunConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _seed_count(seeds: set[int]) -> int | None:
-    """How many of the recipes' seeds these are; None when they are others."""
+    """The number of seeds, if they are the first of the recipes' seeds; else None."""
     count = len(seeds)
     return count if count <= _MOST_SEEDS and seeds == set(recipes.seeds(count)) else None
 
@@ -112,7 +112,7 @@ def _plain(value: Any) -> str:
 
 
 def config_for_training(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a run's config.json `semfocus train` takes."""
+    """The fields of a run's config.json that `semfocus train` takes."""
     return {name: config[name] for name in RunConfig.model_fields if name in config}
 
 

@@ -1,4 +1,4 @@
-"""The page's tables, row by row: texts to show, numbers to sort by, and places of dots for the strips beside them."""
+"""Rows of the page's tables: text to show, numbers to sort by, and dots for the strips beside them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from semfocus.analysis.records import Record
 from semfocus.report.text import duration, epochs_text, interval_text, ratio_text
 
 STRIP_HEIGHT = 30
-NEVER_AT = 93.0  # per cent of a strip's width: where runs stand that never got there
-REACH = 82.0  # per cent that the epochs take
+NEVER_AT = 93.0  # per cent of a strip's width: the place of runs that never converged
+REACH = 82.0  # per cent of the width for all epochs
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and what is sorted by and exported."""
+    """The text of a cell, and the value to sort by and to export."""
 
     text: str
     value: float | str | None = None
@@ -37,7 +37,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Row:
-    """One mechanism."""
+    """The row of one mechanism."""
 
     mechanism: str
     cells: list[Cell]
@@ -59,10 +59,10 @@ ACCURACY = ("held out, final", "quartiles", "against full", "95 % interval", "he
 
 
 def convergence(group: Group) -> list[Row]:
-    """Epochs to the threshold: each seed a dot, in the same lane for every mechanism."""
+    """Epochs to the threshold. Each seed is a dot, at the same height for every mechanism."""
     horizon = group.comparison.horizon
     lanes = _lanes(group)
-    found = []
+    table = []
     for arm in group.comparison.arms:
         median, spread = epochs_text(arm)
         speed = arm.speed_up
@@ -90,15 +90,15 @@ def convergence(group: Group) -> list[Row]:
             )
         ]
         middle = None if arm.times.median is None else REACH * arm.times.median / horizon
-        found.append(Row(arm.mechanism, cells, dots, middle))
-    return found
+        table.append(Row(arm.mechanism, cells, dots, middle))
+    return table
 
 
 def accuracy(group: Group) -> list[Row]:
-    """Held-out accuracy at the last epoch: each seed a dot, from 0 to 100 %."""
+    """Held-out accuracy at the last epoch. Each seed is a dot, from 0 to 100 %."""
     lanes = _lanes(group)
     base = next((arm for arm in group.comparison.arms if arm.mechanism == BASE), None)
-    found = []
+    table = []
     for arm in group.comparison.arms:
         final, quartiles = arm.final_heldout, arm.final_heldout.quartiles
         dots = [
@@ -113,12 +113,12 @@ def accuracy(group: Group) -> list[Row]:
             _share(arm.final_train),
         ]
         middle = None if final.median is None else 100 * final.median
-        found.append(Row(arm.mechanism, cells, dots, middle))
-    return found
+        table.append(Row(arm.mechanism, cells, dots, middle))
+    return table
 
 
 def baseline_marks(baselines: Mapping[str, float]) -> list[tuple[float, str]]:
-    """(per cent, names) of the accuracies that need no learning; equal ones together."""
+    """(per cent, names) of the accuracies that need no learning; equal ones share an entry."""
     levels: dict[float, list[str]] = {}
     for kind, level in baselines.items():
         levels.setdefault(round(100 * level, 1), []).append(kind)
@@ -134,7 +134,7 @@ def ticks(top: float, wanted: int = 5) -> list[float]:
 
 
 def run_cells(record: Record) -> list[Cell]:
-    """A run's line in the list of runs, after its id, group, mechanism, seed and state."""
+    """The cells of a run in the list of runs, after its id, group, mechanism, seed and state."""
     epoch, there = record.final("epoch") or 0, record.converged_at
     train, heldout = record.final("train_accuracy"), record.final("heldout_accuracy")
     return [
@@ -147,7 +147,7 @@ def run_cells(record: Record) -> list[Cell]:
 
 
 def _lanes(group: Group) -> dict[int, float]:
-    """A height for each seed."""
+    """The height of each seed's dots, in pixels."""
     seeds = sorted({record.seed for record in group.records})
     room = STRIP_HEIGHT - 10
     return {seed: round(5 + room * (place + 0.5) / len(seeds), 1) for place, seed in enumerate(seeds)}
@@ -157,13 +157,15 @@ def _difference(base: Arm | None, arm: Arm) -> Sequence[Cell]:
     """The paired difference to full attention in points, and its interval."""
     if base is None or arm is base:
         return Cell(""), Cell("")
-    found = accuracy_difference(base.final_heldout, arm.final_heldout)
-    if found.mean is None:
+    difference = accuracy_difference(base.final_heldout, arm.final_heldout)
+    if difference.mean is None:
         return Cell(""), Cell("")
-    mean = Cell(f"{100 * found.mean:+.1f} points", found.mean)
-    if found.interval is None:
+    mean = Cell(f"{100 * difference.mean:+.1f} points", difference.mean)
+    if difference.interval is None:
         return mean, Cell("")
-    return mean, Cell(f"{100 * found.interval.low:+.1f} to {100 * found.interval.high:+.1f}", found.interval.low)
+    return mean, Cell(
+        f"{100 * difference.interval.low:+.1f} to {100 * difference.interval.high:+.1f}", difference.interval.low
+    )
 
 
 def _share(accuracies: Accuracies) -> Cell:

@@ -1,4 +1,4 @@
-"""What each section of the page says, as plain values for the template."""
+"""Plain values for the page's template, section by section."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from semfocus.analysis.verdicts import Verdict
 
 Json = dict[str, Any]
-# What a group is described by, in this order; everything else is a click away.
+# The settings in a group's heading, in this order; the page has all others in its configuration.
 TELLING = (
     "task.options.length", "task.train_rows", "model.blocks", "model.heads", "model.d_model", "model.activation",
     "training.optimizer", "training.lr", "training.decay", "training.batch_size", "training.epochs",
@@ -41,15 +41,15 @@ MARKS = {
 }
 
 
-def title(found: Results) -> str:
-    tasks = list(dict.fromkeys(group.task for group in found.groups))
+def title(results: Results) -> str:
+    tasks = list(dict.fromkeys(group.task for group in results.groups))
     many = ", ".join(tasks[:4]) + (f" and {len(tasks) - 4} more" if len(tasks) > 4 else "")
-    return f"{many or 'no runs'}: {len(found.records)} runs"
+    return f"{many or 'no runs'}: {len(results.records)} runs"
 
 
-def data(found: Results, mechanisms: list[str]) -> Json:
-    drawn = charts(found.groups, mechanisms)
-    for chart, group in zip(drawn, found.groups, strict=True):
+def data(results: Results, mechanisms: list[str]) -> Json:
+    drawn = charts(results.groups, mechanisms)
+    for chart, group in zip(drawn, results.groups, strict=True):
         chart["config"] = config_for_training(group.records[0].config)
     return {
         "threshold": THRESHOLD,
@@ -58,13 +58,13 @@ def data(found: Results, mechanisms: list[str]) -> Json:
         "groups": drawn,
         "runs": {
             record.id: {
-                "seed": str(record.seed),  # a browser would round one beyond 2^53
+                "seed": str(record.seed),  # JavaScript rounds numbers beyond 2^53
                 "mechanism": record.mechanism,
                 "state": record.state,
                 "label": str(record.config.get("label", "")),
                 "task": {name: record.config["task"].get(name) for name in ("name", "options")},
             }
-            for group in found.groups
+            for group in results.groups
             for record in group.records
         },
     }
@@ -72,8 +72,8 @@ def data(found: Results, mechanisms: list[str]) -> Json:
 
 def group(place: int, group: Group, mechanisms: list[str]) -> Json:
     comparison = group.comparison
-    found = [rows.convergence(group), rows.accuracy(group)]
-    learned, right = ([_shown_row(row, mechanisms) for row in table] for table in found)
+    tables = [rows.convergence(group), rows.accuracy(group)]
+    learned, right = ([_shown_row(row, mechanisms) for row in table] for table in tables)
     horizon = comparison.horizon
     return {
         "anchor": f"group-{place}",
@@ -124,14 +124,14 @@ def _mechanism(name: str, place: int) -> Json:
 
 
 def tasks(groups: list[Group], described: list[Json], mechanisms: list[str]) -> list[Json]:
-    """Each task with its groups; where there are several, with a heat map of them."""
-    found = []
+    """Each task with its groups, and a heat map of them where there are several."""
+    entries = []
     for task in dict.fromkeys(group.task for group in groups):
         own = [group for group in groups if group.task == task]
         sections = [described[groups.index(group)] for group in own]
         cells = heat(own, groups, mechanisms) if len(own) > 1 else None
-        found.append({"name": task, "anchor": f"task-{len(found)}", "groups": sections, "heat": cells})
-    return found
+        entries.append({"name": task, "anchor": f"task-{len(entries)}", "groups": sections, "heat": cells})
+    return entries
 
 
 def heat(shown_groups: list[Group], groups: list[Group], mechanisms: list[str]) -> Json:
@@ -179,26 +179,26 @@ def _end(value: float) -> str:
     return ("∞" if value > 0 else "-∞") if isinf(value) else f"{value:.3g}"
 
 
-def runs(found: Results) -> list[Json]:
+def runs(results: Results) -> list[Json]:
     return [
         {
             "id": record.id, "group": place, "name": group.name, "mechanism": record.mechanism, "seed": record.seed,
             "state": record.state, "cells": rows.run_cells(record), "label": str(record.config.get("label", "")),
         }
-        for place, group in enumerate(found.groups)
+        for place, group in enumerate(results.groups)
         for record in group.records
     ]  # fmt: skip
 
 
-def made(found: Results) -> Json:
+def made(results: Results) -> Json:
     from semfocus import __version__
 
-    seeds = sorted({record.seed for record in found.records})
+    seeds = sorted({record.seed for record in results.records})
     here = commit()
     lines = [
         ("this page", f"semfocus {__version__}" + (f", commit {here}" if here else "")),
-        ("runs as of", f"{found.as_of:%Y-%m-%d %H:%M:%S} UTC" if found.as_of else "no runs"),
+        ("runs as of", f"{results.as_of:%Y-%m-%d %H:%M:%S} UTC" if results.as_of else "no runs"),
         ("seeds", ", ".join(map(str, seeds)) or "none"),
     ]
-    again = shlex.join(["semfocus", "report", shown(found.root.name) or ".", "--out", "report.html"])
-    return {"lines": lines, "facts": facts_of(found.runs), "page_command": again}
+    again = shlex.join(["semfocus", "report", shown(results.root.name) or ".", "--out", "report.html"])
+    return {"lines": lines, "facts": facts_of(results.runs), "page_command": again}

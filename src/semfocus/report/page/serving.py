@@ -1,4 +1,4 @@
-"""A page that keeps up with its runs: written again when they change, or served to this machine alone."""
+"""A page that follows its runs: written again when they change, or served on the loopback interface."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from semfocus.analysis.results import Results, fingerprint
 from semfocus.errors import StorageError, UsageError
 from semfocus.report.page.page import REFRESH, render, write_page
 
-EVERY = 2.0  # seconds between looks at the runs
+EVERY = 2.0  # seconds between checks of the runs
 LOOPBACK = "127.0.0.1"
 
 
@@ -38,7 +38,7 @@ def watch(
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves one page at `/` on the loopback interface; it is made anew when the runs have changed."""
+    """Serves one page at `/` on the loopback interface; the page is rendered again when the runs have changed."""
 
     daemon_threads = True
 
@@ -58,17 +58,17 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def names(self) -> set[str]:
-        """What a browser on this machine calls it; another name in a request is another site's doing."""
+        """The host names of requests from this machine; any other host is an attack by another site."""
         return {f"{host}:{self.server_port}" for host in (LOOPBACK, "localhost")}
 
     def page(self) -> bytes:
-        """The page as the runs are now."""
+        """The page of the runs as they are now."""
         with self._lock:
             now = fingerprint(self.store_root)
             if now != self._seen or not self._page:
-                found = Results.load(self.store_root)
-                refresh = REFRESH if "running" in found.states else None
-                self._page, self._seen = render(found, title=self.title, refresh=refresh).encode(), now
+                results = Results.load(self.store_root)
+                refresh = REFRESH if "running" in results.states else None
+                self._page, self._seen = render(results, title=self.title, refresh=refresh).encode(), now
             return self._page
 
 
@@ -106,4 +106,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a reload every few seconds would fill the terminal."""
+        """Log nothing: a reload every few seconds would fill the terminal."""

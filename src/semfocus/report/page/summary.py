@@ -1,4 +1,4 @@
-"""What was asked and what was found, in words: no claim beyond what the tests support."""
+"""The page's summary as text: the question and the findings, with no claim beyond what the tests support."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _SHOWN = 8  # names in a sentence
 
 @dataclass(frozen=True)
 class Summary:
-    """The first screen's words."""
+    """The text at the top of the page."""
 
     headline: str
     asked: str
-    found: list[str]
+    findings: list[str]
 
 
 def summarise(groups: Sequence[Group]) -> Summary:
-    """Sum up all groups; one group speaks for itself."""
+    """Summarise all groups; a single group has its own findings."""
     if not groups:
         return Summary("No runs yet", "Nothing was asked: the directory holds no run that can be read.", [])
-    found = summary_text(groups[0]) if len(groups) == 1 else _over_groups(groups)
-    return Summary(_headline(groups), _asked(groups), found)
+    findings = summary_text(groups[0]) if len(groups) == 1 else _over_groups(groups)
+    return Summary(_headline(groups), _asked(groups), findings)
 
 
 def summary_text(group: Group) -> list[str]:
-    """What the data of one group support, in words for people: mechanisms of which the same is said share a line."""
-    mechanisms: dict[str, list[str]] = {}  # by what is said of them
+    """The findings of one group as sentences; mechanisms with the same finding share one."""
+    mechanisms: dict[str, list[str]] = {}  # by the predicate of their finding
     for finding in group.comparison.findings():
         mechanisms.setdefault(finding.predicate(LEVEL, ratio_words), []).append(finding.mechanism)
     return [f"{_joined(names)}{predicate}" for predicate, names in mechanisms.items()]
@@ -54,7 +54,7 @@ def _asked(groups: Sequence[Group]) -> str:
 
 
 def _headline(groups: Sequence[Group]) -> str:
-    """The best-supported answer, in one line."""
+    """The best-supported answer in one line."""
     if not any(arm.times for group in groups for arm in group.comparison.arms):
         return "No run has ended yet"
     pairs = _pairs(groups)
@@ -72,7 +72,7 @@ def _headline(groups: Sequence[Group]) -> str:
 
 
 def _over_groups(groups: Sequence[Group]) -> list[str]:
-    """A line for each mechanism; those of which the same is to be said share one."""
+    """A sentence for each mechanism; mechanisms with the same finding share one."""
     said: dict[str, list[str]] = {}
     for name, arms in _pairs(groups).items():
         said.setdefault(_about([arm for _, arm in arms]), []).append(name)
@@ -99,14 +99,14 @@ def _about(arms: Sequence[Arm]) -> str:
 
 
 def _pairs(groups: Sequence[Group]) -> dict[str, list[tuple[Group, Arm]]]:
-    """By mechanism, the arms that stand beside full attention with a run that ended."""
-    found: dict[str, list[tuple[Group, Arm]]] = {}
+    """By mechanism, the arms that have an ended run paired with one of full attention."""
+    pairs: dict[str, list[tuple[Group, Arm]]] = {}
     for name in base_first(m for group in groups for m in group.mechanisms):
         arms = [(group, arm) for group in groups for arm in group.comparison.arms if arm.mechanism == name]
         arms = [(group, arm) for group, arm in arms if arm.speed_up is not None and arm.speed_up.pairs]
         if arms:
-            found[name] = arms
-    return found
+            pairs[name] = arms
+    return pairs
 
 
 def _doubt(group: Group) -> str:

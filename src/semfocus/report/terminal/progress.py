@@ -1,4 +1,4 @@
-"""What a person sees while runs train: a line for each mechanism, and the time left."""
+"""Progress of training runs on a terminal: a line for each mechanism, and the time left."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Progress(Protocol):
 
 @dataclass
 class Line:
-    """One mechanism."""
+    """The line of one mechanism."""
 
     mechanism: str
     runs: int
@@ -48,7 +48,7 @@ class Line:
 
 
 class ProgressTable:
-    """Shows progress: a table that is redrawn on a terminal, plain lines elsewhere. Use it as a context."""
+    """Shows progress as a table that is redrawn on a terminal, elsewhere as plain lines. A context manager."""
 
     def __init__(self, runs: dict[str, int]) -> None:
         self.lines = {name: Line(name, count) for name, count in runs.items()}
@@ -73,7 +73,7 @@ class ProgressTable:
             self.live.stop()
 
     def __call__(self, progress: Progress) -> None:
-        """Take note of a cohort's progress and show it."""
+        """Record the progress of a cohort and show it."""
         mechanism = progress.members[0].config.attention.mechanism if progress.members else self.active
         if mechanism is None or mechanism not in self.lines:
             return
@@ -99,7 +99,7 @@ class ProgressTable:
             self.left = self._time_left(progress.total_steps, per_member)
 
     def _time_left(self, steps: int, per_member: float) -> str:
-        """At most: runs that stop early are not foreseen. Mechanisms that train side by side share the work."""
+        """An upper bound: runs may stop early. Mechanisms that train side by side share the work."""
         waiting = sum(line.runs for line in self.lines.values() if line.state == "waiting")
         at_work = [to_go * cost for to_go, cost in self.cost.values() if to_go]
         shared = (sum(at_work) + waiting * steps * per_member) / max(1, len(at_work))

@@ -1,7 +1,7 @@
-"""What a person sees while a study runs: the board of `live`, with the time left for all of its cohorts.
+"""Progress of a study on a terminal: the table of `progress`, with the time left for all cohorts.
 
-Cohorts of one line may follow each other or train side by side, in several processes, and a step costs more in one than
-in another. So each run counts by the work it still has to do, in units in which steps of different shapes compare.
+Cohorts of one line may train one after the other or side by side in several processes, and the cost of a step differs
+between them. The time left is therefore computed from the work of each run: remaining steps times cost of a step.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ MOST_LINES = 16  # on a screen
 
 @dataclass(frozen=True)
 class Work:
-    """What one run has to do yet."""
+    """The remaining work of one run."""
 
-    line: str  # of the board, which runs of one shape share
+    line: str  # of the table; runs of one shape share a line
     steps: int
     cost: float  # of a step, in any unit
 
 
 class StudyProgressTable(ProgressTable):
-    """Shows a study's progress; `work` holds every run that has not ended, by its id."""
+    """Shows the progress of a study; `work` has every run that has not ended, by id."""
 
     def __init__(self, work: Mapping[str, Work], finished: int = 0) -> None:
         super().__init__(Counter(each.line for each in work.values()))
@@ -59,13 +59,13 @@ class StudyProgressTable(ProgressTable):
         made = progress.session_steps - cohort.steps
         cohort.work += made * sum(self.work[run_id].cost for run_id in members)
         cohort.steps, cohort.seconds = progress.session_steps, progress.seconds
-        for run_id in cohort.ids.difference(members):  # set aside since: at its end, or diverged
+        for run_id in cohort.ids.difference(members):  # no longer a member: it has ended or diverged
             self.to_go[run_id] = 0
         for run_id in members:
             self.to_go[run_id] = progress.total_steps - progress.step if progress.going_on else 0
 
     def _time_left(self, steps: int, per_member: float) -> str:
-        """At most: runs that stop early are not foreseen."""
+        """An upper bound: runs may stop early."""
         spent: dict[str, float] = defaultdict(float)
         made: dict[str, float] = defaultdict(float)
         for cohort in set(self.cohorts.values()):
@@ -89,7 +89,7 @@ class StudyProgressTable(ProgressTable):
         return [(ids[name], line) for name, line in self.lines.items()]
 
     def _shown(self) -> list[Line]:
-        """All lines, or of many those that move and those that come next."""
+        """All lines; of many the ones in training and the next ones waiting."""
         lines = list(self.lines.values())
         if len(lines) <= MOST_LINES:
             return lines
@@ -99,7 +99,7 @@ class StudyProgressTable(ProgressTable):
 
 @dataclass(eq=False)
 class _Cohort:
-    """Runs that train together: what they have done since this process began."""
+    """Runs that train together, and what they have done since this process began."""
 
     line: str
     ids: frozenset[str]
