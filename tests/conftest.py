@@ -57,7 +57,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     for module in config.getoption("--plugin"):
-        import_module(module)
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise pytest.UsageError(f"--plugin {module} cannot be imported: {error}") from error
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -56,12 +56,14 @@ class Registry(Generic[T]):
     @contextmanager
     def temporarily(self, entry: V, name: str | None = None) -> Iterator[V]:
         """Registered inside a `with` block, forgotten after it: for tests and notebooks."""
-        before = dict(self._entries)
+        before = set(self._entries)
+        self.register(entry, name)
+        added = set(self._entries) - before  # nothing where it was registered before, and stays so
         try:
-            yield self.register(entry, name)
+            yield entry
         finally:
-            self._entries.clear()
-            self._entries.update(before)
+            for key in added:
+                del self._entries[key]
 
     def get(self, name: str) -> T:
         """The entry called `name`."""

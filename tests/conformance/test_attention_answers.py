@@ -97,7 +97,12 @@ def test_narrow_types_err_at_most_twice_as_much_as_eager(case, dtype) -> None:
     inputs = [*case.tensors(63, 63, dtype=dtype, integers=True)[:2], *case.tensors(63, 63, dtype=dtype, seed=1)[2:]]
     ours = case.run(inputs)
     leaves = [tensor.clone().requires_grad_() for tensor in inputs[:3]]
-    by_hand = eager(*leaves, case.keep(inputs[0].double(), inputs[1].double()))
+    keep = case.keep(inputs[0].double(), inputs[1].double())
+    if not torch.equal(keep, case.keep(inputs[0].float(), inputs[1].float())):
+        pytest.skip(f"what {case.mechanism} keeps depends on the precision, also where scores are exact")
+    if not keep.any(dim=-1).all():
+        pytest.skip(f"a query of {case.mechanism} keeps no key, for which attention by hand gives NaN")
+    by_hand = eager(*leaves, keep)
     theirs = [by_hand.detach(), *torch.autograd.grad(by_hand, leaves, inputs[3])]
     assert {result.dtype for result in ours} == {dtype}
     exact = case.oracle([tensor.double() for tensor in inputs])
