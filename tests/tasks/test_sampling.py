@@ -310,8 +310,8 @@ def test_a_users_task_with_the_old_names_still_works_and_warns() -> None:
     assert task.sample(4, seed=0).tokens.shape == (4, 3)
     with pytest.warns(DeprecationWarning, match=r"Task\.width is now Task\.seq_len"):
         assert get_task("parity").width == 40
+    rows = [[i % 7, i // 7] for i in range(49)]
     with pytest.warns(DeprecationWarning, match="num_symbols of Task.from_arrays is now vocab_size"):
-        rows = [[i % 7, i // 7] for i in range(49)]
         assert Task.from_arrays(rows, [i % 2 for i in range(49)], num_symbols=9).vocab_size == 9
 
 
