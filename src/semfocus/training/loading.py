@@ -72,8 +72,8 @@ def load(
     semfocus.load("1f0c", epoch=20)              # one that `--keep 20` left; 0 is the initialisation
     semfocus.load("1f0c", checkpoint="last")     # the default; checkpoint="20" is epoch=20
     """
-    found = run if isinstance(run, RunDirectory) else RunStore(out).find(str(run))
-    fields = found.config()
+    directory = run if isinstance(run, RunDirectory) else RunStore(out).find(str(run))
+    fields = directory.config()
     objective = get_objective(fields.get("objective", "classification"))
     try:
         training = TrainingConfig.model_validate(fields["training"])
@@ -85,12 +85,12 @@ def load(
             predicts_positions=objective.predicts_positions,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptData(f"{found.path / 'config.json'} does not describe a model: {error}") from None
+        raise CorruptData(f"{directory.path / 'config.json'} does not describe a model: {error}") from None
     row = torch.empty(spec.layout.size, device="meta")
     expect = dict.fromkeys(("parameters", *MOMENTS[training.optimizer]), row)
-    saved = found.load_checkpoint(_step_meant(found, step, epoch, checkpoint), expect=expect)
+    saved = directory.load_checkpoint(_step_meant(directory, step, epoch, checkpoint), expect=expect)
     if saved is None:
-        raise UsageError(f"run {found.id} has no checkpoint yet; train it first")
+        raise UsageError(f"run {directory.id} has no checkpoint yet; train it first")
     return Encoder(spec, saved.tensors["parameters"]).eval()
 
 

@@ -112,11 +112,11 @@ class Trainer:
 
     def _resume(self) -> None:
         """Restore every member at the newest step that all have saved; without one, begin at the start."""
-        found = load_common([member.writer for member in self.members], expect=self.cohort.tensors(0))
+        checkpoints = load_common([member.writer for member in self.members], expect=self.cohort.tensors(0))
         for i, member in enumerate(self.members):
-            member.writer.rewind(found[i] if found else None)
-            if found:
-                self._restore(member, found[i])
+            member.writer.rewind(checkpoints[i] if checkpoints else None)
+            if checkpoints:
+                self._restore(member, checkpoints[i])
         self.first_step = self.cohort.step
 
     def _restore(self, member: Member, checkpoint: Checkpoint) -> None:
