@@ -109,7 +109,7 @@ def test_each_panel_of_figure_3_shows_its_own_runs_beside_the_default_one() -> N
     default = figure_3(changes=({},), seeds=1)
     every = ids(found.runs(seeds=1))
     experiment = found.experiment(seeds=1)
-    shown = {panel.title[0]: experiment.shown(panel) for panel in experiment.panels}
+    shown = {panel.title[0]: experiment.shown(place) for place, panel in enumerate(experiment.panels)}
     assert {name: len(runs) for name, runs in shown.items()} == {"a": 8, "b": 8, "c": 8, "d": 8, "e": 10}
     assert all(ids(default) <= ids(runs) <= every for runs in shown.values())
     assert set.union(*(ids(runs) for runs in shown.values())) == every

@@ -178,7 +178,7 @@ def test_a_table_has_every_measured_percentile(results: Results) -> None:
 
 def test_a_panel_shows_only_its_own_runs(results: Results) -> None:
     own = [record.id for record in results.records if record.mechanism != "topk:9"]
-    (figure,) = drawn(Panel("own", ("train_loss",)), results, shown=lambda panel: own)
+    (figure,) = drawn(Panel("own", ("train_loss",)), results, shown=lambda place: own)
     assert legend_of(figure) == ["full", "topk:5"]
 
 

@@ -10,9 +10,10 @@ from typing import Any, Literal
 from semfocus.analysis.accuracy import Accuracies
 from semfocus.analysis.multiple import ALPHA, holm, not_enough
 from semfocus.analysis.paired import paired_logrank
-from semfocus.analysis.records import THRESHOLD, Record
+from semfocus.analysis.records import Record
 from semfocus.analysis.speedup import Ratio, SpeedUp, speed_up
 from semfocus.analysis.survival import ConvergenceTimes
+from semfocus.training.objective import CLASSIFICATION, Learned
 
 BASE = "full"
 FindingKind = Literal[
@@ -33,16 +34,15 @@ class Finding:
     comparisons: int = 0
     decided: tuple[tuple[str, float], ...] = ()  # mechanism and p, of differences beyond chance
     doubt: str = ""  # why the seeds cannot decide
+    learned: Learned = CLASSIFICATION.learned
 
     @property
     def text(self) -> str:
         """The whole sentence."""
         return self.mechanism + self.predicate()
 
-    def predicate(
-        self, level: str = f"{THRESHOLD:.0%}", ratio_text: Callable[[Ratio], str] = attrgetter("text")
-    ) -> str:
-        """The sentence without its mechanism. `level`: the threshold as text; `ratio_text` writes a ratio."""
+    def predicate(self, space: str = "", ratio_text: Callable[[Ratio], str] = attrgetter("text")) -> str:
+        """The sentence without its mechanism. `space` stands before a percent sign; `ratio_text` writes a ratio."""
         share = f"{self.reached[0]} of {self.reached[1]} seeds"
         match self.kind:
             case "no_base":
@@ -52,7 +52,7 @@ class Finding:
             case "no_run":
                 return ": no finished run."
             case "never":
-                return f" never reached {level} training accuracy within {self.horizon:g} epochs ({share})."
+                return f" never reached {self.learned.text(space)} within {self.horizon:g} epochs ({share})."
             case "hint":
                 return f"A hint, not a proof: {self.doubt}."
             case "beyond_chance":
@@ -63,7 +63,8 @@ class Finding:
         if self.kind == "undefined" or self.ratio is None:
             return f" got there ({share}); the speed-up is undefined."
         base = f"{self.base_reached[0]} of {self.base_reached[1]} seeds"
-        return f" got to {level} ({share}) {ratio_text(self.ratio)} as fast as full attention ({base})."
+        level, ratio = self.learned.level(space), ratio_text(self.ratio)
+        return f" got to {level} ({share}) {ratio} as fast as full attention ({base})."
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Comparison:
     arms: tuple[Arm, ...]
     baselines: Mapping[str, float]
     unfinished: tuple[str, ...]  # ids of runs that are left out
+    learned: Learned = CLASSIFICATION.learned  # what the runs' objective calls learned
 
     def arm(self, mechanism: str) -> Arm:
         return next(arm for arm in self.arms if arm.mechanism == mechanism)
@@ -113,7 +115,7 @@ class Comparison:
             "task": self.task,
             "horizon": self.horizon,
             "seeds": self.seeds,
-            "threshold": THRESHOLD,
+            "threshold": self.learned.threshold,
             "baselines": dict(self.baselines),
             "unfinished": list(self.unfinished),
             "mechanisms": [_arm_dict(arm) for arm in self.arms],
@@ -144,7 +146,8 @@ def compare_records(task: str, records: Sequence[Record], baselines: Mapping[str
     ]
     seeds = len({record.seed for record in records})
     unfinished = tuple(record.id for record in records if not record.ended)
-    return Comparison(task, horizon, seeds, tuple(arms), baselines, unfinished)
+    learned = records[0].objective.learned if records else CLASSIFICATION.learned
+    return Comparison(task, horizon, seeds, tuple(arms), baselines, unfinished, learned)
 
 
 def _arm(
@@ -177,14 +180,14 @@ def _findings(comparison: Comparison) -> list[Finding]:
     if not others:
         return [Finding("base_alone")]
     base = comparison.arm(BASE)
-    findings = [_about(arm, base, comparison.horizon) for arm in others]
+    findings = [_about(arm, base, comparison) for arm in others]
     decided = tuple((arm.mechanism, arm.p) for arm in others if arm.p is not None and arm.p <= ALPHA)
     doubt = not_enough(len(base.times.seeds), len(others))
     kind: FindingKind = "hint" if doubt else "beyond_chance" if decided else "no_difference"
     return [*findings, Finding(kind, comparisons=len(others), decided=decided, doubt=doubt)]
 
 
-def _about(arm: Arm, base: Arm, horizon: float) -> Finding:
+def _about(arm: Arm, base: Arm, comparison: Comparison) -> Finding:
     seeds = {
         "reached": (arm.reached, len(arm.times.seeds)),
         "base_reached": (base.reached, len(base.times.seeds)),
@@ -197,7 +200,7 @@ def _about(arm: Arm, base: Arm, horizon: float) -> Finding:
         kind = "never"
     elif ratio is None or ratio.value is None:
         kind = "undefined"
-    return Finding(kind, arm.mechanism, **seeds, ratio=ratio, horizon=horizon)
+    return Finding(kind, arm.mechanism, **seeds, ratio=ratio, horizon=comparison.horizon, learned=comparison.learned)
 
 
 def _arm_dict(arm: Arm) -> dict[str, Any]:

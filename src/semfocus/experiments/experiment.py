@@ -62,9 +62,10 @@ class Experiment:
     def mechanisms(self) -> list[str]:
         return list(dict.fromkeys(config.attention.mechanism for config in self.configs))
 
-    def shown(self, panel: Panel) -> tuple[RunConfig, ...]:
-        """The runs that a panel shows."""
-        return self.configs if panel.configs is None else panel.configs
+    def shown(self, place: int) -> tuple[RunConfig, ...]:
+        """The runs that the panel at this place shows."""
+        configs = self.panels[place].configs
+        return self.configs if configs is None else configs
 
     def only(self, mechanisms: Sequence[str]) -> Experiment:
         """The same with these of its mechanisms alone."""
@@ -86,4 +87,9 @@ class Experiment:
 
 def distinct(configs: Iterable[RunConfig]) -> list[RunConfig]:
     """Each configuration once, in order; labels do not count."""
-    return list({config.model_dump_json(exclude={"label"}): config for config in configs}.values())
+    return list({config_key(config): config for config in configs}.values())
+
+
+def config_key(config: RunConfig) -> str:
+    """The same for equal configurations, labels aside."""
+    return config.model_dump_json(exclude={"label"})

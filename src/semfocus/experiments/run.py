@@ -8,8 +8,8 @@ for comparison in run(job).comparisons:
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +17,11 @@ from pathlib import Path
 from semfocus.analysis.comparison import Comparison, compare_records
 from semfocus.analysis.groups import Group
 from semfocus.analysis.results import Results
+from semfocus.errors import UsageError
 from semfocus.execution.cohorts import plan_jobs
 from semfocus.execution.driver import train_jobs
 from semfocus.execution.executor import AUTO, RunOutcome
-from semfocus.experiments.experiment import Experiment
+from semfocus.experiments.experiment import Experiment, config_key
 from semfocus.store import RunStore
 from semfocus.store.measurements import measurement_names
 from semfocus.training.runtime import Runtime
@@ -32,8 +33,9 @@ class Plan:
     """An experiment and its runs, as they stand in a store."""
 
     experiment: Experiment
-    jobs: list[Job]
+    jobs: list[Job]  # each run once
     store: RunStore
+    ids: dict[str, str]  # run ids by `config_key`: two configurations may come to the same run
 
     @cached_property
     def waiting(self) -> list[Job]:
@@ -58,10 +60,11 @@ class Outcome:
 
 
 def plan(experiment: Experiment, out: Path | str | None = None) -> Plan:
-    """Check every run against its task. Each run once: two configurations may come to the same thing."""
+    """Check every run against its task. Nothing is written."""
     store = RunStore(out)
-    jobs = {job.id: job for job in reversed(plan_jobs(experiment.configs, store))}
-    return Plan(experiment, list(jobs.values())[::-1], store)
+    jobs = plan_jobs(experiment.configs, store)
+    first = {job.id: job for job in reversed(jobs)}
+    return Plan(experiment, list(first.values())[::-1], store, {config_key(job.config): job.id for job in jobs})
 
 
 def run(plan: Plan, runtime: Runtime = Runtime(), on_progress: Callable | None = None, executor: str = AUTO) -> Outcome:
@@ -76,8 +79,8 @@ def run(plan: Plan, runtime: Runtime = Runtime(), on_progress: Callable | None =
         return Outcome(experiment, outcomes, comparisons, [], None)
     from semfocus.report.page.page import write_page
 
-    figures = _figures(experiment, results.groups, comparisons, root)
-    return Outcome(experiment, outcomes, comparisons, figures, write_page(everything, root / "report.html"))
+    page = write_page(everything, root / "report.html")
+    return Outcome(experiment, outcomes, comparisons, _draw(plan, results), page)
 
 
 def _comparison(group: Group, plan: Plan) -> Comparison:
@@ -88,19 +91,20 @@ def _comparison(group: Group, plan: Plan) -> Comparison:
     return compare_records(group.name, records, task.baselines)
 
 
-def _figures(
-    experiment: Experiment, groups: Sequence[Group], comparisons: Sequence[Comparison], root: Path
-) -> list[Path]:
-    from semfocus.report.figures.curves import draw_curves
+def _draw(plan: Plan, results: Results) -> list[Path]:
+    """The panels that the experiment declares, as far as the runs have what they show."""
+    from semfocus.report.figures.declared import draw_panels
 
-    stem = experiment.figure or experiment.name
-    drawn: list[Path] = []
-    for group, comparison in zip(groups, comparisons, strict=True):
-        name = stem if len(groups) == 1 else f"{stem}-{_slug(group.name)}"
-        drawn += draw_curves(comparison, group.records, root / name)
-    return drawn
-
-
-def _slug(name: str) -> str:
-    """`even_pairs, blocks 6` as part of a file's name."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    experiment = plan.experiment
+    stem = plan.store.root / (experiment.figure or experiment.name)
+    try:
+        return draw_panels(
+            experiment.panels,
+            results,
+            stem,
+            shown=lambda place: {plan.ids[config_key(config)] for config in experiment.shown(place)},
+            formats=("svg", "png"),
+        )
+    except UsageError as error:  # the runs are trained: what cannot be drawn must not cost their comparison
+        warnings.warn(f"the figures of {experiment.name} are not drawn: {error}", stacklevel=2)
+        return []

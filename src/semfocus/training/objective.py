@@ -95,12 +95,14 @@ class Learned:
         """`training accuracy`"""
         return self.metric.text(self.split)
 
-    @property
-    def text(self) -> str:
+    def level(self, space: str = " ") -> str:
+        """`95 %`, or where the metric is not a share `training loss 1.5`."""
+        share = f"{100 * self.threshold:.0f}{space}%"
+        return share if self.metric.is_share else f"{self.label} {self.threshold:g}"
+
+    def text(self, space: str = " ") -> str:
         """`95 % training accuracy`, or `training loss 1.5`."""
-        if self.metric.is_share:
-            return f"{100 * self.threshold:.0f} % {self.label}"
-        return f"{self.label} {self.threshold:g}"
+        return f"{self.level(space)} {self.label}" if self.metric.is_share else self.level()
 
 
 class Objective(ABC):

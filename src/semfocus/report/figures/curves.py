@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from semfocus.analysis.comparison import Comparison
 from semfocus.analysis.groups import Group
-from semfocus.analysis.records import THRESHOLD, Record
+from semfocus.analysis.records import Record
 from semfocus.analysis.survival import ConvergenceTimes
 from semfocus.report.figures.drawing import FORMATS, caption, drawing, heading, legend, percent, save
 from semfocus.report.figures.series import METRICS, QUARTILES, Quantiles, series
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
+from semfocus.training.objective import CLASSIFICATION, Learned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,6 +45,7 @@ class Column:
     horizon: float
     seeds: int
     baselines: Mapping[str, float] = field(default_factory=dict)
+    learned: Learned = CLASSIFICATION.learned
 
     @staticmethod
     def of(title: str, comparison: Comparison, records: Sequence[Record]) -> Column:
@@ -57,7 +59,7 @@ class Column:
             )
             for arm in comparison.arms
         ]
-        return Column(title, curves, comparison.horizon, comparison.seeds, comparison.baselines)
+        return Column(title, curves, comparison.horizon, comparison.seeds, comparison.baselines, comparison.learned)
 
 
 def draw_curves(
@@ -112,7 +114,7 @@ def draw_grid(
         for panels, metric in zip(axes, metrics, strict=True):
             panels[0].set_ylabel(METRICS[metric])
         shown = about_seeds(max(column.seeds for column in columns), quantiles, title)
-        caption(figure, f"{shown}; marks: half of the seeds at {THRESHOLD:.0%}")
+        caption(figure, f"{shown}; marks: half of the seeds at {columns[0].learned.level('')}")
         legend(figure, list(axes.flat))
         return save(figure, stem, formats)
 
@@ -156,8 +158,8 @@ def draw_metric(
         percent(panel.yaxis)
         panel.set_ylim(top=1.0)
         panel.margins(y=0.12)
-    if metric == "train_accuracy":
-        _draw_threshold(panel, theme)
+    if metric == column.learned.column:
+        _draw_threshold(panel, column.learned, theme)
     if metric == "heldout_accuracy":
         _draw_baselines(panel, column.baselines, theme)
 
@@ -181,10 +183,10 @@ def draw_waiting(panel: Axes, comparison: Comparison, theme: Theme = "light") ->
     percent(panel.yaxis)
 
 
-def _draw_threshold(panel: Axes, theme: Theme) -> None:
-    """Draw a line at the accuracy at which a run counts as converged."""
-    panel.axhline(THRESHOLD, color=PALETTES[theme].quiet, linewidth=0.9, zorder=1)
-    _note(panel, THRESHOLD, f"{THRESHOLD:.0%}", theme)
+def _draw_threshold(panel: Axes, learned: Learned, theme: Theme) -> None:
+    """Draw a line where a run counts as converged."""
+    panel.axhline(learned.threshold, color=PALETTES[theme].quiet, linewidth=0.9, zorder=1)
+    _note(panel, learned.threshold, learned.level(""), theme)
 
 
 def _draw_baselines(panel: Axes, baselines: Mapping[str, float], theme: Theme) -> None:

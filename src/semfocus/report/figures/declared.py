@@ -82,22 +82,22 @@ def draw_panels(
     results: Results,
     stem: Path,
     *,
-    shown: Callable[[Panel], Collection[str]] | None = None,
+    shown: Callable[[int], Collection[str]] | None = None,
     formats: Sequence[str] = FORMATS,
     theme: Theme = "light",
 ) -> list[Path]:
     """Draw every panel that the runs have values for, as `stem`-1.svg and so on; returns the files.
 
-    `shown` gives the ids of the runs that a panel shows; without it each panel shows all runs of the results.
+    `shown` gives the ids of the runs that the panel at a place shows; without it each shows all runs of the results.
     """
     written: list[Path] = []
-    for place, panel in enumerate(panels, start=1):
+    for place, panel in enumerate(panels):
         if panel.kind not in KINDS:
             raise UsageError(f"panel {panel.title!r}: kind {panel.kind!r} is not one of {', '.join(KINDS)}")
-        ids = None if shown is None else set(shown(panel))
+        ids = None if shown is None else set(shown(place))
         records = [record for record in results.records if ids is None or record.id in ids]
         runs = Runs(records, results.groups, results.measurements)
-        target = stem.with_name(f"{stem.name}-{place}") if len(panels) > 1 else stem
+        target = stem.with_name(f"{stem.name}-{place + 1}") if len(panels) > 1 else stem
         written += KINDS[panel.kind](Sheet(panel, runs, results.root, target, formats, theme))
     return written
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from semfocus.analysis.groups import Group, short_name
-from semfocus.analysis.records import THRESHOLD
 from semfocus.analysis.results import Results
 from semfocus.report.figures.ablations import ablations, main_groups
 from semfocus.report.figures.curves import draw_columns, draw_waiting
@@ -67,8 +66,9 @@ def draw_convergence(
             draw_waiting(panel, group.comparison, theme)
             heading(panel, name)
             panel.set_xlabel("\n".join(["epoch", *_never(group)]))
-        axes[0].set_ylabel(f"seeds below {THRESHOLD:.0%}")
-        caption(figure, f"Share of seeds whose training accuracy has not reached {THRESHOLD:.0%} (Kaplan-Meier)")
+        learned = columns[0][1].comparison.learned
+        axes[0].set_ylabel(f"seeds below {learned.level('')}")
+        caption(figure, f"Share of seeds whose {learned.label} has not reached {learned.level('')} (Kaplan-Meier)")
         legend(figure, list(axes))
         return save(figure, stem, formats)
 

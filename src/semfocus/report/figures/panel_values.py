@@ -16,18 +16,19 @@ from typing import Any, Protocol, TypeVar
 from semfocus.analysis.comparability import differing, setting_text, setting_title, settings_of, task_label
 from semfocus.analysis.groups import Group, baselines_of
 from semfocus.analysis.mechanism_order import mechanism_order
-from semfocus.analysis.records import THRESHOLD, Record
+from semfocus.analysis.records import Record
 from semfocus.errors import UsageError
 from semfocus.measurements import Measurements
 from semfocus.report.figures.series import METRICS, Quantiles
 from semfocus.report.figures.style import STYLES, MechanismStyle, Theme, mechanism_style, step_style
+from semfocus.training.objective import CLASSIFICATION
 
 MECHANISM, TASK = "attention.mechanism", "task.name"
 PERCENTILE = "95"
 CONFIG_PARTS = ("task", "attention", "model", "training")
 LABELS = {
     "epoch": "epoch",
-    "converged_at": f"epochs to {100 * THRESHOLD:.0f} % training accuracy",
+    "converged_at": f"epochs to {CLASSIFICATION.learned.text()}",
     "speed_up": "times fewer epochs than full attention",
     "mask_stability.kept": "kept keys that stay",
     "mask_stability.noise": "noise / spread of the embeddings",

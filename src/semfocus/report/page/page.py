@@ -18,7 +18,7 @@ from semfocus.report.figures.series import METRICS
 from semfocus.report.page import sections
 from semfocus.report.page.markup import asset, policy, shown, style_sheet, template
 from semfocus.report.page.measured import measured
-from semfocus.report.page.summary import LEVEL, summarise
+from semfocus.report.page.summary import goal_text, summarise
 from semfocus.store import atomic
 
 REFRESH = 5  # seconds after which a page of unfinished runs reloads
@@ -50,7 +50,7 @@ def render(results: Results, *, title: str | None = None, refresh: int | None = 
         "script": Markup(script),
         "data": Markup(embedded(sections.data(results, mechanisms))),
         "refresh": refresh,
-        "level": LEVEL,
+        "goal": goal_text(results.groups),
         "summary": summarise(results.groups),
         "states": results.states,
         "heat": sections.heat(main_groups(results.groups), results.groups, mechanisms),

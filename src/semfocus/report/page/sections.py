@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from semfocus.analysis.comparability import setting_text
 from semfocus.analysis.groups import Group, short_name
 from semfocus.analysis.multiple import ALPHA
-from semfocus.analysis.records import THRESHOLD
 from semfocus.analysis.results import Results
 from semfocus.report.figures.heatmap import cell_texts, speed_cells, strength
 from semfocus.report.figures.series import METRICS
@@ -20,6 +19,7 @@ from semfocus.report.page.markup import shown
 from semfocus.report.page.payload import charts, shapes
 from semfocus.report.page.provenance import command, commit, config_for_training, facts_of
 from semfocus.report.page.summary import summary_text
+from semfocus.training.objective import CLASSIFICATION
 
 if TYPE_CHECKING:
     from semfocus.analysis.comparison import Arm
@@ -51,8 +51,12 @@ def data(results: Results, mechanisms: list[str]) -> Json:
     drawn = charts(results.groups, mechanisms)
     for chart, group in zip(drawn, results.groups, strict=True):
         chart["config"] = config_for_training(group.records[0].config)
+        learned = group.comparison.learned
+        if learned != CLASSIFICATION.learned:
+            goal = {"metric": learned.column, "threshold": learned.threshold, "level": learned.level()}
+            chart["learned"] = goal
     return {
-        "threshold": THRESHOLD,
+        "threshold": CLASSIFICATION.learned.threshold,
         "metrics": METRICS,
         "mechanisms": shapes(mechanisms),
         "groups": drawn,
@@ -80,6 +84,8 @@ def group(place: int, group: Group, mechanisms: list[str]) -> Json:
         "place": place,
         "name": group.name,
         "details": group.details,
+        "goal": comparison.learned.text(),
+        "level": comparison.learned.level(),
         "settings": "; ".join(setting_text(n, group.settings[n]) for n in TELLING if group.settings.get(n)),
         "findings": summary_text(group),
         "curve_note": _curve_note(group),

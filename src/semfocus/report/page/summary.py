@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from semfocus.analysis.comparison import BASE, Arm
 from semfocus.analysis.groups import Group, base_first
 from semfocus.analysis.multiple import ALPHA, not_enough
-from semfocus.analysis.records import THRESHOLD
 from semfocus.report.text import ratio_words
+from semfocus.training.objective import Learned
 
-LEVEL = f"{100 * THRESHOLD:.0f} %"
 _SHOWN = 8  # names in a sentence
 
 
@@ -32,11 +31,17 @@ def summarise(groups: Sequence[Group]) -> Summary:
     return Summary(_headline(groups), _asked(groups), findings)
 
 
+def goal_text(groups: Sequence[Group], text: Callable[[Learned], str] = Learned.text) -> str:
+    """What "learned" means in these groups: `95 % training accuracy`."""
+    goals = {text(group.comparison.learned) for group in groups}
+    return goals.pop() if len(goals) == 1 else "what each task's objective says"
+
+
 def summary_text(group: Group) -> list[str]:
     """The findings of one group as sentences; mechanisms with the same finding share one."""
     mechanisms: dict[str, list[str]] = {}  # by the predicate of their finding
     for finding in group.comparison.findings():
-        mechanisms.setdefault(finding.predicate(LEVEL, ratio_words), []).append(finding.mechanism)
+        mechanisms.setdefault(finding.predicate(" ", ratio_words), []).append(finding.mechanism)
     return [f"{_joined(names)}{predicate}" for predicate, names in mechanisms.items()]
 
 
@@ -49,7 +54,7 @@ def _asked(groups: Sequence[Group]) -> str:
     return (
         f"Which attention learns {_joined(tasks)}{settings} in the fewest epochs, and which is right on rows it has "
         f"not seen? {_joined(mechanisms)}, with {many} {'seed' if max(seeds) == 1 else 'seeds'} each; learned means "
-        f"{LEVEL} training accuracy."
+        f"{goal_text(groups)}."
     )
 
 
@@ -75,7 +80,8 @@ def _over_groups(groups: Sequence[Group]) -> list[str]:
     """A sentence for each mechanism; mechanisms with the same finding share one."""
     said: dict[str, list[str]] = {}
     for name, arms in _pairs(groups).items():
-        said.setdefault(_about([arm for _, arm in arms]), []).append(name)
+        level = goal_text([group for group, _ in arms], Learned.level)
+        said.setdefault(_about([arm for _, arm in arms], level), []).append(name)
     lines = [f"{_joined(names)}: {text}." for text, names in said.items()]
     weak = [group for group in groups if _doubt(group)]
     if weak:
@@ -83,7 +89,7 @@ def _over_groups(groups: Sequence[Group]) -> list[str]:
     return lines or ["Without full attention among the mechanisms there is nothing to compare with."]
 
 
-def _about(arms: Sequence[Arm]) -> str:
+def _about(arms: Sequence[Arm], level: str) -> str:
     faster = [arm for arm in arms if _faster(arm)]
     slower = [arm for arm in arms if _decided(arm) and not _faster(arm)]
     never = sum(bool(len(arm.times)) and not arm.reached for arm in arms)
@@ -94,7 +100,7 @@ def _about(arms: Sequence[Arm]) -> str:
     if slower:
         parts.append(f"slower beyond chance in {len(slower)}")
     if never:
-        parts.append(f"in {never} no seed reached {LEVEL}")
+        parts.append(f"in {never} no seed reached {level}")
     return "; ".join(parts)
 
 

@@ -50,7 +50,8 @@ function curveSpec(group, metric, each, log) {
     lines.push(line);
   }
   const values = lines.flatMap(line => [line.y, line.low || [], line.high || []].flat()).filter(y => y !== null && y !== undefined);
-  const refs = metric === "train_accuracy" ? [{y: data.threshold, text: percent(data.threshold)}] : [];
+  const goal = group.learned || {metric: "train_accuracy", threshold: data.threshold, level: percent(data.threshold)};
+  const refs = metric === goal.metric ? [{y: goal.threshold, text: goal.level}] : [];
   if (metric === "heldout_accuracy") {
     const names = new Map();
     for (const [kind, level] of Object.entries(group.baselines)) names.set(level, [...(names.get(level) || []), kind]);
@@ -69,7 +70,7 @@ function waitingSpec(group) {
     const [x, y] = arm.waiting, shape = data.mechanisms[arm.m];
     return {css: `m${arm.m}`, dash: shape.dash, name: shape.name, x: [...x, group.horizon], y: [...y, y[y.length - 1]], step: true};
   });
-  return {lines, refs: [], x: [0, group.horizon], y: [0, 1], log: false, least: 1, yText: percent, xTitle: "epoch", yTitle: `seeds below ${percent(data.threshold)}`};
+  return {lines, refs: [], x: [0, group.horizon], y: [0, 1], log: false, least: 1, yText: percent, xTitle: "epoch", yTitle: `seeds below ${group.learned ? group.learned.level : percent(data.threshold)}`};
 }
 
 // One switch for each mechanism, the same everywhere
