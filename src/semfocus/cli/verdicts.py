@@ -1,4 +1,4 @@
-"""`semfocus verdicts` and `semfocus export`: what the runs say to the paper's claims, and all of them as one table."""
+"""`semfocus verdicts` and `semfocus export`: the paper's claims judged by the runs, and the runs as one table."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from semfocus.cli.options import RunsDirectory
+
 if TYPE_CHECKING:
     from semfocus.analysis.records import Fault
     from semfocus.analysis.verdicts import Verdict
 
-Runs = Annotated[Path | None, typer.Argument(help="The directory of runs. Default: SEMFOCUS_RUNS, else ./runs.")]
 _WIDTH = 100
 
 
 def verdicts_command(
-    directory: Runs = None,
+    directory: RunsDirectory = None,
     long: Annotated[bool, typer.Option("--long", help="Also the rule, effect, interval, p, runs and reason.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
@@ -31,29 +32,29 @@ def verdicts_command(
     from semfocus.store import RunStore
 
     store = RunStore(directory)
-    found = load_records(store)
-    measured = load_measurements(store, found.records)
-    verdicts = judge(found.records, measured.by_run)
-    faults = [*found.faults, *measured.faults]
+    loaded = load_records(store)
+    measured = load_measurements(store, loaded.records)
+    verdicts = judge(loaded.records, measured.by_run)
+    faults = [*loaded.faults, *measured.faults]
     if as_json:
         document = {
-            "runs": len(found.records),
+            "runs": len(loaded.records),
             "verdicts": [verdict.to_dict() for verdict in verdicts],
-            "unfinished": [record.id for record in found.records if not record.ended],
+            "unfinished": [record.id for record in loaded.records if not record.ended],
             "faults": [fault._asdict() for fault in faults],
         }
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
         return
     for verdict in verdicts:
-        typer.echo(_at_length(verdict) if long else _line(verdict))
-    for record in found.records:
+        typer.echo(_paragraph(verdict) if long else _line(verdict))
+    for record in loaded.records:
         if not record.ended:
             typer.echo(f"{record.id}: {record.state}, left out", err=True)
-    _report(faults)
+    _print_faults(faults)
 
 
 def export_command(
-    directory: Runs = None,
+    directory: RunsDirectory = None,
     out: Annotated[Path | None, typer.Option(help="The file to write. Default: runs.parquet or runs.csv.")] = None,
     to: Annotated[Literal["parquet", "csv"], typer.Option(help="The format.")] = "parquet",
 ) -> None:
@@ -62,12 +63,12 @@ def export_command(
     from semfocus.analysis.records import load_records
     from semfocus.store import RunStore
 
-    found = load_records(RunStore(directory))
-    written = export_records(found.records, out or Path(f"runs.{to}"), to)
+    loaded = load_records(RunStore(directory))
+    written = export_records(loaded.records, out or Path(f"runs.{to}"), to)
     typer.echo(f"wrote {written.path}: {written.rows} rows of {written.runs} runs")
     if written.without_rows:
         typer.echo(f"without metrics, and so without rows: {', '.join(written.without_rows)}", err=True)
-    _report(found.faults)
+    _print_faults(loaded.faults)
 
 
 def _line(verdict: Verdict) -> str:
@@ -77,12 +78,12 @@ def _line(verdict: Verdict) -> str:
     return f"{verdict.claim:4} {verdict.outcome:16} {verdict.statement} ({', '.join(facts)})"
 
 
-def _at_length(verdict: Verdict) -> str:
-    ends = "" if verdict.interval is None else f"{verdict.interval[0]:.4g} to {verdict.interval[1]:.4g}"
+def _paragraph(verdict: Verdict) -> str:
+    interval = "" if verdict.interval is None else f"{verdict.interval[0]:.4g} to {verdict.interval[1]:.4g}"
     facts = {
         "rule": verdict.rule,
         "effect": verdict.effect or "",
-        "interval": ends,
+        "interval": interval,
         "p": "" if verdict.p is None else f"{verdict.p:.2g}",
         "runs": str(verdict.runs),
         "because": verdict.because,
@@ -90,13 +91,11 @@ def _at_length(verdict: Verdict) -> str:
     lines = [f"{verdict.claim:4} {verdict.outcome}: {verdict.statement}"]
     for name, text in facts.items():
         if text:
-            indent = " " * 15
-            filled = textwrap.fill(text, _WIDTH, initial_indent=f"     {name:9} ", subsequent_indent=indent)
-            lines.append(filled)
+            lines.append(textwrap.fill(text, _WIDTH, initial_indent=f"     {name:9} ", subsequent_indent=" " * 15))
     return "\n".join(lines) + "\n"
 
 
-def _report(faults: list[Fault]) -> None:
-    """What is not a run, and why, beside the results."""
-    for name, what in faults:
-        typer.echo(f"{name}: {what}", err=True)
+def _print_faults(faults: list[Fault]) -> None:
+    """Print what could not be read, and why, to stderr."""
+    for name, reason in faults:
+        typer.echo(f"{name}: {reason}", err=True)
