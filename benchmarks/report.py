@@ -1,10 +1,10 @@
-"""How long a page takes, and how large it is: a thousand made-up runs of two hundred epochs.
+"""How long does a page take, and how large is it? A thousand synthetic runs of two hundred epochs.
 
     python benchmarks/report.py                    # 1000 runs x 200 epochs
     python benchmarks/report.py --runs 100
 
-The runs are written first, outside of what is timed. Reading and summing up, and the whole page, are measured each in a
-process of its own, so that the peak of memory is theirs alone. Exits with 1 when a limit is passed.
+The runs are written first and not timed. Loading with aggregation, and the whole page, are measured each in a process
+of its own, so that the peak memory is its own. Exits with 1 when a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ MIB = 2**20
 
 
 class Limit(NamedTuple):
-    """What is promised for a thousand runs on two cores."""
+    """Limits for a thousand runs on two cores."""
 
     seconds: float
     mebibytes: float
     page_bytes: float = math.inf
 
 
-class Measured(NamedTuple):
-    """What a job took; `cpu` is what it would take on a machine with nothing else to do."""
+class Measurement(NamedTuple):
+    """What a job took; `cpu` is the CPU time, which other processes do not change."""
 
     seconds: float
     cpu: float
@@ -55,7 +55,7 @@ LIMITS = {"load and aggregate": Limit(5, 1024), "page": Limit(20, math.inf, 8e6)
 
 
 def write_store(root: Path, count: int, epochs: int) -> None:
-    """Runs as training leaves them: ten seeds for each of twenty mechanisms on five tasks, then more seeds."""
+    """Write runs as training does: ten seeds for each of twenty mechanisms on five tasks, then more seeds."""
     from semfocus.store import RunStore
     from semfocus.training.loading import document
 
@@ -72,20 +72,21 @@ def write_store(root: Path, count: int, epochs: int) -> None:
     documents = {
         config.run_id(tasks[config.task.name]): document(config, tasks[config.task.name]) for config in configs
     }
-    for place, run in enumerate(RunStore(root).create_or_open_all(documents)):
-        draw = np.random.default_rng(place)
-        middle = epochs * draw.uniform(0.02, 1.5)
+    for index, run in enumerate(RunStore(root).create_or_open_all(documents)):
+        generator = np.random.default_rng(index)
+        midpoint = epochs * generator.uniform(0.02, 1.5)
         with run.lock() as writer:
-            (run.path / "metrics.jsonl").write_text(_metrics(draw, middle, epochs))
+            (run.path / "metrics.jsonl").write_text(_metrics(generator, midpoint, epochs))
             (run.path / "timing.jsonl").write_text(_timing(epochs))
             writer.write_status("done", device="cpu", torch="2.13.0", threads=1, compiled=False)
 
 
-def _metrics(draw: np.random.Generator, middle: float, epochs: int) -> str:
+def _metrics(generator: np.random.Generator, midpoint: float, epochs: int) -> str:
+    """Return metrics.jsonl of a run whose learning curve is logistic with this midpoint."""
     lines = []
-    noise = draw.normal(size=(epochs, 2))
+    noise = generator.normal(size=(epochs, 2))
     for epoch in range(1, epochs + 1):
-        learned = 1 / (1 + math.exp(-(epoch - middle) / 6))
+        learned = 1 / (1 + math.exp(-(epoch - midpoint) / 6))
         row = {
             "epoch": epoch, "step": 200 * epoch, "lr": 0.1 * 0.9995**epoch,
             "train_loss": 0.7 * (1 - learned) + abs(noise[epoch - 1, 0]) / 50,
@@ -105,7 +106,7 @@ def _timing(epochs: int) -> str:
 
 
 def load(root: str, out: str) -> int:
-    """Read every run and compare the mechanisms of every group."""
+    """Read every run and compare the mechanisms of every group; return the number of groups."""
     from semfocus.analysis.results import Results
     from semfocus.report.figures.series import METRICS, series
 
@@ -119,23 +120,23 @@ def load(root: str, out: str) -> int:
 
 
 def page(root: str, out: str) -> int:
-    """Write the page; its size in bytes."""
+    """Write the page; return its size in bytes."""
     from semfocus.report.page.page import write_page
 
     return write_page(Path(root), Path(out)).stat().st_size
 
 
-def measured(job: Callable[[str, str], int], root: Path, out: Path) -> Measured:
-    """A job in a fresh process; starting Python is not counted, importing what it needs is."""
+def measure(job: Callable[[str, str], int], root: Path, out: Path) -> Measurement:
+    """Run a job in a fresh process; starting Python is not counted, importing what the job needs is."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_timed, (job, str(root), str(out)))
 
 
-def _timed(job: Callable[[str, str], int], root: str, out: str) -> Measured:
+def _timed(job: Callable[[str, str], int], root: str, out: str) -> Measurement:
     start, busy = time.perf_counter(), time.process_time()
     result = job(root, out)
     seconds, cpu = time.perf_counter() - start, time.process_time() - busy
-    return Measured(seconds, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MIB, result)
+    return Measurement(seconds, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MIB, result)
 
 
 def main() -> int:
@@ -151,13 +152,13 @@ def main() -> int:
         print("| step | seconds | at most | CPU seconds | peak MiB | at most | page, MB | below |\n" + "|---" * 8 + "|")
         for name, job in (("load and aggregate", load), ("page", page)):
             limit = LIMITS[name]
-            seconds, cpu, memory, result = measured(job, root, Path(folder) / "report.html")
+            seconds, cpu, memory, result = measure(job, root, Path(folder) / "report.html")
             size = result if job is page else 0
             passed &= seconds <= limit.seconds and memory <= limit.mebibytes and size < limit.page_bytes
             cells = [name, f"{seconds:.2f}", f"{limit.seconds:g}", f"{cpu:.2f}", f"{memory:.0f}"]
             cells += [f"{limit.mebibytes:g}" if limit.mebibytes < math.inf else "", f"{size / 1e6:.2f}" if size else ""]
             print("| " + " | ".join([*cells, f"{limit.page_bytes / 1e6:g}" if size else ""]) + " |")
-    print("\nwithin the limits" if passed else "\na limit is passed", file=sys.stderr)
+    print("\nwithin the limits" if passed else "\na limit is exceeded", file=sys.stderr)
     return 0 if passed else 1
 
 

@@ -1,18 +1,18 @@
-"""Do the tests keep their level and the intervals cover, on data whose truth is known? Peers stand beside ours.
+"""Do the tests keep their level and the intervals their coverage on simulated data? With other methods for comparison.
 
     python benchmarks/statistics_check.py                       # all tables, a few minutes on one core
     python benchmarks/statistics_check.py --table speedup --repetitions 1000
 
 Epochs are lognormal, rounded up to whole epochs, correlated between the two runs of a seed, and censored at a
-horizon that full attention misses in a given share of runs. (Not called statistics.py: a script's folder comes
-first on the import path, and would hide the standard module of that name.)
+horizon that full attention misses in a given share of runs. (The name statistics.py would hide the standard module:
+the folder of a script comes first on the import path.)
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ RESAMPLES = 2000
 
 
 class Setting(NamedTuple):
-    """One simulated situation."""
+    """Parameters of one simulation."""
 
     seeds: int
     correlation: float
@@ -40,13 +40,13 @@ class Setting(NamedTuple):
 
     @property
     def horizon(self) -> int:
-        """The last epoch; six standard deviations away when nothing is to be censored."""
+        """The last epoch; six standard deviations above the median when no run is censored."""
         beyond = 6.0 if self.censored == 0 else float(ndtri(1 - self.censored))
         return math.ceil(self.median * math.exp(self.spread * beyond))
 
     @property
     def true_ratio(self) -> float:
-        """Of restricted means, exactly: E min(ceil T, h) = sum over k < h of P(T > k)."""
+        """The exact ratio of restricted means: E min(ceil T, h) = sum over k < h of P(T > k)."""
         k = np.arange(1, self.horizon)
         full, other = (
             1 + np.sum(ndtr(-(np.log(k) - math.log(centre)) / self.spread))
@@ -56,13 +56,13 @@ class Setting(NamedTuple):
 
 
 def correlated_normals(name: str, repetitions: int, n: int, correlation: float) -> tuple[Floats, Floats]:
-    """Two (repetitions, n) arrays of standard normals with this correlation."""
+    """Return two (repetitions, n) arrays of standard normals with this correlation."""
     u = ndtri(stream(0, f"benchmarks/statistics/{name}").uniform((2, repetitions, n)))
     return u[0], correlation * u[0] + math.sqrt(1 - correlation**2) * u[1]
 
 
 def simulate_epochs(setting: Setting, repetitions: int) -> tuple[Floats, Floats]:
-    """Epochs of full attention and of the other mechanism; infinite beyond the horizon."""
+    """Return the epochs of full attention and of the other mechanism; infinite beyond the horizon."""
     z, y = correlated_normals(f"epochs/{setting}", repetitions, setting.seeds, setting.correlation)
     full = np.ceil(setting.median * np.exp(setting.spread * z))
     other = np.ceil(setting.median / setting.ratio * np.exp(setting.spread * y))
@@ -72,12 +72,12 @@ def simulate_epochs(setting: Setting, repetitions: int) -> tuple[Floats, Floats]
 
 
 def as_times(epochs: Floats, horizon: float) -> ConvergenceTimes:
-    """One repetition as the library takes it."""
+    """Return one repetition as the library's type."""
     return ConvergenceTimes(epochs, np.isfinite(epochs), horizon, tuple(range(len(epochs))))
 
 
 def rejection_rates(setting: Setting, repetitions: int, alpha: float = 0.05) -> tuple[float, float]:
-    """How often our paired test rejects, and how often the log-rank test that ignores the pairing does."""
+    """Return how often our paired test rejects, and how often the log-rank test that ignores the pairing does."""
     full, other = simulate_epochs(setting, repetitions)
     ours = 0
     for f, o in zip(full, other, strict=True):
@@ -87,7 +87,7 @@ def rejection_rates(setting: Setting, repetitions: int, alpha: float = 0.05) -> 
 
 
 def unpaired_logrank_p(full: Floats, other: Floats) -> Floats:
-    """The two-sample log-rank test with labels shuffled over all runs, normal approximation; one p a row."""
+    """Return p per repetition of the two-sample log-rank permutation test, in its normal approximation."""
     n = full.shape[1]
     epochs = np.concatenate([full, other], axis=1)
     scores = logrank_scores(epochs, np.isfinite(epochs))
@@ -96,13 +96,13 @@ def unpaired_logrank_p(full: Floats, other: Floats) -> Floats:
 
 
 def speedup_coverage(setting: Setting, repetitions: int) -> tuple[float, float, float]:
-    """Coverage of our interval, and of BCa and percentile bootstraps of the same ratio."""
+    """Return the coverage of our interval, and of BCa and percentile bootstraps of the same ratio."""
     full, other = simulate_epochs(setting, repetitions)
     truth = setting.true_ratio
     ours = 0
     for f, o in zip(full, other, strict=True):
-        found = speed_up(as_times(f, setting.horizon), as_times(o, setting.horizon)).interval
-        ours += found is not None and found.low <= truth <= found.high
+        interval = speed_up(as_times(f, setting.horizon), as_times(o, setting.horizon)).interval
+        ours += interval is not None and interval.low <= truth <= interval.high
     full, other = (np.minimum(arm, setting.horizon) for arm in (full, other))
 
     def log_ratio(weights: Floats) -> Floats:
@@ -112,22 +112,22 @@ def speedup_coverage(setting: Setting, repetitions: int) -> tuple[float, float, 
 
 
 def bootstrap_coverage(statistic: Callable[[Floats], Floats], n: int, truth: float) -> tuple[float, float]:
-    """Coverage of BCa and percentile intervals; `statistic` maps (m, n) weights to (repetitions, m) values."""
+    """Return the coverage of BCa and percentile intervals; `statistic`: (m, n) weights -> (repetitions, m) values."""
     draws = stream(0, "benchmarks/statistics/bootstrap").integers(n, (RESAMPLES, n))
     weights = np.stack([np.bincount(row, minlength=n) for row in draws]) / n
     values = np.sort(statistic(weights), axis=1)
     estimate = statistic(np.full((1, n), 1 / n))
     without_one = statistic((1 - np.eye(n)) / (n - 1))
-    pull = np.mean(without_one, axis=1, keepdims=True) - without_one
-    size = np.maximum(np.sum(pull**2, axis=1) ** 1.5, 1e-300)
-    acceleration = np.sum(pull**3, axis=1) / (6 * size)
+    influence = np.mean(without_one, axis=1, keepdims=True) - without_one
+    scale = np.maximum(np.sum(influence**2, axis=1) ** 1.5, 1e-300)
+    acceleration = np.sum(influence**3, axis=1) / (6 * scale)
     below = (np.mean(values < estimate - 1e-12, axis=1) + np.mean(values <= estimate + 1e-12, axis=1)) / 2
     bias = ndtri(np.clip(below, 0.5 / RESAMPLES, 1 - 0.5 / RESAMPLES))
     ends = []
     for quantile in (0.025, 0.975):
         shifted = bias + ndtri(quantile)
-        place = ndtr(bias + shifted / (1 - acceleration * shifted)) * RESAMPLES
-        index = np.clip(place.astype(int), 0, RESAMPLES - 1)
+        rank = ndtr(bias + shifted / (1 - acceleration * shifted)) * RESAMPLES
+        index = np.clip(rank.astype(int), 0, RESAMPLES - 1)
         ends.append((np.take_along_axis(values, index[:, None], 1)[:, 0], values[:, int(quantile * RESAMPLES)]))
     (bca_low, plain_low), (bca_high, plain_high) = ends
     return (
@@ -137,10 +137,10 @@ def bootstrap_coverage(statistic: Callable[[Floats], Floats], n: int, truth: flo
 
 
 def simulate_accuracies(kind: str, n: int, correlation: float, repetitions: int) -> tuple[Floats, Floats, float]:
-    """Accuracies of both arms on 2000 held-out rows, and the true mean difference.
+    """Return the accuracies of both arms on 2000 held-out examples, and the true mean difference.
 
     noise: 60 % and 62 %, two to three points of spread. ceiling: a skewed tail below 100 %. stuck: 30 % and 20 %
-    of the runs stay at chance, the rest generalise.
+    of the runs stay at chance, the others generalise.
     """
     z, y = correlated_normals(f"accuracy/{kind}/{n}/{correlation}", repetitions, n, correlation)
     if kind == "noise":
@@ -158,19 +158,19 @@ def simulate_accuracies(kind: str, n: int, correlation: float, repetitions: int)
 
 
 def accuracy_coverage(kind: str, n: int, correlation: float, repetitions: int) -> tuple[float, float, float]:
-    """Coverage of our paired interval, and of BCa and percentile bootstraps of the mean difference."""
+    """Return the coverage of our paired interval, and of BCa and percentile bootstraps of the mean difference."""
     full, other, truth = simulate_accuracies(kind, n, correlation, repetitions)
     seeds = tuple(range(n))
     ours = 0
     for f, o in zip(full, other, strict=True):
-        found = accuracy_difference(Accuracies(f, seeds), Accuracies(o, seeds)).interval
-        ours += found is not None and found.low <= truth <= found.high
+        interval = accuracy_difference(Accuracies(f, seeds), Accuracies(o, seeds)).interval
+        ours += interval is not None and interval.low <= truth <= interval.high
     difference = other - full
     return ours / repetitions, *bootstrap_coverage(lambda weights: difference @ weights.T, n, truth)
 
 
 def false_noninferiority(kind: str, n: int, correlation: float, repetitions: int) -> float:
-    """How often an arm that is truly worse by two points (noise) or 4.7 (stuck) is called non-inferior."""
+    """Return how often an arm that is worse by two points (noise) or 4.7 (stuck) is called non-inferior."""
     worse, better, _ = simulate_accuracies(kind, n, correlation, repetitions)
     seeds = tuple(range(n))
     wrong = 0
@@ -180,24 +180,24 @@ def false_noninferiority(kind: str, n: int, correlation: float, repetitions: int
 
 
 def correlation_coverage(n: int, truth: float, repetitions: int) -> float:
-    """Coverage of the interval of Spearman's rho on normal data whose rank correlation is `truth`."""
+    """Return the coverage of the interval of Spearman's rho on normal data whose rank correlation is `truth`."""
     x, y = correlated_normals(f"spearman/{n}/{truth}", repetitions, n, 2 * math.sin(math.pi * truth / 6))
     covered = 0
     for a, b in zip(x, y, strict=True):
-        found = fisher_interval(float(np.corrcoef(mean_ranks(a), mean_ranks(b))[0, 1]), n)
-        covered += found.low <= truth <= found.high
+        interval = fisher_interval(float(np.corrcoef(mean_ranks(a), mean_ranks(b))[0, 1]), n)
+        covered += interval.low <= truth <= interval.high
     return covered / repetitions
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A Markdown table."""
+    """Print a Markdown table."""
     print(f"\n{title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for row in rows:
         print(f"| {' | '.join(f'{cell:.3f}' if isinstance(cell, float) else str(cell) for cell in row)} |", flush=True)
 
 
 def size_table(repetitions: int) -> None:
-    """Size of the paired test, and of the one that ignores pairs."""
+    """Print the size of the paired test, and of the one that ignores pairs."""
     rows = []
     for n in (8, 10, 20):
         for correlation in (0.0, 0.5, 0.8, 0.9):
@@ -209,16 +209,10 @@ def size_table(repetitions: int) -> None:
 
 
 def power_table(repetitions: int) -> None:
-    """Power of the same two."""
+    """Print the power of both tests."""
+    cases = ((10, 0.0, 1.3), (10, 0.5, 1.3), (10, 0.8, 1.3), (10, 0.5, 2.0), (20, 0.5, 1.3), (30, 0.5, 1.3))
     rows = []
-    for n, correlation, ratio in (
-        (10, 0.0, 1.3),
-        (10, 0.5, 1.3),
-        (10, 0.8, 1.3),
-        (10, 0.5, 2.0),
-        (20, 0.5, 1.3),
-        (30, 0.5, 1.3),
-    ):
+    for n, correlation, ratio in cases:
         setting = Setting(n, correlation, 0.35, ratio, 0.2)
         rows.append((n, f"{correlation:g}", f"{ratio:g}x", *rejection_rates(setting, repetitions)))
     columns = ("seeds", "correlation", "effect", "paired, exact", "pairing ignored")
@@ -226,24 +220,18 @@ def power_table(repetitions: int) -> None:
 
 
 def speedup_table(repetitions: int) -> None:
-    """Coverage for the speed-up: mean and lowest over effects and spreads."""
-    usual, wide, few = (0.15, 0.4), (0.7,), (0.1,)
-    all_shares = (0.0, 0.1, 0.3)
+    """Print the coverage for the speed-up: mean and lowest over effects and spreads."""
+    usual, wide, few, all_shares = (0.15, 0.4), (0.7,), (0.1,), (0.0, 0.1, 0.3)
+    cases = [(3, usual, few), (5, usual, few), (10, usual, all_shares), (20, usual, few)]
+    cases += [(10, wide, all_shares), (20, wide, few)]
     rows = []
-    for n, spreads, shares in (
-        (3, usual, few),
-        (5, usual, few),
-        (10, usual, all_shares),
-        (20, usual, few),
-        (10, wide, all_shares),
-        (20, wide, few),
-    ):
+    for n, spreads, shares in cases:
         for correlation in (0.0, 0.5, 0.9):
             for censored in shares:
                 settings = [Setting(n, correlation, s, ratio, censored) for ratio in (1.0, 1.3, 4.0) for s in spreads]
                 cells = np.array([speedup_coverage(setting, repetitions) for setting in settings])
-                found = [f"{mean:.3f} ({low:.3f})" for mean, low in zip(cells.mean(0), cells.min(0), strict=True)]
-                rows.append((n, ", ".join(map(str, spreads)), f"{correlation:g}", f"{censored:.0%}", *found))
+                covered = [f"{mean:.3f} ({low:.3f})" for mean, low in zip(cells.mean(0), cells.min(0), strict=True)]
+                rows.append((n, ", ".join(map(str, spreads)), f"{correlation:g}", f"{censored:.0%}", *covered))
     columns = ("seeds", "spreads", "correlation", "censored", "jackknife-t", "BCa", "percentile")
     title = (
         "Coverage of nominal 95 % intervals for the speed-up: mean (lowest) over effects 1x, 1.3x, 4x and the spreads"
@@ -252,7 +240,7 @@ def speedup_table(repetitions: int) -> None:
 
 
 def accuracy_table(repetitions: int) -> None:
-    """Coverage for the difference of accuracies."""
+    """Print the coverage for the difference of accuracies."""
     rows = [
         (n, kind, f"{correlation:g}", *accuracy_coverage(kind, n, correlation, repetitions))
         for n in (5, 10, 20)
@@ -264,7 +252,7 @@ def accuracy_table(repetitions: int) -> None:
 
 
 def noninferiority_table(repetitions: int) -> None:
-    """False claims of "as well as"."""
+    """Print how often non-inferiority is claimed falsely."""
     rows = [
         (n, kind, *(false_noninferiority(kind, n, correlation, repetitions) for correlation in (0.0, 0.5, 0.9)))
         for kind in ("noise", "stuck")
@@ -275,7 +263,7 @@ def noninferiority_table(repetitions: int) -> None:
 
 
 def correlation_table(repetitions: int) -> None:
-    """Coverage for the rank correlation."""
+    """Print the coverage for the rank correlation."""
     truths = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95)
     rows = [(n, *(correlation_coverage(n, truth, repetitions) for truth in truths)) for n in (5, 8, 10, 20)]
     print_table("Coverage of nominal 95 % intervals for Spearman's rho", ("items", *map(str, truths)), rows)
@@ -291,17 +279,17 @@ TABLES = {
 }
 
 
-def main() -> None:
-    """Print the tables that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--table", choices=sorted(TABLES), action="append", help="default: all")
+def print_tables(tables: Mapping[str, Callable[[int], None]], description: str, rate: float, rate_text: str) -> None:
+    """Print the tables that the command line asks for, and the Monte Carlo error of a share near `rate`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--table", choices=sorted(tables), action="append", help="default: all")
     parser.add_argument("--repetitions", type=int, default=4000)
     options = parser.parse_args()
-    error = math.sqrt(0.95 * 0.05 / options.repetitions)
-    print(f"{options.repetitions} repetitions: Monte Carlo standard error {error:.4f} at 5 % or 95 %")
-    for name in options.table or TABLES:
-        TABLES[name](options.repetitions)
+    error = math.sqrt(rate * (1 - rate) / options.repetitions)
+    print(f"{options.repetitions} repetitions: Monte Carlo standard error {error:.4f} at {rate_text}")
+    for name in options.table or tables:
+        tables[name](options.repetitions)
 
 
 if __name__ == "__main__":
-    main()
+    print_tables(TABLES, __doc__.splitlines()[0], 0.05, "5 % or 95 %")

@@ -3,13 +3,11 @@
     python benchmarks/verdicts_check.py                       # the tables of docs/verdicts.md, some minutes on one core
     python benchmarks/verdicts_check.py --table rare --repetitions 500
 
-The data are those of statistics_check.py. Beside the rule that verdicts use stands the t interval alone.
+The data are those of statistics_check.py. The rule that verdicts use is compared with the t interval alone.
 """
 
 from __future__ import annotations
 
-import argparse
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,13 +15,13 @@ from scipy.special import ndtri
 
 from semfocus.analysis import Accuracies, accuracy_difference
 from semfocus.analysis.noninferiority import noninferiority_test
-from statistics_check import correlated_normals, print_table, simulate_accuracies
+from statistics_check import correlated_normals, print_table, print_tables, simulate_accuracies
 
 CORRELATIONS = (0.0, 0.5, 0.9)
 
 
 def called_as_good(full: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """The share of repetitions (rows) in which `other` is called as good: by our rule, and by the interval alone."""
+    """Return the share of repetitions (rows) in which `other` is called as good: by our rule, by the interval alone."""
     seeds = tuple(range(full.shape[1]))
     ours = interval = 0
     for f, o in zip(full, other, strict=True):
@@ -34,19 +32,19 @@ def called_as_good(full: np.ndarray, other: np.ndarray) -> tuple[float, float]:
 
 
 def wrongly(kind: str, n: int, correlation: float, repetitions: int) -> tuple[float, float]:
-    """An arm that is worse by exactly 2 points (noise) or by 4.7 (stuck) called as good."""
+    """Return how often an arm that is worse by exactly 2 points (noise) or by 4.7 (stuck) is called as good."""
     worse, better, _ = simulate_accuracies(kind, n, correlation, repetitions)
     return called_as_good(better, worse)
 
 
 def rightly(kind: str, n: int, correlation: float, repetitions: int) -> tuple[float, float]:
-    """An arm that is better by 2 points (noise) or by 4.7 (stuck) called as good."""
+    """Return how often an arm that is better by 2 points (noise) or by 4.7 (stuck) is called as good."""
     worse, better, _ = simulate_accuracies(kind, n, correlation, repetitions)
     return called_as_good(worse, better)
 
 
 def rarely_stuck(share: float, n: int, repetitions: int) -> tuple[float, float]:
-    """An arm of which this share of runs is stuck at chance, beside one that never is, called as good."""
+    """Return how often an arm with this share of runs stuck at chance is called as good as one without."""
     z, y = correlated_normals(f"rare/{share}/{n}", repetitions, n, 0.0)
     full = np.clip(0.97 + 0.005 * z, 0, 1)
     stuck = np.abs(y) > -ndtri(share / 2)
@@ -54,7 +52,7 @@ def rarely_stuck(share: float, n: int, repetitions: int) -> tuple[float, float]:
 
 
 def compared_table(title: str, ask: Callable[..., tuple[float, float]], kinds: Sequence[str], repetitions: int) -> None:
-    """The rule beside the interval alone, by kind of data, seeds and correlation."""
+    """Print the rule and the interval alone, by kind of data, seeds and correlation."""
     heads = [f"{name}, {correlation:g}" for correlation in CORRELATIONS for name in ("rule", "interval")]
     rows = [
         (n, kind, *(share for correlation in CORRELATIONS for share in ask(kind, n, correlation, repetitions)))
@@ -65,17 +63,17 @@ def compared_table(title: str, ask: Callable[..., tuple[float, float]], kinds: S
 
 
 def worse_table(repetitions: int) -> None:
-    """False claims. (Of `ceiling` there are none: its difference is within the margin.)"""
+    """Print false claims. (`ceiling` can have none: its difference is within the margin.)"""
     compared_table("Worse, but called as good", wrongly, ("noise", "stuck"), repetitions)
 
 
 def better_table(repetitions: int) -> None:
-    """Power."""
+    """Print the power."""
     compared_table("Better, and called as good", rightly, ("noise", "ceiling", "stuck"), repetitions)
 
 
 def rare_table(repetitions: int) -> None:
-    """What cannot be seen."""
+    """Print how often rare failures stay undetected."""
     rows = [
         (f"{share:.0%}", f"{47 * share:.1f}", *(rarely_stuck(share, n, repetitions)[0] for n in (10, 20, 30, 60)))
         for share in (0.05, 0.1, 0.2, 0.3)
@@ -87,17 +85,5 @@ def rare_table(repetitions: int) -> None:
 TABLES = {"worse": worse_table, "better": better_table, "rare": rare_table}
 
 
-def main() -> None:
-    """Print the tables that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--table", choices=sorted(TABLES), action="append", help="default: all")
-    parser.add_argument("--repetitions", type=int, default=4000)
-    options = parser.parse_args()
-    error = math.sqrt(0.025 * 0.975 / options.repetitions)
-    print(f"{options.repetitions} repetitions: Monte Carlo standard error {error:.4f} at 2.5 %")
-    for name in options.table or TABLES:
-        TABLES[name](options.repetitions)
-
-
 if __name__ == "__main__":
-    main()
+    print_tables(TABLES, __doc__.splitlines()[0], 0.025, "2.5 %")

@@ -15,7 +15,7 @@ from tests.store.helpers import CONFIG, RUN, advance, filled, new_run, row
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """Something that must neither be read, nor written, nor deleted."""
+    """A directory that must not be read, written or deleted."""
     place = tmp_path / "outside"
     (place / "4").mkdir(parents=True)
     (place / "precious.json").write_text('{"format": 1, "state": "done"}')
@@ -85,11 +85,11 @@ def test_a_linked_checkpoint_is_not_followed_and_not_pruned(tmp_path: Path, outs
     assert run.checkpoint_steps() == [10, 8, 2]
     with pytest.raises(StorageError, match="is a symbolic link and is not deleted"):
         RunStore(tmp_path / "runs").remove(RUN)
-    assert run.metrics()[0] == row(1), "something was deleted before the refusal"
+    assert run.metrics()[0] == row(1), "a file was deleted before the refusal"
     assert _untouched(outside)
 
 
-def test_a_linked_leftover_is_not_swept(tmp_path: Path, outside: Path) -> None:
+def test_a_linked_leftover_is_not_removed(tmp_path: Path, outside: Path) -> None:
     run = filled(tmp_path / "runs")
     (run.path / ".tmp-link").symlink_to(outside)
     (run.path / ".tmp-folder").mkdir()
@@ -103,7 +103,7 @@ def test_a_linked_leftover_is_not_swept(tmp_path: Path, outside: Path) -> None:
     assert _untouched(outside)
 
 
-def test_a_linked_run_is_listed_as_foreign_and_neither_opened_nor_removed(tmp_path: Path) -> None:
+def test_a_linked_run_is_listed_as_unrecognised_and_neither_opened_nor_removed(tmp_path: Path) -> None:
     real = filled(tmp_path / "elsewhere")
     root = tmp_path / "runs"
     root.mkdir()

@@ -75,7 +75,7 @@ def test_a_power_cut_after_the_final_status_loses_no_row_that_has_no_checkpoint(
     assert left.status()["state"] == "diverged"
 
 
-def test_a_power_cut_after_going_back_cannot_bring_a_checkpoint_without_its_rows(tmp_path: Path) -> None:
+def test_a_power_cut_after_a_rewind_cannot_restore_a_checkpoint_without_its_rows(tmp_path: Path) -> None:
     with Machine() as machine:
         run = new_run(tmp_path / "runs")
         with run.lock() as writer:
@@ -111,7 +111,7 @@ def test_the_newest_checkpoint_is_the_highest_step_whatever_the_file_times_say(t
         for place in (run.path / "checkpoints" / str(step)).iterdir():
             os.utime(place, (1e9 + age * 1e6,) * 2)
         os.utime(run.path / "checkpoints" / str(step), (1e9 + age * 1e6,) * 2)
-    assert run.checkpoint_steps() == [12, 10, 2], "as numbers, not as texts"
+    assert run.checkpoint_steps() == [12, 10, 2], "as numbers, not as strings"
     assert assert_consistent(run) == 12
 
 
@@ -132,8 +132,8 @@ def test_a_clock_that_runs_backwards_changes_neither_order_nor_pruning_nor_locks
     assert RunStore(tmp_path).find(RUN[:4]).id == RUN
 
 
-def test_what_a_run_keeps_says_nothing_about_the_time_it_was_made(tmp_path: Path) -> None:
-    """Two runs of one configuration must be equal to the bit, so that no clock may get into them."""
+def test_the_files_of_a_run_do_not_depend_on_the_time(tmp_path: Path) -> None:
+    """Two runs of one configuration are equal to the bit."""
     runs = [filled(tmp_path / name) for name in ("a", "b")]
     names = ["config.json", "metrics.jsonl", "checkpoints/4/state.safetensors", "checkpoints/4/manifest.json"]
     for name in names:

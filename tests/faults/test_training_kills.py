@@ -19,7 +19,7 @@ from semfocus.execution import train
 from semfocus.training import Interrupted
 from semfocus.training.signals import listening
 from semfocus.training.step import TrainStep
-from tests.faults.steps import before_each_step
+from tests.store.machine import before_each_step
 from tests.training.helpers import assert_same_bits, exit_code, process, run_of, runtime, states, tiny, trained
 
 # Three members: one leaves after the first epoch, one after the third, one stays.

@@ -11,7 +11,7 @@ import torch
 
 from semfocus.execution import train
 from semfocus.training.step import TrainStep
-from tests.faults.steps import before_each_step
+from tests.store.machine import before_each_step
 from tests.training.helpers import run_of, runtime, states, tensors, tiny, trained
 
 CONFIGS = [tiny(seed) for seed in range(5)]

@@ -17,9 +17,8 @@ from semfocus.errors import CorruptData, StorageError, UsageError
 from semfocus.execution import train
 from semfocus.store import DamagedCheckpoint, RunDirectory
 from semfocus.training import Progress
-from tests.faults.steps import before_each_step
 from tests.store.helpers import flip
-from tests.store.machine import Machine, directory_for_everybody, give_up_superuser, set_mode
+from tests.store.machine import Machine, before_each_step, directory_for_everybody, give_up_superuser, set_mode
 from tests.training.helpers import assert_same_bits, process, run_of, runtime, states, tensors, tiny, trained
 
 PAIR = [tiny(seed, "topk:3") for seed in (1, 2)]

@@ -1,4 +1,4 @@
-"""Faults of the operating system, injected into `os`: the only place where these tests patch anything.
+"""Injected faults: calls of `os` that fail or race with another process, and training steps that fail.
 
     with Machine() as machine:              # records the calls that change the file system
         ...
@@ -24,6 +24,7 @@ from typing import Any
 from unittest import mock
 
 from semfocus.store import locks
+from semfocus.training.step import TrainStep
 
 TAKE_SPACE = ("write", "pwrite", "fsync", "mkdir", "open")
 CHANGES = ("write", "pwrite", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "ftruncate", "open")
@@ -135,6 +136,19 @@ def before_call(name: str, act: Callable[[], object], path: str = "") -> Iterato
     with mock.patch.object(os, name, call):
         yield
     assert done, f"os.{name} was not called on {path!r}"
+
+
+@contextmanager
+def before_each_step(act: Callable[[TrainStep], None]) -> Iterator[None]:
+    """Call `act` before each training step of any cohort in this process; what it raises, the step raises."""
+    real = TrainStep.step
+
+    def step(self: TrainStep) -> None:
+        act(self)
+        real(self)
+
+    with mock.patch.object(TrainStep, "step", step):
+        yield
 
 
 @contextmanager

@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import semfocus
-from semfocus.analysis.groups import grouped
-from semfocus.analysis.records import load_records
+from semfocus.analysis.results import Results
 from semfocus.cli import app
 from semfocus.errors import CorruptData, OtherFormat
 from semfocus.store import RunDirectory, RunStore, formats
@@ -185,7 +184,7 @@ def test_runs_of_format_1_and_of_today_are_compared_with_each_other(tmp_path: Pa
     seeds = [1, 2]
     trained([CONFIG.model_copy(update={"seed": 2})], run.path.parent)
     trained([tiny(seed, "full", stop_accuracy=0.99) for seed in seeds], run.path.parent)
-    groups = grouped(load_records(run.path.parent).records).groups
+    groups = Results.load(run.path.parent).groups
     assert [sorted(group.mechanisms) for group in groups] == [["full", "topk:3"]]
     assert groups[0].comparison.seeds == 2
 

@@ -168,6 +168,18 @@ def test_corrupt_and_leftover_entries_can_be_removed_and_unrecognised_ones_canno
     assert os.listdir(tmp_path) == ["other"]
 
 
+def test_only_runs_without_a_result_are_removable_and_finished_ones_on_request(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    for number, state in enumerate(["done", "diverged", "interrupted", "failed"]):
+        with new_run(tmp_path, f"0000000{number}").lock() as writer:
+            writer.write_status(state)
+    (tmp_path / "other").mkdir()
+    with new_run(tmp_path, "00000004").lock():
+        assert [entry.state for entry in store.removable()] == ["diverged", "failed"]
+        everything = [entry.state for entry in store.removable(finished=True)]
+    assert everything == ["done", "diverged", "interrupted", "failed"], "a running or an unrecognised entry"
+
+
 def test_figures_and_pages_beside_runs_are_not_listed(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     for name in ("figures", "elsewhere"):

@@ -1,4 +1,4 @@
-"""JSON goes there and back unchanged, or not at all."""
+"""Values are encoded and decoded unchanged, or refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = st.dictionaries(TEXTS.filter(lambda name: name != safe_json.NOT_FINITE), 
 
 
 @given(ROWS)
-def test_a_row_comes_back_as_it_was_from_a_line_of_standard_json(row: dict[str, Any]) -> None:
+def test_a_row_is_decoded_unchanged_from_a_line_of_standard_json(row: dict[str, Any]) -> None:
     line = safe_json.encode_row(row, "a row")
     json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert b"\n" not in line
@@ -31,7 +31,7 @@ def test_a_row_comes_back_as_it_was_from_a_line_of_standard_json(row: dict[str, 
         assert back[name] == value or (math.isnan(value) and math.isnan(back[name]))
 
 
-def test_a_float_that_is_not_finite_is_null_to_others_and_itself_to_us() -> None:
+def test_a_float_that_is_not_finite_is_null_in_standard_json_and_restored_by_decode_row() -> None:
     row = {"step": 1, "a": math.nan, "b": math.inf, "c": -math.inf, "d": None}
     line = safe_json.encode_row(row, "a row")
     lost = {"a": "nan", "b": "inf", "c": "-inf"}
@@ -53,7 +53,7 @@ def test_a_float_that_is_not_finite_is_null_to_others_and_itself_to_us() -> None
         ({"a": "x" * 2**20}, "at most 1048576 are read back"),
     ],
 )
-def test_what_could_not_be_read_back_is_not_written(value: Any, reason: str) -> None:
+def test_what_cannot_be_decoded_is_not_encoded(value: Any, reason: str) -> None:
     with pytest.raises(UsageError, match=f"the thing .*{reason}"):
         safe_json.encode(value, "the thing")
 
@@ -78,6 +78,6 @@ def test_a_missing_file_is_none_and_no_error(tmp_path: Path) -> None:
     assert safe_json.read(tmp_path / "nothing.json") is None
 
 
-def test_a_name_that_we_use_ourselves_cannot_be_a_field() -> None:
+def test_the_reserved_name_not_finite_cannot_be_a_field() -> None:
     with pytest.raises(UsageError, match="the name not_finite is taken"):
         safe_json.encode_row({"not_finite": 1}, "a row")

@@ -17,17 +17,17 @@ from tests.store.helpers import CONFIG, advance, filled, new_run, row, state
 from tests.store.machine import before_call
 
 
-def test_the_newest_two_checkpoints_stay_and_those_that_were_meant_to(tmp_path: Path) -> None:
+def test_the_newest_two_checkpoints_and_the_kept_ones_are_not_pruned(tmp_path: Path) -> None:
     run = filled(tmp_path, last=12, keep=(2, 6, 10))
     assert run.checkpoint_steps() == [12, 10, 6, 2]
     assert sorted(os.listdir(run.path / "checkpoints")) == ["10", "12", "2", "6"]
-    with run.lock() as writer:  # a new process knows what the first was told
+    with run.lock() as writer:  # keep is stored, not remembered
         advance(writer, 13, 16)
     assert run.checkpoint_steps() == [16, 14, 10, 6, 2]
     assert torch.equal(run.load_checkpoint(step=6).tensors["weight"], state(6)["weight"])
 
 
-def test_saving_a_step_again_changes_nothing_but_can_make_it_stay(tmp_path: Path) -> None:
+def test_saving_a_step_again_changes_nothing_but_keep(tmp_path: Path) -> None:
     run = filled(tmp_path)
     with run.lock() as writer:
         writer.save_checkpoint(4, state(4), {"rng": "ignored"})
@@ -49,7 +49,7 @@ def test_saving_other_tensors_for_a_step_or_an_earlier_step_is_refused(tmp_path:
     assert run.checkpoint_steps() == [3, 2]
 
 
-def test_going_back_forgets_newer_checkpoints_even_those_meant_to_stay(tmp_path: Path) -> None:
+def test_rewinding_removes_newer_checkpoints_even_kept_ones(tmp_path: Path) -> None:
     run = filled(tmp_path, last=8, keep=(2, 6))
     with run.lock() as writer:
         advance(writer, 9, 12)
@@ -57,7 +57,7 @@ def test_going_back_forgets_newer_checkpoints_even_those_meant_to_stay(tmp_path:
         assert run.checkpoint_steps() == [2]
         assert run.metrics() == [row(1), row(2)]
         advance(writer, 3, 12)
-        assert run.checkpoint_steps() == [12, 10, 2], "step 6 was saved anew, and not to stay"
+        assert run.checkpoint_steps() == [12, 10, 2], "step 6 was saved again without keep"
         writer.rewind(None)
     assert run.checkpoint_steps() == []
     assert run.metrics() == run.timing() == []
@@ -93,7 +93,7 @@ def test_a_row_that_could_not_be_read_back_is_refused_and_leaves_no_trace(
     assert run.metrics() == [row(step) for step in range(1, 6)]
 
 
-def test_metrics_that_are_not_finite_come_back_as_they_were(tmp_path: Path) -> None:
+def test_metrics_that_are_not_finite_are_read_back_unchanged(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     with run.lock() as writer:
         writer.append_metrics({"step": 1, "train_loss": math.inf, "heldout_loss": math.nan})
@@ -123,7 +123,7 @@ def test_an_unknown_state_is_refused_with_the_known_ones(tmp_path: Path) -> None
         writer.write_status("doen")
 
 
-def test_a_fact_cannot_pretend_to_be_the_format(tmp_path: Path) -> None:
+def test_a_status_cannot_set_its_own_format(tmp_path: Path) -> None:
     with new_run(tmp_path).lock() as writer, pytest.raises(UsageError, match="not facts"):
         writer.write_status("done", format=7)
 
@@ -137,7 +137,7 @@ def test_meta_that_json_cannot_carry_is_refused_and_nothing_is_saved(tmp_path: P
     assert os.listdir(run.path / "checkpoints") == []
 
 
-def test_a_writer_is_of_no_use_after_its_lock_was_given_back(tmp_path: Path) -> None:
+def test_a_writer_refuses_to_write_after_its_lock_was_released(tmp_path: Path) -> None:
     run = filled(tmp_path)
     with run.lock() as writer:
         pass
@@ -145,7 +145,7 @@ def test_a_writer_is_of_no_use_after_its_lock_was_given_back(tmp_path: Path) -> 
         writer.append_metrics(row(5))
 
 
-def test_members_saved_together_are_as_if_saved_one_by_one(tmp_path: Path) -> None:
+def test_members_saved_together_equal_members_saved_one_by_one(tmp_path: Path) -> None:
     ids = [f"{i:08x}" for i in range(5)]
     runs = RunStore(tmp_path).create_or_open_all(dict.fromkeys(ids, CONFIG))
     locks = [run.lock() for run in runs]

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import semfocus
 from semfocus import recipes
-from semfocus.analysis.records import Record, load_records
+from semfocus.analysis.results import Results
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
 from semfocus.errors import UsageError
 from semfocus.fused import refuses
@@ -204,7 +204,7 @@ def test_next_token_learns_to_copy_and_the_run_says_so(tmp_path: Path) -> None:
         assert rows[-1]["train_loss"] < 0.3 * rows[0]["train_loss"]
         assert (outcome.run.status() or {})["reason"] == "training accuracy reached 0.97"
         assert outcome.run.config()["objective"] == "next_token"
-        record = Record.read(outcome.run)
+        (record,) = Results.load(outcome.run.path.parent, [outcome.run.id]).records
         assert record.converged_at == next(row["epoch"] for row in rows if row["train_accuracy"] >= 0.95)
         _, heldout = semfocus.training.data.load(outcome.config, outcome.config.task.build())
         predicted = load(outcome.run).predict(heldout.tokens, heldout.lengths)
@@ -215,7 +215,7 @@ def test_next_token_learns_to_copy_and_the_run_says_so(tmp_path: Path) -> None:
         losses = Losses(subject.spec, subject.rows, Plan(members=1, rows=100))
         losses.matrix.copy_(subject.parameters)
         assert losses()[0].item() == pytest.approx(rows[-1]["train_loss"], rel=1e-4)
-    assert not load_records(tmp_path).faults
+    assert not Results.load(tmp_path).faults
 
 
 def test_a_task_that_is_not_in_the_paper_can_be_compared_without_a_setting(tmp_path: Path) -> None:
@@ -263,9 +263,9 @@ def test_an_objective_learned_by_its_loss_stops_and_converges_below_the_threshol
     assert set(rows[0]) == {"epoch", "step", "lr", "train_loss", "heldout_loss"}
     assert [row["train_loss"] <= 0.6 for row in rows] == [False] * (len(rows) - 1) + [True]
     assert (outcome.run.status() or {})["reason"] == "training loss reached 0.6"
-    record = Record.read(outcome.run)
+    (record,) = Results.load(outcome.run.path.parent, [outcome.run.id]).records
     assert record.converged_at == rows[-1]["epoch"]
-    assert len(load_records(tmp_path).records) == 1
+    assert len(Results.load(tmp_path).records) == 1
 
 
 def test_a_task_without_accuracy_can_be_compared(tmp_path: Path) -> None:

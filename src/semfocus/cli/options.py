@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
+RunsDirectory = Annotated[
+    Path | None, typer.Argument(help="The directory of runs. Default: SEMFOCUS_RUNS, else ./runs.")
+]
 Out = Annotated[Path | None, typer.Option(help="Where runs live. Default: SEMFOCUS_RUNS, else ./runs.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; with the same number results repeat to the bit.")]

@@ -1,4 +1,4 @@
-"""`semfocus report`: the runs as one page, and as figures."""
+"""`semfocus report`: a page and figures of the runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
+from semfocus.cli.options import RunsDirectory
 from semfocus.errors import UsageError
 
 
 def report_command(
-    runs: Annotated[
-        Path | None, typer.Argument(help="The directory of runs. Default: SEMFOCUS_RUNS, else ./runs.")
-    ] = None,
+    runs: RunsDirectory = None,
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="Instead of the names of the tasks.")] = None,
     figures: Annotated[
@@ -65,7 +64,7 @@ def _serve(root: Path, port: int, title: str | None) -> None:
 
     with PageServer(root, port=port, title=title) as server:
         try:
-            server.page()  # what is wrong with the runs is said here, not in a browser
+            server.page()  # errors in the runs are reported here, not in a browser
             typer.echo(f"{server.url}  (Ctrl-C ends)")
             server.serve_forever()
         except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`semfocus runs`, `show` and `clean`: what is in the store."""
+"""`semfocus runs`, `show` and `clean`: the content of a store."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Annotated
 
 import typer
 
+from semfocus.cli.options import RunsDirectory
 from semfocus.cli.shared import console
 from semfocus.errors import SemfocusError
 
-Place = Annotated[Path | None, typer.Argument(help="The directory of runs. Default: SEMFOCUS_RUNS, else ./runs.")]
-
 
 def list_runs(
-    directory: Place = None,
+    directory: RunsDirectory = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """List the runs: state, epochs, accuracies, epoch of convergence, time. Nothing is left out silently."""
+    """List the runs: state, epochs, accuracies, epoch of convergence, time. Nothing is omitted silently."""
     from rich.table import Table
 
     from semfocus.analysis.results import Results
@@ -35,20 +34,19 @@ def list_runs(
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("run", "task", "mechanism", "seed", "state", "epochs", "train", "held out", "95 % at", "time"):
         table.add_column(title, no_wrap=title in ("run", "mechanism"))
-    strange = [row for row in rows if "task" not in row]
     for row in rows:
-        if row in strange:
+        if "task" not in row:
             continue
-        shares = [
+        accuracies = [
             f"{row[name]:.1%}" if row[name] is not None else "" for name in ("train_accuracy", "heldout_accuracy")
         ]
-        there = "" if row["converged_at"] is None else f"{row['converged_at']:g}"
+        converged_at = "" if row["converged_at"] is None else f"{row['converged_at']:g}"
         table.add_row(
             row["id"], row["task"], row["mechanism"], str(row["seed"]), row["state"],
-            f"{row['epoch']:g} / {row['epochs']}", *shares, there, f"{row['seconds']:.0f} s",
+            f"{row['epoch']:g} / {row['epochs']}", *accuracies, converged_at, f"{row['seconds']:.0f} s",
         )  # fmt: skip
     console().print(table)
-    for row in strange:
+    for row in (row for row in rows if "task" not in row):  # entries that are not readable runs
         typer.echo(f"{row['id']}: {row['state']}, {row['why']}")
 
 
@@ -56,46 +54,42 @@ def show_run(
     run: Annotated[str, typer.Argument(help="A run's directory, or the beginning of its id.")],
     directory: Annotated[Path | None, typer.Option("--out", help="Where runs live.")] = None,
 ) -> None:
-    """Show one run: its configuration, how it stands, its last measurements and its checkpoints."""
+    """Show one run: its configuration, status, last metrics and checkpoints."""
     from semfocus.store import RunStore
     from semfocus.training.loading import checkpoint_epochs
 
-    found = RunStore(directory).find(run)
-    status = found.status()
-    typer.echo(f"{found.path}\n")
-    typer.echo(json.dumps(found.config(), indent=2))
+    shown = RunStore(directory).find(run)
+    status = shown.status()
+    typer.echo(f"{shown.path}\n")
+    typer.echo(json.dumps(shown.config(), indent=2))
     typer.echo(f"\nstatus: {json.dumps(status)}")
-    for row in found.metrics()[-5:]:
+    for row in shown.metrics()[-5:]:
         typer.echo(json.dumps(row))
-    kept = found.kept_steps()
-    there = [
-        f"epoch {epoch:g} (step {step}{', kept' * (step in kept)})" for epoch, step in checkpoint_epochs(found).items()
+    kept = shown.kept_steps()
+    checkpoints = [
+        f"epoch {epoch:g} (step {step}{', kept' * (step in kept)})" for epoch, step in checkpoint_epochs(shown).items()
     ]
-    typer.echo(f"checkpoints: {', '.join(there) or 'none'}")
+    typer.echo(f"checkpoints: {', '.join(checkpoints) or 'none'}")
 
 
 def clean_runs(
-    directory: Place = None,
+    directory: RunsDirectory = None,
     everything: Annotated[bool, typer.Option("--all", help="Also finished and interrupted runs.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove; without this, only list what would be removed.")] = False,
 ) -> None:
-    """Remove failed, diverged and torn runs (with --all every run). Never one that a process is working on."""
+    """Remove failed, diverged and corrupt runs (with --all every run). Never one that a process is working on."""
     from semfocus.store import RunStore
 
     store = RunStore(directory)
-    states = ("corrupt", "failed", "diverged", *(("done", "interrupted", "empty") if everything else ()))
-    doomed = [entry for entry in store.entries() if entry.state in states]
-    for entry in doomed:
-        if entry.holder is not None:
-            typer.echo(f"kept {entry.name}: {entry.holder} is working on it")
-            continue
+    entries = store.removable(finished=everything)
+    for entry in entries:
         try:
             if yes:
                 store.remove(entry.name)
             typer.echo(f"{'removed' if yes else 'would remove'} {entry.name} ({entry.state})")
         except SemfocusError as error:
             typer.echo(f"kept {entry.name}: {error}")
-    if not doomed:
+    if not entries:
         typer.echo("nothing to remove")
     elif not yes:
         typer.echo("give --yes to remove them")

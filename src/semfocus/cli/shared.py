@@ -1,4 +1,4 @@
-"""What several commands share."""
+"""Helpers of several commands: parsing of option values, the console, progress bars."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNLIMITED = 10_000  # columns
 
 
 def assignments(texts: list[str] | None) -> dict[str, Any]:
-    """`["length=60", "tokenizer=char"]` as a dictionary; numbers and true/false are read as such."""
+    """Return `["length=60", "tokenizer=char"]` as a dictionary; values are JSON, otherwise strings."""
     values: dict[str, Any] = {}
     for text in texts or []:
         name, equals, value = text.partition("=")
@@ -34,7 +34,7 @@ def assignments(texts: list[str] | None) -> dict[str, Any]:
 
 
 def names_of(flag: str, text: str | None) -> list[str] | None:
-    """`full,topk:5` as a list; None when the option was not given."""
+    """Return `full,topk:5` as a list; None when the option was not given."""
     if text is None:
         return None
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -44,7 +44,7 @@ def names_of(flag: str, text: str | None) -> list[str] | None:
 
 
 def console() -> Console:
-    """Where tables go; as wide as they like where no terminal limits them, and never cut off at its border."""
+    """Return the console for tables; their width is limited only by a terminal, and lines wrap instead of being cut."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else UNLIMITED, soft_wrap=True)
@@ -52,17 +52,17 @@ def console() -> Console:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time left, on a terminal; nothing elsewhere."""
+    """Yield a function (done, total) that updates a progress bar, which is shown on a terminal only."""
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
         bar = bars.add_task(title, total=None)
-        yield lambda done, wanted: bars.update(bar, completed=done, total=wanted)
+        yield lambda done, total: bars.update(bar, completed=done, total=total)
 
 
 def nearby(path: Path) -> str:
-    """A path as one would type it from here."""
+    """Return a path relative to the working directory where it is below it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 

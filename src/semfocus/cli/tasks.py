@@ -1,4 +1,4 @@
-"""`semfocus tasks`: list, look at and export what models learn."""
+"""`semfocus tasks`: list, show and export tasks."""
 
 from __future__ import annotations
 
@@ -35,11 +35,8 @@ def list_tasks(context: typer.Context) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("task", "width", "symbols", "classes", "question"):
-        table.add_column(
-            title,
-            justify="right" if title in ("width", "symbols", "classes") else "left",
-            no_wrap=title == "task",
-        )
+        numeric = title in ("width", "symbols", "classes")
+        table.add_column(title, justify="right" if numeric else "left", no_wrap=title == "task")
     for name in task_names():
         task = get_task(name)
         table.add_row(name, str(task.seq_len), str(task.vocab_size), str(task.num_classes), task.summary)
@@ -55,17 +52,17 @@ def show_task(
     split: SplitName = "train",
     options: Options = None,
 ) -> None:
-    """Print a few rows as people write them, with their classes and the accuracies that need no learning."""
+    """Print a few examples in readable form, with their classes and the accuracies that need no learning."""
     from semfocus.tasks import get_task
 
     task = get_task(name, **assignments(options))
     batch = task.sample(n, seed=seed, split=split)
     typer.echo(f"{task.name}: {task.summary}")
     typer.echo(f"width {task.seq_len}, {task.vocab_size} symbols, {task.num_classes} classes\n")
-    for row, label, length in zip(batch.tokens, batch.labels.tolist(), batch.lengths.tolist(), strict=True):
-        typer.echo(f"{task.render(row, length)}  ->  {task.render_label(label)}")
-    known = ", ".join(f"{kind} {share:.1%}" for kind, share in task.baselines.items())
-    typer.echo(f"\naccuracy without learning: {known}")
+    for tokens, label, length in zip(batch.tokens, batch.labels.tolist(), batch.lengths.tolist(), strict=True):
+        typer.echo(f"{task.render(tokens, length)}  ->  {task.render_label(label)}")
+    baselines = ", ".join(f"{kind} {accuracy:.1%}" for kind, accuracy in task.baselines.items())
+    typer.echo(f"\naccuracy without learning: {baselines}")
 
 
 @app.command("export")
@@ -78,7 +75,7 @@ def export_task(
     options: Options = None,
     manifest: Annotated[Path | None, typer.Option(help="Make the rows of an earlier export's manifest again.")] = None,
 ) -> None:
-    """Write rows to a file, and beside it a manifest that makes the same file again."""
+    """Write examples to a file, and beside it a manifest from which the same file can be made again."""
     from semfocus.tasks.export import Recipe, export, export_again
 
     if (name is None) == (manifest is None):

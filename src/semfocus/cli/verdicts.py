@@ -1,4 +1,4 @@
-"""`semfocus verdicts` and `semfocus export`: what the runs say to the paper's claims, and all of them as one table."""
+"""`semfocus verdicts` and `semfocus export`: the paper's claims judged by the runs, and the runs as one table."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from semfocus.cli.options import RunsDirectory
+
 if TYPE_CHECKING:
     from semfocus.analysis.records import Fault
     from semfocus.analysis.verdicts import Verdict
 
-Runs = Annotated[Path | None, typer.Argument(help="The directory of runs. Default: SEMFOCUS_RUNS, else ./runs.")]
 _WIDTH = 100
 
 
 def verdicts_command(
-    directory: Runs = None,
+    directory: RunsDirectory = None,
     long: Annotated[bool, typer.Option("--long", help="Also the rule, effect, interval, p, runs and reason.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
@@ -40,15 +41,15 @@ def verdicts_command(
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
         return
     for verdict in results.verdicts:
-        typer.echo(_at_length(verdict) if long else _line(verdict))
+        typer.echo(_paragraph(verdict) if long else _line(verdict))
     for record in results.records:
         if not record.ended:
             typer.echo(f"{record.id}: {record.state}, left out", err=True)
-    _report(results.faults)
+    _print_faults(results.faults)
 
 
 def export_command(
-    directory: Runs = None,
+    directory: RunsDirectory = None,
     out: Annotated[Path | None, typer.Option(help="The file to write. Default: runs.parquet or runs.csv.")] = None,
     to: Annotated[Literal["parquet", "csv"], typer.Option(help="The format.")] = "parquet",
 ) -> None:
@@ -62,7 +63,7 @@ def export_command(
     typer.echo(f"wrote {written.path}: {written.rows} rows of {written.runs} runs")
     if written.without_rows:
         typer.echo(f"without metrics, and so without rows: {', '.join(written.without_rows)}", err=True)
-    _report(results.unreadable)
+    _print_faults(results.unreadable)
 
 
 def _line(verdict: Verdict) -> str:
@@ -72,12 +73,12 @@ def _line(verdict: Verdict) -> str:
     return f"{verdict.claim:4} {verdict.outcome:16} {verdict.statement} ({', '.join(facts)})"
 
 
-def _at_length(verdict: Verdict) -> str:
-    ends = "" if verdict.interval is None else f"{verdict.interval[0]:.4g} to {verdict.interval[1]:.4g}"
+def _paragraph(verdict: Verdict) -> str:
+    interval = "" if verdict.interval is None else f"{verdict.interval[0]:.4g} to {verdict.interval[1]:.4g}"
     facts = {
         "rule": verdict.rule,
         "effect": verdict.effect or "",
-        "interval": ends,
+        "interval": interval,
         "p": "" if verdict.p is None else f"{verdict.p:.2g}",
         "runs": str(verdict.runs),
         "because": verdict.because,
@@ -85,13 +86,11 @@ def _at_length(verdict: Verdict) -> str:
     lines = [f"{verdict.claim:4} {verdict.outcome}: {verdict.statement}"]
     for name, text in facts.items():
         if text:
-            indent = " " * 15
-            filled = textwrap.fill(text, _WIDTH, initial_indent=f"     {name:9} ", subsequent_indent=indent)
-            lines.append(filled)
+            lines.append(textwrap.fill(text, _WIDTH, initial_indent=f"     {name:9} ", subsequent_indent=" " * 15))
     return "\n".join(lines) + "\n"
 
 
-def _report(faults: list[Fault]) -> None:
-    """What is not a run, and why, beside the results."""
+def _print_faults(faults: list[Fault]) -> None:
+    """Print what could not be read, and why, to stderr."""
     for fault in faults:
         typer.echo(f"{fault.name}: {fault.text}", err=True)
