@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semfocus.analysis.groups import baselines_of, group_records
-from semfocus.analysis.mechanism_order import mechanism_order
+from semfocus.analysis.groups import baselines_of, group_records, mechanism_order
 from semfocus.analysis.records import Fault, Record
 from semfocus.config import RunConfig
-from semfocus.report.figures.ablations import ablations, main_groups
-from semfocus.report.figures.series import quantiles, series
+from semfocus.report.figures.gallery import ablations, main_groups
+from semfocus.report.figures.lines import quantiles, series
 from semfocus.report.page import payload
 from semfocus.report.page.payload import charts, thinned
 from semfocus.report.page.summary import summarise

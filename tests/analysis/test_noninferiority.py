@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 from semfocus.analysis import Accuracies, Interval, Margin, accuracy_difference
+from semfocus.analysis.accuracy import noninferiority_test, sign_p, two_groups
 from semfocus.analysis.intervals import log_interval, mean_interval, one_sided_p, tost_p
-from semfocus.analysis.noninferiority import noninferiority_test, sign_p, two_groups
 
 FULL = [0.90, 0.91, 0.89, 0.92, 0.90, 0.91, 0.88, 0.90, 0.93, 0.89]
 

@@ -17,7 +17,7 @@ from semfocus.cli import app
 from semfocus.errors import UsageError
 from semfocus.measurements import Dispersion
 from semfocus.report.figures.style import PALETTES
-from semfocus.report.page import cross_task_panels, measured, measured_surfaces, pictures
+from semfocus.report.page import measured, measured_panels, pictures
 from semfocus.report.page.page import render
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.measurements import write_measurement
@@ -62,8 +62,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return {"title": title, "note": words, "light": f"data:{title}", "dark": f"data:{title}", "width": None}
 
     monkeypatch.setattr(measured, "picture", note)
-    monkeypatch.setattr(cross_task_panels, "picture", note)
-    monkeypatch.setattr(measured_surfaces, "picture", note)
+    monkeypatch.setattr(measured_panels, "picture", note)
     return seen
 
 

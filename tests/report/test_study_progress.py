@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semfocus.report.terminal.study_progress import StudyProgressTable, Work
+from semfocus.report.terminal.progress import StudyProgressTable, Work
 
 
 @dataclass
@@ -45,7 +45,6 @@ class Report:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("semfocus.report.terminal.study_progress.time", clock)
     monkeypatch.setattr("semfocus.report.terminal.progress.time", clock)
     return clock
 

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from semfocus.analysis.mechanism_order import mechanism_order
+from semfocus.analysis.groups import mechanism_order
 from semfocus.attention.mechanisms import mechanism_class, mechanism_names
 from semfocus.recipes import COMPACT, GRID
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style

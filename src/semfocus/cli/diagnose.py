@@ -140,8 +140,8 @@ def _document(run: MeasuredRun) -> dict[str, Any]:
 
 
 def _print_runs(measured: list[MeasuredRun], rows: list[dict[str, Any]], shaken: list[MaskStability]) -> None:
-    from semfocus.report.tables import condition_table, newest_rows, norm_table
     from semfocus.report.terminal.tables import rich_table
+    from semfocus.report.text import condition_table, newest_rows, norm_table
 
     for row in newest_rows(rows):
         console().print(rich_table(condition_table(row)))

@@ -52,8 +52,8 @@ def speed_command(
 def _dispersion(results: Results, mechanism: str, percentile: str, out: Path) -> None:
     from semfocus.analysis.dispersion_vs_speedup import WHENS, dispersion_against_speed, drawn_points, stored_points
     from semfocus.report.figures.drawing import both_themes
-    from semfocus.report.figures.speedup_scatter import draw_dispersion_vs_speedup
-    from semfocus.report.terminal.theory import correlation_lines, dispersion_table, left_out_lines
+    from semfocus.report.figures.scatter import draw_dispersion_vs_speedup
+    from semfocus.report.terminal.tables import correlation_lines, dispersion_table, left_out_lines
 
     points = stored_points(results, mechanism, percentile)
     correlations = {when: dispersion_against_speed(points, when) for when in WHENS}
@@ -70,8 +70,8 @@ def _dispersion(results: Results, mechanism: str, percentile: str, out: Path) ->
 def _masks(results: Results, mechanism: str, out: Path) -> None:
     from semfocus.analysis.masks_vs_speedup import OUTCOMES, masks_against, stored_mask_points
     from semfocus.report.figures.drawing import both_themes
-    from semfocus.report.figures.speedup_scatter import draw_masks_vs_speedup
-    from semfocus.report.terminal.theory import correlation_lines, left_out_lines, mask_line, mask_table
+    from semfocus.report.figures.scatter import draw_masks_vs_speedup
+    from semfocus.report.terminal.tables import correlation_lines, left_out_lines, mask_line, mask_table
 
     measured = stored_mask_points(results, mechanism)
     points = measured.points

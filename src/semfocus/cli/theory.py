@@ -25,7 +25,7 @@ def regions_command(out: FigureDirectory = Path("figures")) -> None:
     semfocus theory regions --out paper/figures
     """
     from semfocus.report.figures.theory import write_region_figures
-    from semfocus.report.terminal.theory import region_table
+    from semfocus.report.terminal.tables import region_table
 
     typer.echo("Share of what one model can reach (c1 + c2 <= 1) in which the paper's condition holds:\n")
     console().print(region_table())

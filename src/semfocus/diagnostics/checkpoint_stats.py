@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semfocus.analysis.conditions import finite
+from semfocus.analysis.table6 import finite
 from semfocus.diagnostics.aggregate import PERCENTS, Aggregate, Summary
 from semfocus.diagnostics.diagnosing import observe
 from semfocus.errors import UsageError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from semfocus.analysis.mechanism_order import mechanism_order
+from semfocus.analysis.groups import mechanism_order
 from semfocus.errors import UsageError
 from semfocus.measurements import Sharpness, Surface, SurfaceMeta
 from semfocus.measurements.kinds import PERCENTILES

@@ -20,10 +20,9 @@ from semfocus.report.figures.diagnosis import (
     draw_heat_maps,
     draw_mask_stability,
 )
-from semfocus.report.figures.lines import run_label
 from semfocus.report.page.markup import policy, style_sheet, template
 from semfocus.report.page.pictures import picture
-from semfocus.report.tables import condition_table, layer_table, newest_rows, norm_table, spread_table
+from semfocus.report.text import condition_table, layer_table, newest_rows, norm_table, run_label, spread_table
 from semfocus.store.atomic import write_text
 
 Json = Mapping[str, Any]

@@ -35,9 +35,14 @@ from semfocus.measurements.kinds import DIRECTIONS, Checkpoint
 from semfocus.measurements.store import KINDS
 from semfocus.report.figures.diagnosis import draw_dispersion_along_training, draw_mask_stability
 from semfocus.report.figures.landscape import draw_sharpness, draw_slopes
-from semfocus.report.page.cross_task_panels import AT, cross_task_panels, left_out_note
-from semfocus.report.page.measured_surfaces import WORDS, surfaces_panel
-from semfocus.report.page.measured_table import table_panels
+from semfocus.report.page.measured_panels import (
+    AT,
+    WORDS,
+    cross_task_panels,
+    left_out_note,
+    surfaces_panel,
+    table_panels,
+)
 from semfocus.report.page.pictures import digest, picture
 
 MOST_BYTES = 3_200_000  # of all pictures; enough for eight tasks with everything measured

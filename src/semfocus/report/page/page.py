@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from semfocus.analysis.results import Results
-from semfocus.report.figures.ablations import main_groups
-from semfocus.report.figures.series import METRICS
+from semfocus.report.figures.gallery import main_groups
+from semfocus.report.figures.lines import METRICS
 from semfocus.report.page import sections
 from semfocus.report.page.markup import asset, policy, shown, style_sheet, template
 from semfocus.report.page.measured import measured

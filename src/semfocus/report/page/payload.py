@@ -10,7 +10,7 @@ import numpy as np
 
 from semfocus.analysis.comparison import Arm
 from semfocus.analysis.groups import Group
-from semfocus.report.figures.series import METRICS, Floats, columns_of, held, series
+from semfocus.report.figures.lines import METRICS, Floats, columns_of, held, series
 from semfocus.report.figures.style import mechanism_style
 
 CURVE_NUMBERS = 400_000  # of medians and quartiles in the whole page
