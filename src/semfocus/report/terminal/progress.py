@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,13 +57,14 @@ class Line:
 class ProgressTable:
     """Shows progress as a table that is redrawn on a terminal, elsewhere as plain lines. A context manager."""
 
-    def __init__(self, runs: dict[str, int]) -> None:
+    def __init__(self, runs: dict[str, int], clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self.lines = {name: Line(name, count) for name, count in runs.items()}
         self.active: str | None = None
         self.left = ""
         self.cost: dict[str, tuple[float, float]] = {}  # mechanism -> member-steps to go, seconds a member-step
         self.told: dict[str, float] = {}  # mechanism -> when its last plain line was written
-        self.began = time.monotonic()
+        self.began = clock()
         self.live: Any = None
 
     def __enter__(self) -> ProgressTable:
@@ -114,9 +115,9 @@ class ProgressTable:
 
     def _show(self, progress: Progress) -> None:
         if self.live is not None:
-            self.live.update(self._table())
+            self.live.update(self.table())
             return
-        now = time.monotonic()
+        now = self.clock()
         line = self.lines[self.active or ""]
         if line.mechanism in self.told and now - self.told[line.mechanism] < PLAIN_EVERY and progress.going_on:
             return
@@ -128,16 +129,16 @@ class ProgressTable:
             flush=True,
         )
 
-    def _shown(self) -> list[Line]:
+    def shown_lines(self) -> list[Line]:
         return list(self.lines.values())
 
-    def _table(self) -> Any:
+    def table(self) -> Any:
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False, header_style="bold", caption=self.left, caption_justify="left")
         for title in ("mechanism", "runs", "", "epoch", "loss", "train", "held out", "a member-step"):
             table.add_column(title, justify="left" if title in ("mechanism", "") else "right")
-        for line in self._shown():
+        for line in self.shown_lines():
             cells = (
                 line.mechanism,
                 str(line.runs),
@@ -164,8 +165,10 @@ class Work:
 class StudyProgressTable(ProgressTable):
     """Shows the progress of a study; `work` has every run that has not ended, by id."""
 
-    def __init__(self, work: Mapping[str, Work], finished: int = 0) -> None:
-        super().__init__(Counter(each.line for each in work.values()))
+    def __init__(
+        self, work: Mapping[str, Work], finished: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(Counter(each.line for each in work.values()), clock)
         self.work = work
         self.finished = finished  # runs that had ended before
         self.to_go = {run_id: each.steps for run_id, each in work.items()}
@@ -212,7 +215,7 @@ class StudyProgressTable(ProgressTable):
             name = line.mechanism
             rate = spent[name] / made[name] if made[name] else overall
             seconds += rate * sum(self.to_go[run_id] * self.work[run_id].cost for run_id in run_ids)
-        at_once = max(1.0, sum(spent.values()) / max(time.monotonic() - self.began, 1e-9))
+        at_once = max(1.0, sum(spent.values()) / max(self.clock() - self.began, 1e-9))
         done = self.finished + sum(not steps for steps in self.to_go.values())
         whole = self.finished + len(self.work)
         return f"{done} of {whole} runs done, at most {duration(seconds / at_once)} left"
@@ -223,7 +226,7 @@ class StudyProgressTable(ProgressTable):
             ids[each.line].append(run_id)
         return [(ids[name], line) for name, line in self.lines.items()]
 
-    def _shown(self) -> list[Line]:
+    def shown_lines(self) -> list[Line]:
         """All lines; of many the ones in training and the next ones waiting."""
         lines = list(self.lines.values())
         if len(lines) <= MOST_LINES:
