@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from semfocus.analysis.records import Record
 from semfocus.report.figures.style import MechanismStyle, Theme, mechanism_style
@@ -163,7 +163,7 @@ def draw_line(
 
 
 def draw_marked_line(
-    panel: Axes, places: Sequence[float], values: Sequence[float], style: MechanismStyle, theme: Theme, **options: Any
+    panel: Axes, places: ArrayLike, values: ArrayLike, style: MechanismStyle, theme: Theme, **options: Any
 ) -> None:
     """Draw a line with a mark at each of its points; `options` as for matplotlib's `plot`."""
     look: dict[str, Any] = {"color": style.on(theme), "linestyle": style.linestyle, "marker": style.marker}

@@ -25,21 +25,21 @@ from semfocus.errors import SemfocusError
 from semfocus.measurements import Dispersion, Measurements, Surface, SurfaceMeta, read_surface
 from semfocus.report.figures.scatter import draw_dispersion_vs_speedup, draw_masks_vs_speedup
 from semfocus.report.figures.surfaces import draw_surfaces
-from semfocus.report.page.pictures import digest, picture
+from semfocus.report.page.pictures import PictureSpec, digest
 from semfocus.store import RunDirectory
 
-AT = "95"  # the percentile that is drawn over training
+PERCENTILE = "95"  # of the queries
 Json = dict[str, Any]
-ACROSS = 4  # surfaces side by side, at most
-WORDS = {
+MAX_SURFACES = 4  # side by side
+DIRECTION_TEXTS = {
     "random": "along two random directions",
     "path": "along the principal directions of training",
     "hessian": "along the top two eigenvectors of the Hessian",
 }
 Fault = tuple[str, str]
-HEADS = ("", "from", "δ full", "δ heavy", "Δ", "in-degree", "W", "X", "sharper W", "sharper X", "")
-NUMBERS = ("delta_full", "delta_heavy", "separation", "in_degree", "w", "x")
-NOTE = (
+TABLE6_HEADS = ("", "from", "δ full", "δ heavy", "Δ", "in-degree", "W", "X", "sharper W", "sharper X", "")
+TABLE6_NUMBERS = ("delta_full", "delta_heavy", "separation", "in_degree", "w", "x")
+TABLE6_NOTE = (
     "The conditions of the theory (arXiv 2506.14095) at the end of training: below 1, its bound favours the k heaviest "
     "keys. Two models: δ full from the run with full attention, the rest from the top-k run of the same seed, as in "
     "the paper. One model: both dispersions from the same scores of the top-k run. Only the lines 100 % are the "
@@ -50,38 +50,39 @@ NOTE = (
 Runs = Mapping[str, Mapping[int, Dispersion]]
 
 
-def cross_task_panels(records: Sequence[Record], measurements: Measurements) -> list[Json]:
+def cross_task_panels(records: Sequence[Record], measurements: Measurements) -> list[PictureSpec]:
     """Dispersion against speed-up, and the stability of masks against how soon tasks are learned."""
-    return [*_dispersion(records, measurements), *_masks(records, measurements)]
+    return [*_dispersion_vs_speedup(records, measurements), *_masks_vs_speedup(records, measurements)]
 
 
-def _dispersion(records: Sequence[Record], measurements: Measurements) -> list[Json]:
+def _dispersion_vs_speedup(records: Sequence[Record], measurements: Measurements) -> list[PictureSpec]:
     runs = [record for record in records if "dispersion" in measurements.get(record.id, {})]
-    focused = _focused(runs)
-    if not focused or not any(record.mechanism == BASE for record in runs):
+    mechanisms = _topk_names(runs)
+    if not mechanisms or not any(record.mechanism == BASE for record in runs):
         return []
-    tasks = {name: dispersion_points(runs, measurements, name) for name in focused}
+    tasks = {name: dispersion_points(runs, measurements, name) for name in mechanisms}
     mechanism, points = max(tasks.items(), key=lambda item: len(item[1]))
     panels = []
     for when in WHENS:
-        known, correlation = drawn_points(points, when), dispersion_against_speed(points, when)
-        if len(known) < 2:
+        drawn, correlation = drawn_points(points, when), dispersion_against_speed(points, when)
+        if len(drawn) < 2:
             continue
         note = (
             f"One point a task: dispersion of the k heaviest keys of {mechanism} over that of all keys of full "
-            f"attention, at the {when} of training (median over seeds, percentile {AT}), and the measured speed-up."
+            f"attention, at the {when} of training (median over seeds, percentile {PERCENTILE}), and the measured "
+            "speed-up."
             + ("" if when == "start" else " At the end dispersion is an outcome of training, and predicts nothing.")
-            + _left_out(points)
+            + _points_left_out(points)
         )
-        draw = partial(draw_dispersion_vs_speedup, known, correlation, when=when)
+        draw = partial(draw_dispersion_vs_speedup, drawn, correlation, when=when)
         title = f"Dispersion against speed-up, {when} of training"
-        panels.append(picture(title, note, draw, key=digest("speed", [when, mechanism, known, str(correlation)])))
+        panels.append(PictureSpec(title, note, draw, digest("speed", [when, mechanism, drawn, str(correlation)])))
     return panels
 
 
-def _masks(records: Sequence[Record], measurements: Measurements) -> list[Json]:
-    focused = _focused([record for record in records if "mask_stability" in measurements.get(record.id, {})])
-    tasks = {name: mask_points(records, measurements, name).points for name in focused}
+def _masks_vs_speedup(records: Sequence[Record], measurements: Measurements) -> list[PictureSpec]:
+    mechanisms = _topk_names([record for record in records if "mask_stability" in measurements.get(record.id, {})])
+    tasks = {name: mask_points(records, measurements, name).points for name in mechanisms}
     drawn = {name: [drawn_masks(points, outcome) for outcome in OUTCOMES] for name, points in tasks.items()}
     mechanism = max(drawn, key=lambda name: len(drawn[name][0]), default="")
     if not mechanism or len(drawn[mechanism][0]) < 2:
@@ -90,17 +91,17 @@ def _masks(records: Sequence[Record], measurements: Measurements) -> list[Json]:
     note = (
         f"One point a task: the share of kept keys of {mechanism} that stay when noise is added to the inputs (mean "
         "over the sizes of noise, median over seeds), against the epochs it needs and against its speed-up over full "
-        f"attention.{_left_out(points)}"
+        f"attention.{_points_left_out(points)}"
     )
     draw = partial(draw_masks_vs_speedup, points, mechanism=mechanism)
-    return [picture("Stability of masks against speed", note, draw, key=digest("masks", [mechanism, str(points)]))]
+    return [PictureSpec("Stability of masks against speed", note, draw, digest("masks", [mechanism, str(points)]))]
 
 
-def _focused(runs: Sequence[Record]) -> list[str]:
+def _topk_names(runs: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(run.mechanism for run in runs if run.mechanism.startswith("topk:")))
 
 
-def _left_out(points: Sequence[Any]) -> str:
+def _points_left_out(points: Sequence[Any]) -> str:
     return left_out_note(sum(len(point.left_out) for point in points))
 
 
@@ -111,14 +112,14 @@ def left_out_note(count: int) -> str:
 
 def surfaces_panel(
     root: Path, group: Group, directions: str, runs: Mapping[str, Mapping[int, SurfaceMeta]], left_out: int
-) -> tuple[dict[str, str] | None, list[Fault]]:
+) -> tuple[PictureSpec | None, list[Fault]]:
     """A picture for the seed of which most mechanisms have a surface, and faults; None when no surface can be read."""
     seeds = sorted({seed for own in runs.values() for seed in own})
-    seed = max(seeds, key=lambda seed: sum(seed in own for own in runs.values()))  # of several the first
+    seed = max(seeds, key=lambda seed: sum(seed in own for own in runs.values()))  # the first of equals
     ids = {record.mechanism: record.id for record in group.records if record.seed == seed}
     surfaces, faults = {}, []
     for mechanism in base_first(name for name, own in runs.items() if seed in own):
-        if len(surfaces) == ACROSS:
+        if len(surfaces) == MAX_SURFACES:
             break
         try:
             surface = read_surface(RunDirectory(root / ids[mechanism]), directions)
@@ -129,58 +130,65 @@ def surfaces_panel(
             surfaces[mechanism] = surface
     if not surfaces:
         return None, faults
-    alike = next(iter(next(iter(runs.values())).values()))
+    meta = next(iter(next(iter(runs.values())).values()))
     note = (
-        f"Training loss around the trained models (+), {WORDS[directions]}, as long as the parameters themselves at 1; "
-        f"seed {seed}, {alike.grid} x {alike.grid} points over {alike.rows} rows, one colour scale "
+        f"Training loss around the trained models (+), {DIRECTION_TEXTS[directions]}, as long as the parameters "
+        f"themselves at 1; seed {seed}, {meta.grid} x {meta.grid} points over {meta.rows} rows, one colour scale "
         f"for all.{left_out_note(left_out)}"
     )
     key = digest(
-        "surface", {name: [directions, s.meta.extent] for name, s in surfaces.items()}, *map(_bytes, surfaces.values())
+        "surface",
+        {name: [directions, s.meta.extent] for name, s in surfaces.items()},
+        *map(_array_bytes, surfaces.values()),
     )
-    return picture("Loss surface", note, partial(draw_surfaces, surfaces), key=key, kind="webp"), faults
+    return PictureSpec("Loss surface", note, partial(draw_surfaces, surfaces), key, "webp"), faults
 
 
-def _bytes(surface: Surface) -> bytes:
+def _array_bytes(surface: Surface) -> bytes:
     path = b"" if surface.path is None else np.ascontiguousarray(surface.path).tobytes()
     return np.ascontiguousarray(surface.losses).tobytes() + path
 
 
-def table_panels(task: str, runs: Runs, left_out: int) -> list[Json]:
-    """A table for each top-k mechanism that was measured at the end of its training. It imports torch."""
-    focused = [name for name in runs if name.startswith("topk:")]
-    tables = [(name, _table(task, name, runs)) for name in focused]
+def table6_panels(task: str, runs: Runs, left_out: int) -> list[Json]:
+    """A table for each top-k mechanism that was measured at the end of its training."""
+    mechanisms = [name for name in runs if name.startswith("topk:")]
+    tables = [(name, _table6_rows(task, name, runs)) for name in mechanisms]
     return [
-        {"title": f"Table 6, {name}", "note": NOTE + left_out_note(left_out), "heads": HEADS, "rows": rows}
+        {
+            "title": f"Table 6, {name}",
+            "note": TABLE6_NOTE + left_out_note(left_out),
+            "heads": TABLE6_HEADS,
+            "rows": rows,
+        }
         for name, rows in tables
         if rows
     ]
 
 
-def _table(task: str, mechanism: str, runs: Runs) -> list[Json]:
-    from semfocus.analysis.table6 import COLUMNS, PAPER_K, one_model, published, two_models
+def _table6_rows(task: str, mechanism: str, runs: Runs) -> list[Json]:
+    from semfocus.analysis.table6 import COLUMNS, PAPER_K, one_model, published, two_models  # imports torch
 
     full, heavy = runs.get(BASE, {}), runs[mechanism]
     ended = [seed for seed, document in heavy.items() if "last" in document.checkpoints]
     paired = [seed for seed in ended if seed in full and "last" in full[seed].checkpoints]
-    ways: list[tuple[str, list[Json]]] = [
+    sources: list[tuple[str, list[Json]]] = [
         (f"two models, {_many(len(paired), 'pair')}", [two_models(full[seed], heavy[seed]) for seed in paired]),
         (f"one model, {_many(len(ended), 'seed')}", [one_model(heavy[seed]) for seed in ended]),
     ]
     paper = published(task) if all(document.k == PAPER_K for document in heavy.values()) else None
-    ways += [("the paper", [paper])] if paper is not None else []
+    sources += [("the paper", [paper])] if paper is not None else []
     lines = []
     for percent in COLUMNS:
-        for words, rows in ways:
+        for source, rows in sources:
             cells = [row["cells"][percent] for row in rows if percent in row["cells"]]
             if cells:
                 first = not lines or lines[-1]["percent"] != f"{percent} %"
-                lines.append({"percent": f"{percent} %", "first": first, "from": words, **_line(cells)})
+                lines.append({"percent": f"{percent} %", "first": first, "from": source, **_table6_cells(cells)})
     return lines if ended else []
 
 
-def _line(cells: Sequence[Json]) -> Json:
-    numbers = [_text(statistics.median(_number(cell, name) for cell in cells)) for name in NUMBERS]
+def _table6_cells(cells: Sequence[Json]) -> Json:
+    numbers = [_text(statistics.median(_number(cell, name) for cell in cells)) for name in TABLE6_NUMBERS]
     uneven = [cell for cell in cells if cell["uneven"]]
     sharper = [[cell["sharper"][name] for cell in cells] for name in ("w", "x")]
     medians = [_text(statistics.median(math.inf if v is None else v for v in values)) for values in sharper]
@@ -189,13 +197,13 @@ def _line(cells: Sequence[Json]) -> Json:
     vacuous = [cell for cell in cells if cell["vacuous"]]
     met = [cell for cell in cells if cell["w_holds"] and cell["x_holds"]]
     outside = [cell for cell in cells if cell["sinks_outside"]]
-    said = [_share(some, cells, text) for some, text in (
+    remarks = [_share(some, cells, text) for some, text in (
         (met, "W and X < 1"), (vacuous, "vacuous"), (outside, "in-degree < k"), (uneven, "uneven rows"),
     )]  # fmt: skip
     return {
         "cells": [*numbers, *medians],
         "vacuous": 2 * len(vacuous) > len(cells),
-        "remark": "; ".join(text for text in said if text),
+        "remark": "; ".join(text for text in remarks if text),
     }
 
 
