@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from semfocus.report.page.page import write_page
-from semfocus.store import RunStore
 from semfocus.store.measurements import write_arrays, write_measurement
 from semfocus.training.loading import document
-from tests.report.helpers import configs, made, rows, store
+from tests.report.helpers import configs, made, made_as, rows, store
 from tests.report.measured import mask_stability, surface
 
 if TYPE_CHECKING:
@@ -219,11 +218,7 @@ def test_markup_in_names_is_shown_as_text_and_never_runs(visit: Callable[..., Vi
     fields = document(config, config.task.build()) | {"label": NASTY}
     fields["task"] |= {"name": NASTY_TASK}
     fields["attention"] |= {"mechanism": NASTY}
-    run = RunStore(tmp_path / "runs").create_or_open("ab" * 8, fields)
-    with run.lock() as writer:
-        for row in rows(config):
-            writer.append_metrics(row)
-        writer.write_status("done")
+    made_as(tmp_path / "runs", config, fields)
     visited = visit(write_page(tmp_path / "runs", tmp_path / "report.html", title="mine"))
     assert visited.page.title() == "mine"
     assert visited.page.locator(".task h2").inner_text() == NASTY_TASK

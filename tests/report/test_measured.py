@@ -21,11 +21,11 @@ from semfocus.report.figures.style import PALETTES
 from semfocus.report.page.measured import measured
 from semfocus.report.page.page import render
 from semfocus.report.page.pictures import Drawn, PictureMaker, PictureSpec
-from semfocus.store import RunDirectory, RunStore
+from semfocus.store import RunDirectory
 from semfocus.store.measurements import write_measurement
 from semfocus.training.loading import document
 from tests.report import measured as made_up
-from tests.report.helpers import configs, made, rows
+from tests.report.helpers import configs, made, made_as
 from tests.report.test_page import NASTY, text_of
 
 TITLES = [
@@ -269,11 +269,7 @@ def test_markup_in_a_mechanism_s_name_stays_text_in_every_panel(tmp_path: Path) 
     (config,) = configs(seeds=1, mechanisms=["full"], training__epochs=4)
     fields = document(config, config.task.build()) | {"label": "x"}
     fields["attention"] |= {"mechanism": f"topk:5{NASTY}"}
-    run = RunStore(tmp_path / "runs").create_or_open("ab" * 8, fields)
-    with run.lock() as writer:
-        for row in rows(config):
-            writer.append_metrics(row)
-        writer.write_status("done")
+    run = made_as(tmp_path / "runs", config, fields)
     write_measurement(run, "dispersion", made_up.dispersion(run))
     page = render(Results.load(tmp_path / "runs"))
     assert page.count("<script") == 2

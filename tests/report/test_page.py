@@ -28,7 +28,7 @@ from semfocus.report.page.provenance import command
 from semfocus.store import RunStore
 from semfocus.store.measurements import write_measurement
 from semfocus.training.loading import document
-from tests.report.helpers import configs, made, rows, store
+from tests.report.helpers import configs, made, made_as, rows, store
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028'\"&amp;"
 
@@ -98,11 +98,7 @@ def test_markup_in_every_name_is_shown_as_text(tmp_path: Path) -> None:
     fields["task"] |= {"name": NASTY}
     fields["attention"] |= {"mechanism": NASTY}
     fields["model"] |= {"activation": NASTY}
-    run = RunStore(tmp_path / "runs").create_or_open("ab" * 8, fields)
-    with run.lock() as writer:
-        for row in rows(config):
-            writer.append_metrics(row)
-        writer.write_status("done", torch=NASTY, device_name=NASTY)
+    made_as(tmp_path / "runs", config, fields, torch=NASTY, device_name=NASTY)
     (tmp_path / "runs" / "<img src=x>").write_text("")
     (tmp_path / "runs" / os.fsdecode(b"bytes\xff")).write_text("")
     page = write_page(tmp_path / "runs", tmp_path / "report.html", title=NASTY).read_text()
@@ -132,8 +128,8 @@ def test_each_state_is_shown_for_what_it_is_and_nothing_is_dropped(tmp_path: Pat
     made(root, chosen[1], "diverged", broken)
     made(root, chosen[2], "interrupted", rows(chosen[2])[:2])
     made(root, chosen[3], "empty", [])
-    torn = made(root, chosen[4])
-    (torn.path / "config.json").write_text("{")
+    corrupt = made(root, chosen[4])
+    (corrupt.path / "config.json").write_text("{")
     half = made(root, chosen[5])
     (half.path / "metrics.jsonl").write_text('{"step": 1}\n')
     held = made(root, chosen[6], "running", rows(chosen[6])[:1])
@@ -145,7 +141,7 @@ def test_each_state_is_shown_for_what_it_is_and_nothing_is_dropped(tmp_path: Pat
     for part in ("1 done", "1 running", "1 interrupted", "1 diverged", "1 empty", "5 not readable as a run"):
         assert part in words, part
     for part in (
-        f"{torn.id} corrupt:",
+        f"{corrupt.id} corrupt:",
         f"{half.id} corrupt: metrics.jsonl has no numbers called epoch",
         "notes.txt unrecognised: not a run directory",
         "0123456789abcdef empty: an empty directory",

@@ -1,5 +1,6 @@
 "use strict";
-// A line chart: medians, bands, steps, marks; hover, keys and drag. Draws SVG, and knows nothing of the page.
+// A line chart in SVG: medians, bands, steps and marks. It can be hovered, moved by keys and zoomed by dragging.
+// It does not depend on the rest of the page.
 class Chart {
   // spec(): {lines: [{css, dash, name, x, y, low, high, step, thin, mark}], refs: [{y, text}], x: [from, to],
   //          y: [from, to], log, yText, xTitle, yTitle}
@@ -47,7 +48,7 @@ class Chart {
   }
   pressed(e) { if (e.button === 0 && e.pointerType !== "touch") { this.from = this.epochAt(e); this.box.setPointerCapture(e.pointerId); } }
   moved(e) { const epoch = this.epochAt(e); this.point(this.from === null ? this.nearest(epoch) : epoch); }
-  nearest(epoch) {  // a measured epoch, unless lines hold between their steps
+  nearest(epoch) {  // the nearest measured epoch; step lines have a value at every epoch
     if (this.spec().lines.some(line => line.step)) return epoch;
     return this.epochs().reduce((best, x) => best === null || Math.abs(x - epoch) < Math.abs(best - epoch) ? x : best, null);
   }
@@ -55,7 +56,7 @@ class Chart {
     if (this.from === null) return;
     const to = this.epochAt(e), from = this.from; this.from = null;
     if (Math.abs(this.toX(to) - this.toX(from)) > 6) this.zoom([Math.min(from, to), Math.max(from, to)]);
-    else this.drawCross();  // nothing else: an element replaced between two clicks would swallow the second
+    else this.drawCross();  // a full redraw would replace the element between the two clicks of a double click
   }
   point(epoch, aloud) {
     this.at = epoch;
@@ -63,16 +64,16 @@ class Chart {
     if (aloud && epoch !== null) this.say(this.values(epoch).map(v => `${v.name} ${v.text}`).join(", ") + `, epoch ${number(epoch)}`);
   }
   values(epoch) {
-    const s = this.spec(), found = [];
+    const s = this.spec(), values = [];
     for (const line of s.lines) {
       if (line.thin) continue;
       let place = -1;
       for (let i = 0; i < line.x.length && line.x[i] <= epoch; i++) place = i;
       if (place < 0 || line.y[place] === null || line.y[place] === undefined) continue;
       const band = line.low ? ` (${s.yText(line.low[place])} to ${s.yText(line.high[place])})` : "";
-      found.push({name: line.name, css: line.css, y: line.y[place], text: s.yText(line.y[place]) + band});
+      values.push({name: line.name, css: line.css, y: line.y[place], text: s.yText(line.y[place]) + band});
     }
-    return found.sort((p, q) => q.y - p.y);
+    return values.sort((p, q) => q.y - p.y);
   }
   draw() {
     const s = this.spec(), w = this.box.clientWidth, h = this.box.clientHeight;
@@ -154,23 +155,23 @@ class Chart {
   }
 }
 function node(name, attributes = {}, inner = []) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (typeof inner === "string") made.textContent = inner; else made.append(...inner);
-  return made;
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  if (typeof inner === "string") element.textContent = inner; else element.append(...inner);
+  return element;
 }
 function number(value) {
   return Math.abs(value) >= 100 ? String(Math.round(value)) : String(Number(value.toPrecision(3)));
 }
 function ticks(low, high, wanted) {
   const raw = (high - low) / Math.max(2, wanted), size = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map(f => f * size).find(s => s >= raw), found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(Number((i * step).toPrecision(12)));
-  return found;
+  const step = [1, 2, 2.5, 5, 10].map(f => f * size).find(s => s >= raw), places = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) places.push(Number((i * step).toPrecision(12)));
+  return places;
 }
 function decades(low, high) {
-  const found = [];
+  const places = [];
   for (let size = 10 ** Math.floor(Math.log10(low)); size <= high; size *= 10)
-    for (const f of [1, 2, 5]) if (f * size >= low * 0.999 && f * size <= high) found.push(Number((f * size).toPrecision(6)));
-  return found;
+    for (const f of [1, 2, 5]) if (f * size >= low * 0.999 && f * size <= high) places.push(Number((f * size).toPrecision(6)));
+  return places;
 }

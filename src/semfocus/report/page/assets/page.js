@@ -1,5 +1,5 @@
 "use strict";
-// The page: charts from its data, mechanisms that can be hidden, tables that sort and download, runs that open.
+// The page's behaviour: draw charts from its data, hide mechanisms, sort and download tables, open runs.
 const data = JSON.parse(document.getElementById("data").textContent);
 const hidden = new Set();
 const charts = [];
@@ -7,12 +7,12 @@ const spoken = document.getElementById("spoken");
 const say = text => { spoken.textContent = text; };
 const store = {
   get(key) { try { return JSON.parse(sessionStorage.getItem("semfocus " + key)); } catch { return null; } },
-  set(key, value) { try { sessionStorage.setItem("semfocus " + key, JSON.stringify(value)); } catch { /* private window */ } },
+  set(key, value) { try { sessionStorage.setItem("semfocus " + key, JSON.stringify(value)); } catch { /* storage is not available in a private window */ } },
 };
 const percent = y => `${Number((100 * y).toFixed(1))}%`;
 const plain = y => String(Number(y.toPrecision(3)));
 
-// Curves and convergence
+// Charts: curves and convergence
 document.querySelectorAll(".group").forEach(section => {
   const group = data.groups[Number(section.dataset.group)], key = "group " + group.name;
   const curves = section.querySelector("[data-chart=curves]"), canvas = curves.querySelector(".canvas");
@@ -73,7 +73,7 @@ function waitingSpec(group) {
   return {lines, refs: [], x: [0, group.horizon], y: [0, 1], log: false, least: 1, yText: percent, xTitle: "epoch", yTitle: `seeds below ${group.learned ? group.learned.level : percent(data.threshold)}`};
 }
 
-// One switch for each mechanism, the same everywhere
+// Switches: one for each mechanism, with effect on every chart
 function show() {
   document.querySelectorAll(".toggle").forEach(button => button.setAttribute("aria-pressed", String(!hidden.has(Number(button.dataset.m)))));
   charts.forEach(chart => chart.draw());
@@ -120,7 +120,7 @@ document.querySelectorAll("table.data").forEach(table => {
 });
 function csvCell(cell) {
   let text = cell.querySelector("svg.strip") ? [...cell.querySelectorAll("circle title")].map(t => t.textContent).join("; ") : cell.textContent.trim();
-  // A spreadsheet would run a cell that begins so; a plain number is left alone.
+  // A spreadsheet runs a cell that begins with one of these as a formula; plain numbers are safe.
   if (/^[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text))) text = "'" + text;
   return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
@@ -160,7 +160,7 @@ all.addEventListener("click", event => {
   document.getElementById("run-title").textContent = button.dataset.run;
   document.getElementById("run-note").textContent = `${run.state}. To train it again: save this as run.yaml, then semfocus train run.yaml`;
   document.getElementById("run-config").textContent =
-    JSON.stringify(config, null, 2).replace(/\n  "seed": null/, () => `\n  "seed": ${run.seed}`);  // beyond 2^53 no number of ours
+    JSON.stringify(config, null, 2).replace(/\n  "seed": null/, () => `\n  "seed": ${run.seed}`);  // a JavaScript number cannot hold seeds beyond 2^53
   dialog.showModal();
 });
 document.querySelectorAll(".copy").forEach(button => button.addEventListener("click", async () => {
@@ -169,7 +169,7 @@ document.querySelectorAll(".copy").forEach(button => button.addEventListener("cl
   catch { getSelection().selectAllChildren(text); }
 }));
 
-// Light and dark; printing; a page that is written again while runs train
+// Theme; printing; reloading while runs train, unless the reader is active
 const root = document.documentElement, chosen = store.get("theme");
 if (chosen) root.dataset.theme = chosen;
 document.getElementById("theme").addEventListener("click", () => {
