@@ -82,7 +82,7 @@ def test_curves_have_a_column_for_each_value_and_a_row_for_each_metric(results: 
     assert figure.get_suptitle().startswith("speed: median and quartiles over 3 seeds")
 
 
-def test_lines_may_be_told_apart_by_a_setting_too(blocks: Results) -> None:
+def test_lines_may_differ_in_a_setting_too(blocks: Results) -> None:
     panel = Panel("ablation", ("train_loss",), lines=("attention.mechanism", "model.blocks"))
     (figure,) = drawn(panel, blocks)
     assert legend_of(figure) == ["full, blocks 2", "full, blocks 6", "topk:5, blocks 2", "topk:5, blocks 6"]

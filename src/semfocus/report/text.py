@@ -141,7 +141,7 @@ class TextTable(NamedTuple):
 
 
 def layer_table(document: Json) -> TextTable:
-    """A line a layer of a diagnosed model."""
+    """One row for each layer of a diagnosed model."""
     note = (
         "Dispersion (largest minus smallest score) at the 95th percentile of the queries (p95), over all keys and over "
         f"the {document['k']} heaviest; separation and weight of these at the median (p50); W and X in the worst case "
@@ -151,7 +151,7 @@ def layer_table(document: Json) -> TextTable:
 
 
 def newest_rows(rows: Sequence[Json]) -> list[Json]:
-    """Of every run or pair the row of its newest checkpoint; the paper's own rows as they are."""
+    """The row of the newest checkpoint of each run or pair, and all of the paper's rows."""
     newest: dict[tuple[Any, ...], Json] = {}
     for row in rows:
         key = (row["way"], row["task"], row.get("run"), row.get("full"))
@@ -161,7 +161,7 @@ def newest_rows(rows: Sequence[Json]) -> list[Json]:
 
 
 def condition_table(row: Json) -> TextTable:
-    """One row of Table 6, a line a percentile. Its title names the measured epochs, also where they are the last."""
+    """One entry of Table 6, with a row for each percentile. The title names the measured epochs, even the last."""
     title = row_label(row)
     if row["way"] != "published":
         title = row_label({**row, "checkpoint": " and ".join(f"{epoch:g}" for epoch in row["epochs"])})
@@ -169,7 +169,7 @@ def condition_table(row: Json) -> TextTable:
 
 
 def condition_rows(row: Json) -> list[list[str]]:
-    """A line a percentile: the inputs, W and X, the ratios of the sharper bounds, and remarks."""
+    """One row for each percentile: the inputs, W and X, the ratios of the sharper bounds, and remarks."""
     lines = []
     for percent in TABLE6_PERCENTILES:
         cell = row["cells"].get(percent)
@@ -185,7 +185,7 @@ def condition_rows(row: Json) -> list[list[str]]:
 
 
 def norm_table(runs: Sequence[Json]) -> TextTable:
-    """Weights and softmax of each run's newest measured checkpoint, a line a block."""
+    """Weights and softmax of each run's newest measured checkpoint, with a row for each block."""
     lines = []
     for run in runs:
         newest = max(run["checkpoints"].values(), key=lambda checkpoint: checkpoint["epoch"])
@@ -194,7 +194,7 @@ def norm_table(runs: Sequence[Json]) -> TextTable:
             sizes = [_number(value, "not finite") for value in largest]
             worst = layer["stability"].get("100", {})
             slope = _number(worst.get("jacobian"), "inf") if worst else ""
-            # Older measurements have bounds for the most keys only, and these do not hold for all queries.
+            # Older measurements lack `fewest_keys`. Their bounds are for the most keys and do not hold for all queries.
             bounds = ["", ""]
             if worst and "fewest_keys" in layer:
                 bounds = [_number(worst.get(name), "inf") for name in ("full_certified", "heavy_certified")]
@@ -204,7 +204,7 @@ def norm_table(runs: Sequence[Json]) -> TextTable:
 
 
 def spread_table(run: Json) -> TextTable:
-    """How a run attends, a line a block of each measured checkpoint: five percentiles in every cell."""
+    """How a run attends, with a row for each block of each checkpoint and five percentiles in each cell."""
     by_epoch = {checkpoint["epoch"]: checkpoint for checkpoint in run["checkpoints"].values()}
     lines = [
         [f"epoch {epoch:g}, block {layer['layer']}", *(_spread(layer, name) for name in SPREADS)]

@@ -1,4 +1,4 @@
-"""Declared panels that sum runs up: scatter plots, loss surfaces and tables."""
+"""Declared panels that show summaries of runs: scatter plots, loss surfaces and tables."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def draw_scatter(sheet: Sheet) -> list[Path]:
 
 
 def _draw_dispersion_ratios(sheet: Sheet) -> list[Path]:
-    """The ratio of dispersions needs both runs of a pair: it is worked out as for `semfocus theory speed`."""
+    """Draw the ratio of dispersions, which needs both runs of a pair, as `semfocus theory speed` does."""
     when: When = "start" if sheet.panel.along.split(".")[2] == "0" else "end"
     mechanisms = [name for (name,) in sheet.runs.split([MECHANISM]) if name != BASE]
     written = []
@@ -102,7 +102,7 @@ def draw_surface(sheet: Sheet) -> list[Path]:
 
 
 def _surface(path: Path, directions: str) -> Surface | None:
-    """A stored surface that can be drawn; a damaged one is as good as none."""
+    """A stored surface that can be drawn; None if it is missing or damaged."""
     try:
         surface = read_surface(RunDirectory(path), directions)
     except SemfocusError:

@@ -17,8 +17,8 @@ from semfocus.report.text import interval_text, ratio_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SLOWER, FASTER = "#a6611a", "#0d8577"  # brown and teal differ to every kind of colour vision
-FULL_INK = 3.0  # doublings at which the colour is strongest: 8x
+SLOWER, FASTER = "#a6611a", "#0d8577"  # brown and teal differ in every kind of colour vision
+STRONGEST = 3.0  # doublings at which the colour is strongest: 8x
 Colour = tuple[float, float, float]
 
 
@@ -34,7 +34,7 @@ def speed_cells(groups: Sequence[Group]) -> tuple[list[str], list[list[Arm | Non
 
 def strength(value: float | None) -> float:
     """A speed-up on the colour scale: -1 the slowest, 0 as fast as full attention, 1 the fastest."""
-    return 0.0 if value is None or value <= 0 else max(-1.0, min(math.log2(value) / FULL_INK, 1.0))
+    return 0.0 if value is None or value <= 0 else max(-1.0, min(math.log2(value) / STRONGEST, 1.0))
 
 
 def cell_texts(arm: Arm) -> tuple[str, str]:

@@ -119,7 +119,7 @@ def _epoch_line(
 
 
 def _spaced(epochs: Sequence[float]) -> list[float]:
-    """The epochs without those whose labels would touch the next one; the last stays."""
+    """Epochs to label: the last, and of the others those with enough room before the next label."""
     shown: list[float] = []
     for epoch in reversed(epochs):
         if not shown or _place(shown[-1]) - _place(epoch) >= APART * _place(epochs[-1]):

@@ -1,9 +1,9 @@
 """One style for each mechanism: figures and the page draw `topk:5` alike, in light and in dark.
 
 A family has a colour, a dash and a marker. A size other than 5 changes the shade and the dash, and so do global tokens.
-What has no shade of its own (a large size, sinks, a window, a seed) is written into the dash digit by digit, so that
-any two mechanisms differ. Colours differ to people who confuse red and green or blue and yellow, and have a contrast of
-3 : 1 or more to the background; dashes tell mechanisms apart without any colour.
+A value without a shade of its own (a large size, sinks, a window, a seed) is encoded in the dash digit by digit, so
+that any two mechanisms differ. Colours differ in every kind of colour vision and have a contrast of at least 3 : 1 to
+the background. Dashes differ without any colour.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PALETTES: dict[Theme, Palette] = {
 USUAL_SIZE = 5  # the paper's: it has the family's own shade
 MOST_DOUBLINGS = 3  # of the size, that have a shade of their own
 MOST_GLOBALS = 5  # that are counted by repeating the end of a dash
-LEVELS = 12  # ink lengths that a stranger's dash is made of
+LEVELS = 12  # ink lengths in the dash of a mechanism that is not registered
 _FAMILIES = {
     "full": MechanismStyle("#1b1b1f", "#f2f2f0", (), "o"),
     "topk": MechanismStyle("#d1500b", "#ff8a3d", (), "D"),
@@ -71,7 +71,7 @@ _OTHERS = (
     MechanismStyle("#8c4a2f", "#d8a184", (10, 2, 1, 2), "p"),
     MechanismStyle("#2f7f86", "#7fd0d6", (5, 2, 5, 4), "*"),
 )
-STYLES = (*_FAMILIES.values(), *_OTHERS)  # for lines that are not told apart by their mechanism
+STYLES = (*_FAMILIES.values(), *_OTHERS)  # for lines that do not stand for mechanisms
 _STEP_DASHES: tuple[Dash, ...] = ((6, 2), (2.5, 1.5), (8, 2, 2, 2), (1, 1.2), (12, 3), (4, 1, 1, 1, 1, 1))
 _MARKERS_WITH_EXTRAS = ("d", "<", ">", "H", "8")  # of no family
 
@@ -83,10 +83,10 @@ def mechanism_style(mechanism: str) -> MechanismStyle:
     """
     parts = mechanism_parts(mechanism)
     if parts is None:
-        return _stranger(mechanism)
+        return _hashed_style(mechanism)
     extras = dict(parts.extras)
     count = extras.pop("globals", 0) if parts.family in _WITH_GLOBALS else 0
-    style = _with_globals(parts.family, count) if count else _FAMILIES.get(parts.family) or _stranger(parts.family)
+    style = _with_globals(parts.family, count) if count else _FAMILIES.get(parts.family) or _hashed_style(parts.family)
     if parts.size is not None and parts.size != USUAL_SIZE:
         style = _with_size(style, parts.size)
     return _with_extras(style, extras) if any(extras.values()) else style
@@ -105,7 +105,7 @@ def step_style(style: MechanismStyle, step: int) -> MechanismStyle:
     )
 
 
-def _stranger(text: str) -> MechanismStyle:
+def _hashed_style(text: str) -> MechanismStyle:
     """One of a few colours and markers, and a dash of three random lengths, all from a hash of the text."""
     number, place = divmod(zlib.crc32(text.encode("utf-8", "replace")), len(_OTHERS))
     base = _OTHERS[place]

@@ -1,4 +1,4 @@
-"""Rows of the page's tables: text to show, numbers to sort by, and dots for the strips beside them."""
+"""Rows of the page's tables: text to show, values to sort by, and a strip of dots with one dot for each seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from semfocus.report.text import duration, epochs_text, interval_text, ratio_tex
 
 STRIP_HEIGHT = 30
 NEVER_AT = 93.0  # per cent of a strip's width: the place of runs that never converged
-REACH = 82.0  # per cent of the width for all epochs
+REACH = 82.0  # per cent of a strip's width: the place of the last epoch
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Row:
     mechanism: str
     cells: list[Cell]
     dots: list[Dot] = field(default_factory=list)
-    middle: float | None = None  # of the strip, in per cent
+    middle: float | None = None  # the median, in per cent of the strip's width
 
 
 CONVERGENCE = (
@@ -80,12 +80,12 @@ def convergence(group: Group) -> list[Row]:
         ]
         dots = [
             Dot(
-                REACH * epoch / horizon if there else NEVER_AT,
+                REACH * epoch / horizon if reached else NEVER_AT,
                 lanes[seed],
-                f"seed {seed}: {f'{epoch:g} epochs' if there else 'never'}",
-                hollow=not there,
+                f"seed {seed}: {f'{epoch:g} epochs' if reached else 'never'}",
+                hollow=not reached,
             )
-            for seed, epoch, there in zip(
+            for seed, epoch, reached in zip(
                 arm.times.seeds, arm.times.epochs.tolist(), arm.times.reached.tolist(), strict=True
             )
         ]
@@ -135,13 +135,13 @@ def ticks(top: float, wanted: int = 5) -> list[float]:
 
 def run_cells(record: Record) -> list[Cell]:
     """The cells of a run in the list of runs, after its id, group, mechanism, seed and state."""
-    epoch, there = record.final("epoch") or 0, record.converged_at
+    epoch, converged_at = record.final("epoch") or 0, record.converged_at
     train, heldout = record.final("train_accuracy"), record.final("heldout_accuracy")
     return [
         Cell(f"{epoch:g} of {record.horizon}", epoch),
         Cell("" if train is None else f"{train:.1%}", train),
         Cell("" if heldout is None else f"{heldout:.1%}", heldout),
-        Cell("" if there is None else f"{there:g}", math.inf if there is None else there),
+        Cell("" if converged_at is None else f"{converged_at:g}", math.inf if converged_at is None else converged_at),
         Cell(duration(record.seconds), round(record.seconds, 1)),
     ]
 

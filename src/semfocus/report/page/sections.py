@@ -1,4 +1,4 @@
-"""Plain values for the page's template, section by section."""
+"""Values for the page's template, section by section: text, numbers, lists and dictionaries."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from semfocus.analysis.verdicts import Verdict
 
 Json = dict[str, Any]
-# The settings in a group's heading, in this order; the page has all others in its configuration.
-TELLING = (
+# The settings in a group's heading, in this order; its configuration on the page has all of them.
+HEADING_SETTINGS = (
     "task.options.length", "task.train_rows", "model.blocks", "model.heads", "model.d_model", "model.activation",
     "training.optimizer", "training.lr", "training.decay", "training.batch_size", "training.epochs",
     "training.stop_accuracy",
@@ -42,14 +42,16 @@ MARKS = {
 
 
 def title(results: Results) -> str:
+    """The page's title where none is given: tasks and the number of runs."""
     tasks = list(dict.fromkeys(group.task for group in results.groups))
     many = ", ".join(tasks[:4]) + (f" and {len(tasks) - 4} more" if len(tasks) > 4 else "")
     return f"{many or 'no runs'}: {len(results.records)} runs"
 
 
 def data(results: Results, mechanisms: list[str]) -> Json:
-    drawn = charts(results.groups, mechanisms)
-    for chart, group in zip(drawn, results.groups, strict=True):
+    """What the page's script reads: charts, mechanisms, and the configuration of every run."""
+    entries = charts(results.groups, mechanisms)
+    for chart, group in zip(entries, results.groups, strict=True):
         chart["config"] = config_for_training(group.records[0].config)
         learned = group.comparison.learned
         if learned != CLASSIFICATION.learned:
@@ -59,7 +61,7 @@ def data(results: Results, mechanisms: list[str]) -> Json:
         "threshold": CLASSIFICATION.learned.threshold,
         "metrics": METRICS,
         "mechanisms": shapes(mechanisms),
-        "groups": drawn,
+        "groups": entries,
         "runs": {
             record.id: {
                 "seed": str(record.seed),  # JavaScript rounds numbers beyond 2^53
@@ -75,9 +77,10 @@ def data(results: Results, mechanisms: list[str]) -> Json:
 
 
 def group(place: int, group: Group, mechanisms: list[str]) -> Json:
+    """The section of one group: settings, findings, tables, configuration, and the command that trains it."""
     comparison = group.comparison
-    tables = [rows.convergence(group), rows.accuracy(group)]
-    learned, right = ([_shown_row(row, mechanisms) for row in table] for table in tables)
+    tables = (rows.convergence(group), rows.accuracy(group))
+    convergence, accuracy = ([_shown_row(row, mechanisms) for row in table] for table in tables)
     horizon = comparison.horizon
     return {
         "anchor": f"group-{place}",
@@ -86,14 +89,14 @@ def group(place: int, group: Group, mechanisms: list[str]) -> Json:
         "details": group.details,
         "goal": comparison.learned.text(),
         "level": comparison.learned.level(),
-        "settings": "; ".join(setting_text(n, group.settings[n]) for n in TELLING if group.settings.get(n)),
+        "settings": "; ".join(setting_text(n, group.settings[n]) for n in HEADING_SETTINGS if group.settings.get(n)),
         "findings": summary_text(group),
         "curve_note": _curve_note(group),
-        "convergence": learned,
+        "convergence": convergence,
         "convergence_titles": rows.CONVERGENCE,
         "epoch_ticks": [(rows.REACH * tick / horizon, f"{tick:g}") for tick in rows.ticks(horizon)],
         "unfinished": len(comparison.unfinished),
-        "accuracy": right,
+        "accuracy": accuracy,
         "accuracy_titles": rows.ACCURACY,
         "baselines": rows.baseline_marks(group.baselines),
         "share_ticks": [(share, f"{share} %") for share in (0, 25, 50, 75, 100)],
@@ -141,6 +144,7 @@ def tasks(groups: list[Group], described: list[Json], mechanisms: list[str]) -> 
 
 
 def heat(shown_groups: list[Group], groups: list[Group], mechanisms: list[str]) -> Json:
+    """A heat map of speed-ups over full attention: a row for each group shown, a column for each mechanism."""
     names, table = speed_cells(shown_groups)
     lines = [
         {
@@ -170,6 +174,7 @@ def _heat_cell(arm: Arm | None) -> Json:
 
 
 def verdict(verdict: Verdict) -> Json:
+    """One verdict, with its numbers as text."""
     mark, css = MARKS[verdict.outcome]
     ends = None if verdict.interval is None else [_end(end) for end in verdict.interval]
     return {
@@ -186,6 +191,7 @@ def _end(value: float) -> str:
 
 
 def runs(results: Results) -> list[Json]:
+    """The list of runs, group by group."""
     return [
         {
             "id": record.id, "group": place, "name": group.name, "mechanism": record.mechanism, "seed": record.seed,
@@ -197,6 +203,7 @@ def runs(results: Results) -> list[Json]:
 
 
 def made(results: Results) -> Json:
+    """How the page and its runs were made, and the command that writes the page again."""
     from semfocus import __version__
 
     seeds = sorted({record.seed for record in results.records})

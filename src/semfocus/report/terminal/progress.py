@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from semfocus.report.text import duration
 
 PLAIN_EVERY = 10.0  # seconds between plain lines
-MOST_LINES = 16  # on a screen
+MAX_LINES = 16  # on a screen
 
 
 class Progress(Protocol):
@@ -86,10 +86,10 @@ class ProgressTable:
         if mechanism is None or mechanism not in self.lines:
             return
         self.active = mechanism
-        self._note(self.lines[mechanism], progress)
+        self._update_line(self.lines[mechanism], progress)
         self._show(progress)
 
-    def _note(self, line: Line, progress: Progress) -> None:
+    def _update_line(self, line: Line, progress: Progress) -> None:
         line.state = "training" if progress.going_on else "done"
         total = progress.total_steps // progress.steps_per_epoch
         line.epoch = f"{progress.step / progress.steps_per_epoch:.1f} / {total}"
@@ -183,9 +183,9 @@ class StudyProgressTable(ProgressTable):
         if progress.session_steps == 0 or first not in self.cohorts:
             cohort = _Cohort(self.active, frozenset(members))
             self.cohorts |= dict.fromkeys(members, cohort)
-        self._take_stock(self.cohorts[first], members, progress)
+        self._update_work(self.cohorts[first], members, progress)
         line = self.lines[self.active]
-        self._note(line, progress)
+        self._update_line(line, progress)
         if progress.session_steps:
             line.speed = f"{progress.seconds / progress.session_steps / len(members) * 1e3:.2f} ms"
         for run_ids, shown in self._by_line():
@@ -193,7 +193,7 @@ class StudyProgressTable(ProgressTable):
                 shown.state = "training" if any(self.to_go[run_id] for run_id in run_ids) else "done"
         self._show(progress)
 
-    def _take_stock(self, cohort: _Cohort, members: Sequence[str], progress: Progress) -> None:
+    def _update_work(self, cohort: _Cohort, members: Sequence[str], progress: Progress) -> None:
         made = progress.session_steps - cohort.steps
         cohort.work += made * sum(self.work[run_id].cost for run_id in members)
         cohort.steps, cohort.seconds = progress.session_steps, progress.seconds
@@ -229,10 +229,10 @@ class StudyProgressTable(ProgressTable):
     def shown_lines(self) -> list[Line]:
         """All lines; of many the ones in training and the next ones waiting."""
         lines = list(self.lines.values())
-        if len(lines) <= MOST_LINES:
+        if len(lines) <= MAX_LINES:
             return lines
         moving = [line for line in lines if line.state == "training"]
-        return (moving + [line for line in lines if line.state == "waiting"])[:MOST_LINES]
+        return (moving + [line for line in lines if line.state == "waiting"])[:MAX_LINES]
 
 
 @dataclass(eq=False)

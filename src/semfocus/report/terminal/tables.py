@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """A line a mechanism: epochs to what counts as learned, speed-up over full attention, held-out accuracy."""
+    """One row for each mechanism: epochs until it learned, speed-up over full attention, held-out accuracy."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -57,7 +57,7 @@ def rich_table(source: TextTable) -> Table:
 
 
 def model_text(document: Mapping[str, Any]) -> str:
-    """A diagnosis of a model: a line a layer, then the findings."""
+    """A diagnosis of a model: one line for each layer, then the findings."""
     table = layer_table(document)
     rows = [table.heads, *table.rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.heads))]
