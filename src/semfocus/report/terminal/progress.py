@@ -7,6 +7,7 @@ time left is therefore computed from the work of each run: remaining steps times
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
@@ -63,7 +64,7 @@ class ProgressTable:
         self.active: str | None = None
         self.left = ""
         self.cost: dict[str, tuple[float, float]] = {}  # mechanism -> member-steps to go, seconds a member-step
-        self.told: dict[str, float] = {}  # mechanism -> when its last plain line was written
+        self.printed_at: dict[str, float] = {}  # mechanism -> time of its last plain line
         self.began = clock()
         self.live: Any = None
 
@@ -119,9 +120,10 @@ class ProgressTable:
             return
         now = self.clock()
         line = self.lines[self.active or ""]
-        if line.mechanism in self.told and now - self.told[line.mechanism] < PLAIN_EVERY and progress.going_on:
+        since = now - self.printed_at.get(line.mechanism, -math.inf)
+        if since < PLAIN_EVERY and progress.going_on:
             return
-        self.told[line.mechanism] = now
+        self.printed_at[line.mechanism] = now
         print(
             f"{line.mechanism:18} epoch {line.epoch:>12}  loss {line.loss:>6}  train {line.train:>6}"
             f"  held out {line.heldout:>6}  {self.left}",
@@ -130,9 +132,11 @@ class ProgressTable:
         )
 
     def shown_lines(self) -> list[Line]:
+        """The lines that the table has room for."""
         return list(self.lines.values())
 
     def table(self) -> Any:
+        """The table for the terminal."""
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False, header_style="bold", caption=self.left, caption_justify="left")
