@@ -20,7 +20,7 @@ from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig,
 from semfocus.errors import UsageError
 from semfocus.fused import refuses
 from semfocus.landscape.losses import Losses, Plan
-from semfocus.landscape.trained_model import open_subject
+from semfocus.landscape.trained_model import open_trained_model
 from semfocus.store import RunDirectory
 from semfocus.tasks import NO_TARGET, Batch, get_task, register_task
 from semfocus.tasks.even_pairs import EvenPairs
@@ -211,7 +211,7 @@ def test_next_token_learns_to_copy_and_the_run_says_so(tmp_path: Path) -> None:
         has_target = heldout.labels != NO_TARGET
         share = (predicted == heldout.labels)[has_target].double().mean().item()
         assert share == pytest.approx(rows[-1]["heldout_accuracy"], abs=1e-6)
-        subject = open_subject(outcome.run)
+        subject = open_trained_model(outcome.run)
         losses = Losses(subject.spec, subject.rows, Plan(members=1, rows=100))
         losses.matrix.copy_(subject.parameters)
         assert losses()[0].item() == pytest.approx(rows[-1]["train_loss"], rel=1e-4)

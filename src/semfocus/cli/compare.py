@@ -8,9 +8,23 @@ from typing import Annotated, Literal
 
 import typer
 
-from semfocus.cli.options import Compile, Device, ExecutorName, Jobs, Keep, Out, Sets, Threads, Track
-from semfocus.cli.shared import assignments, names_of
-from semfocus.cli.training import fail_if_needed, print_comparison, print_files, print_run
+from semfocus.cli.shared import (
+    Compile,
+    Device,
+    ExecutorName,
+    Jobs,
+    Keep,
+    Out,
+    Sets,
+    Threads,
+    Track,
+    assignments,
+    fail_if_needed,
+    names_of,
+    print_comparison,
+    print_files,
+    print_run,
+)
 
 
 def compare_command(
