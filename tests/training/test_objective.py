@@ -18,6 +18,7 @@ from semfocus import recipes
 from semfocus.analysis.results import Results
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
 from semfocus.errors import UsageError
+from semfocus.execution import train
 from semfocus.fused import refuses
 from semfocus.landscape.losses import Losses, Plan
 from semfocus.landscape.trained_model import open_trained_model
@@ -25,7 +26,7 @@ from semfocus.store import RunDirectory
 from semfocus.tasks import NO_TARGET, Batch, get_task, register_task
 from semfocus.tasks.even_pairs import EvenPairs
 from semfocus.tasks.export import Recipe, export
-from semfocus.training import load, train
+from semfocus.training import load
 from semfocus.training.cohort import spec_of
 from semfocus.training.objective import (
     ACCURACY,
