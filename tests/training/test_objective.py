@@ -77,7 +77,7 @@ def test_objectives_can_be_asked_for_names_and_thresholds_without_torch() -> Non
     code = (
         "import sys\nfrom semfocus.training.objective import CLASSIFICATION as o\n"
         "assert list(o.columns) == ['train_loss', 'train_accuracy', 'heldout_loss', 'heldout_accuracy']\n"
-        "assert o.learned.text == '95 % training accuracy'\nassert 'torch' not in sys.modules"
+        "assert o.learned.text() == '95 % training accuracy'\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -96,7 +96,7 @@ def test_learned_has_a_metric_a_threshold_and_a_direction(learned: Learned, good
     assert not learned.reached(math.nan)
     assert learned.metric.is_better(good, bad)
     assert learned.metric.is_better(bad, learned.metric.worst)
-    assert learned.text == text
+    assert learned.text() == text
     assert learned.direction == (">=" if good > bad else "<=")
 
 
