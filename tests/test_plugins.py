@@ -88,7 +88,8 @@ def test_the_conformance_suite_can_be_pointed_at_a_plugin(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/conformance", "--plugin", "my_focus",
          "-k", "cosine and (equal or gradient or oracle)", "-m", "not slow"],
-        capture_output=True, text=True, timeout=600, cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])},
+        capture_output=True, text=True, timeout=600, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:]
     assert re.search(r"\d+ passed", done.stdout), done.stdout[-500:]
