@@ -298,9 +298,9 @@ def test_a_users_task_with_the_old_names_still_works_and_warns() -> None:
             num_classes = 2
             width = 3
 
-            def draw(self, n, span, per, rng, *, seed, split, progress):
-                tokens = rng.integers(2, (n, self.width))
-                return Rows(tokens, tokens[:, 0], np.full(n, 3))
+            def draw(self, request, rng):
+                tokens = rng.integers(2, (request.n, self.width))
+                return Rows(tokens, tokens[:, 0], np.full(request.n, 3))
 
             def label_rows(self, tokens, lengths):
                 return tokens[:, 0]

@@ -15,9 +15,9 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +25,22 @@ from numpy.typing import NDArray
 from semfocus.errors import UsageError, check_int
 from semfocus.randomness import Stream, stream
 from semfocus.tasks import cache as disk
-from semfocus.tasks.batch import NO_TARGET, Batch, Rows, as_batch, within
+from semfocus.tasks.batch import (
+    NO_TARGET,
+    SPLITS,
+    Batch,
+    DrawRequest,
+    Per,
+    Progress,
+    Rows,
+    Span,
+    Split,
+    as_batch,
+    within,
+)
 
 if TYPE_CHECKING:
     import torch
-
-Split = Literal["train", "heldout", "test"]
-SPLITS: tuple[Split, ...] = ("train", "heldout", "test")
-Span = tuple[int, int]
-Per = Literal["row", "batch"]
-Progress = Callable[[int, int], None]  # rows done, rows wanted
-
 
 _OLD_NAMES = {"num_symbols": "vocab_size", "width": "seq_len"}  # of a task's properties, before 0.2
 
@@ -155,9 +160,10 @@ class Task(ABC):
             raise UsageError(f"per = {per!r} is not one of row, batch")
         span = None if lengths is None else self._checked_span(lengths)
 
+        request = DrawRequest(n=n, seed=seed, split=split, lengths=span, per=per, progress=progress)
+
         def draw() -> Rows:
-            rng = stream(seed, f"tasks/{self.name}/{split}")
-            return self.draw(n, span, per, rng, seed=seed, split=split, progress=progress)
+            return self.draw(request, stream(seed, f"tasks/{self.name}/{split}"))
 
         if cache if cache is not None else self.cached_by_default:
             key = {**self.fingerprint(), "seed": seed, "split": split, "n": n, "lengths": span, "per": per}
@@ -167,18 +173,8 @@ class Task(ABC):
         return as_batch(rows)
 
     @abstractmethod
-    def draw(
-        self,
-        n: int,
-        span: Span | None,
-        per: Per,
-        rng: Stream,
-        *,
-        seed: int,
-        split: Split,
-        progress: Progress | None,
-    ) -> Rows:
-        """Draw rows; the arguments have been checked."""
+    def draw(self, request: DrawRequest, rng: Stream) -> Rows:
+        """Draw the requested examples from `rng`."""
 
     def label(self, tokens: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
         """The label of each row from its tokens alone, by a rule that shares no code with the generator.
@@ -287,22 +283,11 @@ class LengthTask(Task):
     def generate(self, lengths: NDArray[np.int64], rng: Stream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Tokens (n, L) and labels of sequences of these lengths; tokens beyond a length are overwritten."""
 
-    def draw(
-        self,
-        n: int,
-        span: Span | None,
-        per: Per,
-        rng: Stream,
-        *,
-        seed: int,
-        split: Split,
-        progress: Progress | None,
-    ) -> Rows:
-        low, high = span or (self.length, self.length)
+    def draw(self, request: DrawRequest, rng: Stream) -> Rows:
+        low, high = request.lengths or (self.length, self.length)
         if low < self.shortest:
             raise UsageError(f"lengths = ({low}, {high}): {self.name} needs at least {self.shortest} tokens a row")
-        lengths = low + rng.integers(high - low + 1, n if per == "row" else 1)
-        lengths = np.broadcast_to(lengths, (n,)).copy()
+        lengths = low + request.choose(high - low + 1, rng)
         tokens, labels = self.generate(lengths, rng)
         tokens[~within(lengths, self.seq_len)] = self.pad_id
         return Rows(tokens, labels, lengths)

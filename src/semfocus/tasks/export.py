@@ -18,7 +18,8 @@ from typing import Any
 from semfocus import __version__
 from semfocus.errors import CorruptData, DataError, MissingExtra, UsageError
 from semfocus.store.atomic import replacing, write_json, write_text
-from semfocus.tasks.base import Progress, Split, Task
+from semfocus.tasks.base import Task
+from semfocus.tasks.batch import Progress, Split
 from semfocus.tasks.registry import get_task
 
 FORMATS = (".jsonl", ".tsv", ".parquet")

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from semfocus.errors import UsageError, check_int
 from semfocus.randomness import Stream, stream
-from semfocus.tasks.base import SPLITS, Per, Progress, Rows, Span, Split, Task
+from semfocus.tasks.base import Task
+from semfocus.tasks.batch import SPLITS, DrawRequest, Rows, Split
 from semfocus.tasks.listops_trees import Shape, TreeSizes, fill, grow
 from semfocus.tasks.registry import register_task
 
@@ -71,18 +72,8 @@ class ListOps(Task):
     def _sizes(self) -> TreeSizes:
         return TreeSizes.of(self.max_length, self.max_depth, self.max_args)
 
-    def draw(
-        self,
-        n: int,
-        span: Span | None,
-        per: Per,
-        rng: Stream,
-        *,
-        seed: int,
-        split: Split,
-        progress: Progress | None,
-    ) -> Rows:
-        wanted = self._wanted_lengths(n, span, per, rng)
+    def draw(self, request: DrawRequest, rng: Stream) -> Rows:
+        n, wanted = request.n, self._wanted_lengths(request, rng)
         self._check_supply(n, wanted)
         # How many rows of each length are still open; without a span any legal length will do.
         open_lengths = np.zeros(self.max_length, dtype=np.int64)
@@ -90,7 +81,7 @@ class ListOps(Task):
             open_lengths[self.min_length + 1 :] = n
         else:
             np.add.at(open_lengths, wanted, 1)
-        belongs = _Membership(seed, split, self.seq_len)
+        belongs = _Membership(request.seed, request.split, self.seq_len)
         parts: list[Rows] = []
         seen: set[bytes] = set()
         idle = 0
@@ -106,8 +97,8 @@ class ListOps(Task):
             idle = idle + 1 if len(seen) == before else 0
             if idle * TREES_AT_ONCE > 100 * MAX_TRIES:
                 raise self._too_many(n)
-            if progress is not None:
-                progress(len(seen), n)
+            if request.progress is not None:
+                request.progress(len(seen), n)
         empty = Rows(np.zeros((0, self.seq_len), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
         rows = Rows(*(np.concatenate(columns) for columns in zip(empty, *parts, strict=True)))
         if wanted is None:
@@ -121,17 +112,18 @@ class ListOps(Task):
         rows = zip(tokens.tolist(), lengths.tolist(), strict=True)
         return np.array([_value(row[:length]) for row, length in rows], dtype=np.int64)
 
-    def _wanted_lengths(self, n: int, span: Span | None, per: Per, rng: Stream) -> NDArray[np.int64] | None:
-        if span is None:
+    def _wanted_lengths(self, request: DrawRequest, rng: Stream) -> NDArray[np.int64] | None:
+        if request.lengths is None:
             return None
-        low, high = max(span[0], self.min_length + 1), span[1]
+        low, high = max(request.lengths[0], self.min_length + 1), request.lengths[1]
         legal = low + np.flatnonzero(self._sizes.probability[low : high + 1])
         if not len(legal):
             legal = f"{self.min_length + 1} .. {self.seq_len}"
-            raise UsageError(f"lengths = {span}: no tree of {self.name} has such a length; choose among {legal}")
+            raise UsageError(
+                f"lengths = {request.lengths}: no tree of {self.name} has such a length; choose among {legal}"
+            )
         self._check_effort(self._sizes.probability[legal].min(), f"exactly {legal[-1]}")
-        choice = rng.integers(len(legal), n if per == "row" else 1)
-        return np.broadcast_to(legal[choice], (n,)).copy()
+        return legal[request.choose(len(legal), rng)]
 
     def _check_effort(self, probability: float, lengths: str) -> None:
         if probability * MAX_TRIES < 1:

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semfocus.errors import DataError, UsageError
-from semfocus.tasks.base import Split
+from semfocus.tasks.batch import Split
 
 Content = str | Sequence[str] | Sequence[int] | NDArray[np.int64]
 Label = bool | int | str

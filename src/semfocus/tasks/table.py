@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from semfocus.errors import DataError, UsageError
 from semfocus.randomness import Stream
-from semfocus.tasks.base import SPLITS, Per, Progress, Rows, Span, Split, Task, within
+from semfocus.tasks.base import Task
+from semfocus.tasks.batch import SPLITS, DrawRequest, Rows, Span, Split, within
 from semfocus.tasks.rows import Item, Origin, Shares, number_classes
 from semfocus.tasks.tokenisers import Tokeniser
 
@@ -121,21 +122,13 @@ class TableTask(Task):
         symbols = hashlib.sha256(json.dumps(self.symbols).encode()).hexdigest()
         return {**super().fingerprint(), "sha256": self.digest, "symbols_sha256": symbols}
 
-    def draw(
-        self,
-        n: int,
-        span: Span | None,
-        per: Per,
-        rng: Stream,
-        *,
-        seed: int,
-        split: Split,
-        progress: Progress | None,
-    ) -> Rows:
-        members = self.table.members[split]
-        if n > len(members):
-            raise UsageError(f"n = {n} is more than the {len(members)} rows of split {split!r} of {self.title}")
-        return self.table.gather(members[rng.permutation(len(members))[:n]], self.pad_id)
+    def draw(self, request: DrawRequest, rng: Stream) -> Rows:
+        members = self.table.members[request.split]
+        if request.n > len(members):
+            raise UsageError(
+                f"n = {request.n} is more than the {len(members)} rows of split {request.split!r} of {self.title}"
+            )
+        return self.table.gather(members[rng.permutation(len(members))[: request.n]], self.pad_id)
 
     def label_rows(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         raise UsageError(
