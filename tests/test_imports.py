@@ -51,8 +51,8 @@ ALLOWED: dict[str, set[str]] = {
         "measurements", "analysis", "report",
     },
     "experiments": {
-        "errors", "execution", "attention", "config", "config_files", "recipes", "tasks", "training", "store",
-        "measurements", "analysis", "report",
+        "errors", "registry", "execution", "attention", "config", "config_files", "recipes", "tasks", "training",
+        "store", "measurements", "analysis", "report",
     },
     "cli": {
         "integrations", "errors", "execution", "tasks", "config_files", "training", "store", "analysis", "report",

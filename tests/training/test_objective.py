@@ -18,14 +18,15 @@ from semfocus import recipes
 from semfocus.analysis.results import Results
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
 from semfocus.errors import UsageError
+from semfocus.execution import train
 from semfocus.fused import refuses
 from semfocus.landscape.losses import Losses, Plan
-from semfocus.landscape.trained_model import open_subject
+from semfocus.landscape.trained_model import open_trained_model
 from semfocus.store import RunDirectory
 from semfocus.tasks import NO_TARGET, Batch, get_task, register_task
 from semfocus.tasks.even_pairs import EvenPairs
 from semfocus.tasks.export import Recipe, export
-from semfocus.training import load, train
+from semfocus.training import load
 from semfocus.training.cohort import spec_of
 from semfocus.training.objective import (
     ACCURACY,
@@ -76,7 +77,7 @@ def test_objectives_can_be_asked_for_names_and_thresholds_without_torch() -> Non
     code = (
         "import sys\nfrom semfocus.training.objective import CLASSIFICATION as o\n"
         "assert list(o.columns) == ['train_loss', 'train_accuracy', 'heldout_loss', 'heldout_accuracy']\n"
-        "assert o.learned.text == '95 % training accuracy'\nassert 'torch' not in sys.modules"
+        "assert o.learned.text() == '95 % training accuracy'\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -95,7 +96,7 @@ def test_learned_has_a_metric_a_threshold_and_a_direction(learned: Learned, good
     assert not learned.reached(math.nan)
     assert learned.metric.is_better(good, bad)
     assert learned.metric.is_better(bad, learned.metric.worst)
-    assert learned.text == text
+    assert learned.text() == text
     assert learned.direction == (">=" if good > bad else "<=")
 
 
@@ -211,7 +212,7 @@ def test_next_token_learns_to_copy_and_the_run_says_so(tmp_path: Path) -> None:
         has_target = heldout.labels != NO_TARGET
         share = (predicted == heldout.labels)[has_target].double().mean().item()
         assert share == pytest.approx(rows[-1]["heldout_accuracy"], abs=1e-6)
-        subject = open_subject(outcome.run)
+        subject = open_trained_model(outcome.run)
         losses = Losses(subject.spec, subject.rows, Plan(members=1, rows=100))
         losses.matrix.copy_(subject.parameters)
         assert losses()[0].item() == pytest.approx(rows[-1]["train_loss"], rel=1e-4)

@@ -19,8 +19,7 @@ from semfocus.analysis.groups import Group
 from semfocus.analysis.results import Results
 from semfocus.errors import UsageError
 from semfocus.execution.cohorts import plan_jobs
-from semfocus.execution.driver import train_jobs
-from semfocus.execution.executor import AUTO, RunOutcome
+from semfocus.execution.executor import AUTO, RunOutcome, train_jobs
 from semfocus.experiments.experiment import Experiment, config_key
 from semfocus.store import RunStore
 from semfocus.store.measurements import measurement_names
