@@ -26,7 +26,7 @@ from semfocus.tasks.tokenisers import SMALLEST_BPE, fit_tokeniser
 
 TOKENIZERS = ("auto", "char", "whitespace", "bpe", "tokens")
 
-# Without an option, a column is found by one of these names; the first beats the others.
+# Without an option, a column is chosen by one of these names; the first has precedence.
 TEXT_NAMES = (
     *("text", "texts", "sentence", "sentences", "sequence", "tokens", "content", "document"),
     *("review", "message", "input", "inputs", "x"),
@@ -132,25 +132,25 @@ def _find_column(source: Source, role: str, given: str | None, names: Sequence[s
     columns = source.columns
     if given is None:
         folded = {column: column.strip().casefold() for column in columns}
-        found = [c for c in columns if folded[c] == names[0]] or [c for c in columns if folded[c] in names]
+        matches = [c for c in columns if folded[c] == names[0]] or [c for c in columns if folded[c] in names]
     elif given in columns:
-        found = [column for column in columns if column == given]
+        matches = [column for column in columns if column == given]
     else:
         raise unknown(f"column of {source.path}", given, columns)
     listed = ", ".join(map(repr, columns))
-    if not found:
+    if not matches:
         raise DataError(
             f"{source.path} has no column called {role} or similar; its columns: {listed}; "
             f"name one with {role}_column (a CSV or TSV file must begin with a line of column names)"
         )
-    if len(set(found)) > 1:
+    if len(set(matches)) > 1:
         raise DataError(
-            f"{source.path} has several columns that could hold the {role}: {', '.join(map(repr, found))}; "
+            f"{source.path} has several columns that could hold the {role}: {', '.join(map(repr, matches))}; "
             f"name one with {role}_column"
         )
-    if len(found) > 1:
-        raise DataError(f"{source.path} has {len(found)} columns called {found[0]!r}; rename all but one")
-    return found[0]
+    if len(matches) > 1:
+        raise DataError(f"{source.path} has {len(matches)} columns called {matches[0]!r}; rename all but one")
+    return matches[0]
 
 
 def _read_items(source: Source, text_column: str, label_column: str) -> list[Item]:
