@@ -10,8 +10,8 @@ from torch import Tensor
 
 from semfocus import attend
 from semfocus.attention import parse_mechanism
-from semfocus.attention.hooks import observing
 from semfocus.attention.inputs import AttentionInputs
+from semfocus.attention.inspection import observing
 from semfocus.diagnostics import attention_stats
 from semfocus.diagnostics import scores as score_chunks
 from semfocus.diagnostics.attention_stats import PER_QUERY, Measured, Values, examine

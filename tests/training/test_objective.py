@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,17 @@ from semfocus.fused import refuses
 from semfocus.landscape.losses import Losses, Plan
 from semfocus.landscape.trained_model import open_trained_model
 from semfocus.store import RunDirectory
-from semfocus.tasks import NO_TARGET, Batch, get_task, register_task
+from semfocus.tasks import NO_TARGET, Batch, get_task
 from semfocus.tasks.even_pairs import EvenPairs
 from semfocus.tasks.export import Recipe, export
+from semfocus.tasks.registry import TASKS
 from semfocus.training import load
 from semfocus.training.cohort import spec_of
 from semfocus.training.objective import (
     ACCURACY,
     CLASSIFICATION,
     LOSS,
+    OBJECTIVES,
     Learned,
     Metric,
     Objective,
@@ -220,7 +223,7 @@ def test_next_token_learns_to_copy_and_the_run_says_so(tmp_path: Path) -> None:
 
 
 def test_a_task_that_is_not_in_the_paper_can_be_compared_without_a_setting(tmp_path: Path) -> None:
-    found = semfocus.compare(
+    comparison = semfocus.compare(
         "copy_string",
         attention=["full", "topk:4"],
         seeds=1,
@@ -230,7 +233,7 @@ def test_a_task_that_is_not_in_the_paper_can_be_compared_without_a_setting(tmp_p
         threads=1,
         out=tmp_path,
     )
-    assert [arm.mechanism for arm in found.arms] == ["full", "topk:4"]
+    assert [arm.mechanism for arm in comparison.arms] == ["full", "topk:4"]
     assert (tmp_path / "report.html").exists()
     for scale, rows, length in (("paper", (400, 100), 24), ("quick", (400, 100), 20), ("smoke", (60, 30), 12)):
         config = recipes.at_scale("copy_string", "full", 1, scale=scale)
@@ -238,7 +241,6 @@ def test_a_task_that_is_not_in_the_paper_can_be_compared_without_a_setting(tmp_p
         assert config.task.build().seq_len == length
 
 
-@register_objective
 class LowLoss(Silent):
     """Learned once the training loss is low; measures nothing else."""
 
@@ -247,15 +249,19 @@ class LowLoss(Silent):
     learned = Learned(LOSS, 0.6)
 
 
-@register_task
 class EvenPairsByLoss(EvenPairs):
     name = "even_pairs_by_loss"
     objective = "low_loss"
 
 
-def test_an_objective_learned_by_its_loss_stops_and_converges_below_the_threshold(
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+def _by_loss() -> Iterator[None]:
+    with OBJECTIVES.temporarily(LowLoss), TASKS.temporarily(EvenPairsByLoss):
+        yield
+
+
+@pytest.mark.usefixtures("_by_loss")
+def test_an_objective_learned_by_its_loss_stops_and_converges_below_the_threshold(tmp_path: Path) -> None:
     config = tiny(
         1, task="even_pairs_by_loss", lr=0.02, optimizer="adam", epochs=40, stop_accuracy=0.9, model={"dropout": 0.0}
     )
@@ -269,10 +275,11 @@ def test_an_objective_learned_by_its_loss_stops_and_converges_below_the_threshol
     assert len(Results.load(tmp_path).records) == 1
 
 
+@pytest.mark.usefixtures("_by_loss")
 def test_a_task_without_accuracy_can_be_compared(tmp_path: Path) -> None:
     sizes = ["task.train_rows=60", "task.heldout_rows=20", "model.blocks=1", "training.optimizer=adam"]
     choices: dict[str, Any] = {"seeds": 1, "epochs": 30, "overrides": [*sizes, "training.lr=0.01"]}
-    found = semfocus.compare(
+    comparison = semfocus.compare(
         "even_pairs_by_loss",
         attention=["full"],
         options={"length": 4},
@@ -281,13 +288,12 @@ def test_a_task_without_accuracy_can_be_compared(tmp_path: Path) -> None:
         out=tmp_path,
         **choices,
     )
-    assert found.arm("full").times.median is not None
+    assert comparison.arm("full").times.median is not None
     assert (tmp_path / "report.html").exists()
 
 
-def test_patience_counts_from_the_lowest_loss_and_survives_a_restart(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.usefixtures("_by_loss")
+def test_patience_counts_from_the_lowest_loss_and_survives_a_restart(tmp_path: Path) -> None:
     config = tiny(1, task="even_pairs_by_loss", lr=1e-9, epochs=9, patience=2, model={"dropout": 0.0})
     (outcome,) = train([config], tmp_path, runtime())
     rows, status = outcome.run.metrics(), outcome.run.status() or {}

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from semfocus.analysis.conditions import finite
-from semfocus.attention.hooks import observing
 from semfocus.attention.inputs import AttentionInputs
+from semfocus.attention.inspection import observing
 from semfocus.attention.positions import Positions
 from semfocus.attention.selection import best_indices
 from semfocus.diagnostics.aggregate import spread
