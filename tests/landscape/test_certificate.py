@@ -11,8 +11,16 @@ import torch
 from torch import Tensor
 
 from semfocus.errors import UsageError
-from semfocus.landscape.certificate import certify_model, trace
-from semfocus.landscape.groups import constant_of, embedded, gradients, group_masks, looseness, mean_loss
+from semfocus.landscape.certificate import (
+    certify_model,
+    constant_of,
+    embedded,
+    gradients,
+    group_masks,
+    looseness,
+    mean_loss,
+    trace,
+)
 from semfocus.landscape.trained_model import TrainedModel, open_trained_model
 from semfocus.randomness import stream
 from semfocus.store import RunDirectory

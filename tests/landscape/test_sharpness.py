@@ -10,7 +10,7 @@ import torch
 
 from semfocus.errors import Diverged, UsageError
 from semfocus.landscape import measure_sharpness, open_trained_model
-from semfocus.landscape.groups import mean_loss
+from semfocus.landscape.certificate import mean_loss
 from semfocus.measurements import Sharpness, read
 from semfocus.store import RunDirectory, RunStore
 from semfocus.training.loading import document

@@ -23,7 +23,7 @@ from semfocus.theory import (
     separation,
     sink_ratio,
 )
-from semfocus.theory.attention_witnesses import steepest
+from semfocus.theory.looseness import steepest
 
 INF = math.inf
 

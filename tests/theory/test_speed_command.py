@@ -71,7 +71,7 @@ def test_a_narrow_terminal_folds_the_table_and_cuts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measure: str
 ) -> None:
     store(tmp_path)
-    monkeypatch.setattr("semfocus.cli.speed.console", lambda: Console(width=60, soft_wrap=True))
+    monkeypatch.setattr("semfocus.cli.theory.console", lambda: Console(width=60, soft_wrap=True))
     shown = speed(tmp_path, "--measure", measure).output
     assert "\u2026" not in shown
     assert "..." not in shown

@@ -15,7 +15,7 @@ from typing import Any
 from semfocus.errors import CorruptData, UsageError, check_int
 from semfocus.landscape.certificate import certify_model
 from semfocus.landscape.directions import normal_row
-from semfocus.landscape.hessian import STEPS, Curvature, top_eigenpairs
+from semfocus.landscape.losses import STEPS, Curvature, top_eigenpairs
 from semfocus.landscape.trained_model import TrainedModel, find_run, open_trained_model
 from semfocus.measurements import Sharpness, keep, read
 from semfocus.store import RunDirectory

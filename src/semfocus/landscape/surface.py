@@ -25,11 +25,11 @@ from torch import Tensor
 from semfocus.errors import CorruptData, UsageError, check_int, unknown
 from semfocus.landscape.directions import Plane, default_extent, make_plane
 from semfocus.landscape.losses import Losses, Plan, plan
-from semfocus.landscape.slopes import SQUARES, slopes
 from semfocus.landscape.trained_model import TrainedModel, find_run, open_trained_model
 from semfocus.measurements import Surface, SurfaceMeta, grid_axis, keep_surface, read_surface
 from semfocus.measurements.kinds import DIRECTIONS, PERCENTILES
 from semfocus.measurements.store import read_part, write_part
+from semfocus.measurements.surface import SQUARES, slopes
 from semfocus.model import EAGER
 from semfocus.store import RunDirectory
 from semfocus.training.runtime import Runtime, facts, numerics

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from semfocus.landscape.slopes import SQUARES, slopes
 from semfocus.measurements import grid_axis
+from semfocus.measurements.surface import SQUARES, slopes
 
 AXIS = grid_axis(201, 1.0)
 
