@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from semfocus.diagnostics import runs as measuring
 from semfocus.diagnostics.aggregate import PERCENTS
-from semfocus.diagnostics.checkpoint_stats import weight_norms
+from semfocus.diagnostics.checkpoint_stats import checkpoint_stats, weight_norms
 from semfocus.diagnostics.runs import find_run, measure_run, tables
 from semfocus.errors import CorruptData, UsageError
 from semfocus.measurements import Dispersion, keep, read
@@ -167,15 +166,12 @@ def test_exact_softmax_slopes_stay_below_their_certified_bounds(runs: list[RunDi
 
 
 @pytest.mark.parametrize("k", [1, 3, 6])
-def test_certified_bounds_hold_where_rows_differ_in_length(runs: list[RunDirectory], k: int, monkeypatch) -> None:
-    lengths = torch.tensor([1, 2, 3, 8])
-
-    def padded(splits: dict[str, Batch], split: str, rows: int) -> Batch:
-        return Batch(splits[split].tokens[:4], splits[split].labels[:4], lengths)
-
-    monkeypatch.setattr(measuring, "first_rows", padded)
+def test_certified_bounds_hold_where_rows_differ_in_length(runs: list[RunDirectory], k: int) -> None:
     for run in (runs[0], runs[2]):
-        last = measure_run(run, k=k).measured.document["checkpoints"]["last"]
+        config = config_of(run)
+        train, _ = data.load(config, config.task.build())
+        padded = Batch(train.tokens[:4], train.labels[:4], torch.tensor([1, 2, 3, 8]))
+        last = checkpoint_stats(load(run), padded, k, "cpu")
         assert (last["keys"], last["fewest_keys"]) == (8, 2)  # a single key has weight 1, whatever happens
         layers = [last, *last["layers"], *(head for layer in last["layers"] for head in layer["heads"])]
         for found in layers:

@@ -148,12 +148,12 @@ def _config(name: str, options: dict[str, Any]) -> Any:
         raise UsageError(f"{name!r} {where}; --download fetches it ({_first_line(error)})") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{name!r} is not a model that transformers knows: {_first_line(error)}") from error
-    if getattr(config, "is_encoder_decoder", False):
-        raise UsageError(
-            f"{name!r} is an encoder-decoder, which needs a text for each side; "
-            "call semfocus.diagnose(model, batches) with batches that hold both"
-        )
-    return config
+    if not getattr(config, "is_encoder_decoder", False):
+        return config
+    raise UsageError(
+        f"{name!r} is an encoder-decoder, which needs a text for each side; "
+        "call semfocus.diagnose(model, batches) with batches that hold both"
+    )
 
 
 def _check_place(name: str) -> None:

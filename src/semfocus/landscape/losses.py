@@ -30,6 +30,7 @@ from semfocus.errors import check_int
 from semfocus.model import EAGER, ForwardFns, forward
 from semfocus.spec import Spec
 from semfocus.training.data import Rows
+from semfocus.training.evaluation import capture_graph
 
 # Of all members together: what stays in a CPU's cache, what fills a GPU.
 POSITIONS = {"cpu": 2**13, "cuda": 2**21}
@@ -84,7 +85,7 @@ class Losses:
     @torch.no_grad()
     def __call__(self) -> Tensor:
         if self.matrix.is_cuda and self.graph is None:
-            self._capture()
+            self.graph = capture_graph(self._chunk, warm_up=2)
         self.total.zero_()
         self.first.zero_()
         for _ in range(-(-self.count // self.plan.rows)):
@@ -102,19 +103,6 @@ class Losses:
         losses = self.rows.objective.loss(logits, targets)  # (M, B)
         self.total += torch.where(index < self.count, losses.double(), 0.0).sum(dim=1)
         self.first += self.plan.rows
-
-    def _capture(self) -> None:
-        """Record the work on a chunk as a CUDA graph; the first pass, which is not captured, compiles."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._chunk()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._chunk()
-        self.graph = graph
 
 
 class Curvature:
