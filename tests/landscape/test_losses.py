@@ -41,11 +41,11 @@ def test_each_of_many_models_has_the_loss_it_has_alone(padded: bool, mechanism: 
     parameters = torch.stack([initial(spec, seed) for seed in range(3)])
     losses = Losses(spec, rows, Plan(members=3, rows=5))  # the last of five chunks is short
     losses.matrix.copy_(parameters)
-    found = losses()
+    values = losses()
     for i in range(3):
         logits = Encoder(spec, parameters[i])(batch.tokens, batch.lengths)
-        assert found[i].item() == pytest.approx(functional.cross_entropy(logits, batch.labels).item(), rel=1e-5)
-    assert torch.equal(losses(), found)
+        assert values[i].item() == pytest.approx(functional.cross_entropy(logits, batch.labels).item(), rel=1e-5)
+    assert torch.equal(losses(), values)
 
 
 def test_examples_are_shared_by_the_members_and_not_copied() -> None:
@@ -59,11 +59,11 @@ def test_examples_are_shared_by_the_members_and_not_copied() -> None:
 @pytest.mark.parametrize("count", [1, 7, 23, 5000])
 def test_a_plan_covers_all_rows_with_chunks_that_waste_less_than_a_row_each(count: int) -> None:
     spec, _, _ = _spec_and_rows(False)
-    found = plan(spec, count, CPU, positions=2048)
-    chunks = -(-count // found.rows)
-    assert found.rows * chunks >= count
-    assert found.rows * chunks - count < chunks
-    assert found.rows * found.members * spec.length <= max(2048, found.members * spec.length)
+    planned = plan(spec, count, CPU, positions=2048)
+    chunks = -(-count // planned.rows)
+    assert planned.rows * chunks >= count
+    assert planned.rows * chunks - count < chunks
+    assert planned.rows * planned.members * spec.length <= max(2048, planned.members * spec.length)
 
 
 def _cohort(mechanism: str, activation: str = "gelu") -> Cohort:
@@ -99,24 +99,24 @@ def test_top_eigenpairs_are_those_of_the_dense_hessian_for_every_member(mechanis
     cohort = _cohort(mechanism)
     parameters = cohort.parameters.double()
     curvature = _curvature(cohort)
-    found = top_eigenpairs(
+    top = top_eigenpairs(
         lambda v: curvature.product(parameters, v),
         _draws(cohort, 2),
         count=2,
         steps=100,
         rank=cohort.spec.layout.num_parameters,
     )
-    assert found.converged.all()
-    assert found.steps < 100
+    assert top.converged.all()
+    assert top.steps < 100
     for member in range(2):
         dense = torch.func.jacrev(torch.func.grad(lambda row: _loss(cohort, row)))(parameters[member])
         assert (dense - dense.T).abs().max() < 1e-12
         exact, vectors = torch.linalg.eigh(dense)
         for i in range(2):
-            value, vector = found.values[member, i].item(), found.vectors[member, i]
+            value, vector = top.values[member, i].item(), top.vectors[member, i]
             # A symmetric matrix has an eigenvalue within the residual of each value.
             residual = (dense @ vector - value * vector).norm().item()
-            assert residual == pytest.approx(found.residuals[member, i].item(), abs=1e-9)
+            assert residual == pytest.approx(top.residuals[member, i].item(), abs=1e-9)
             assert value == pytest.approx(exact[-1 - i].item(), rel=1e-5)
             assert abs(vector @ vectors[:, -1 - i]).item() == pytest.approx(1.0, abs=1e-3)
 
@@ -165,16 +165,16 @@ def test_a_matrix_that_is_used_up_early_waits_for_the_others_unchanged() -> None
     hard, flat = random + random.T, torch.zeros(30, 30, dtype=torch.float64)
     one = 5 * torch.outer(random[0], random[0]) / random[0].norm() ** 2
     negative = -torch.eye(30, dtype=torch.float64)  # one product tells all; a vector of zeros would add a 0
-    found = _lanczos(torch.stack([hard, flat, one, negative]), rank=30)
+    top = _lanczos(torch.stack([hard, flat, one, negative]), rank=30)
     exact = torch.linalg.eigvalsh(hard)[-1].item()
-    assert found.values[:, 0].tolist() == pytest.approx([exact, 0.0, 5.0, -1.0], rel=1e-4, abs=1e-12)
-    assert found.converged.all()
-    assert found.vectors[2, 0] @ one @ found.vectors[2, 0] == pytest.approx(5.0)
+    assert top.values[:, 0].tolist() == pytest.approx([exact, 0.0, 5.0, -1.0], rel=1e-4, abs=1e-12)
+    assert top.converged.all()
+    assert top.vectors[2, 0] @ one @ top.vectors[2, 0] == pytest.approx(5.0)
 
 
 def test_too_few_steps_are_told_by_the_residual() -> None:
     spectrum = torch.linspace(0, 1, 200, dtype=torch.float64)
-    found = _lanczos(torch.diag(spectrum)[None], steps=4)
-    assert found.steps == 4
-    assert not found.converged.any()
-    assert abs(found.values[0, 0].item() - 1) <= found.residuals[0, 0].item() + 0.01
+    top = _lanczos(torch.diag(spectrum)[None], steps=4)
+    assert top.steps == 4
+    assert not top.converged.any()
+    assert abs(top.values[0, 0].item() - 1) <= top.residuals[0, 0].item() + 0.01

@@ -164,9 +164,9 @@ def test_random_pairs_never_move_more_than_the_certified_constants(seed, gamma, 
     ],
 )
 def test_an_optimised_search_comes_near_each_certified_constant_and_passes_none(mechanism, of, gamma, k, near):
-    found = steepest(mechanism, of, gamma=gamma, k=k, steps=150)
-    assert near < found.ratio <= 1.0
-    assert found.ratio == pytest.approx(found.slope / found.bound)
+    witness = steepest(mechanism, of, gamma=gamma, k=k, steps=150)
+    assert near < witness.ratio <= 1.0
+    assert witness.ratio == pytest.approx(witness.slope / witness.bound)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_an_optimised_search_comes_near_each_certified_constant_and_passes_none(
 )
 def test_pairs_whose_masks_change_do_not_break_the_constants_of_heavy_hitters(of, gamma, k, length, width, near):
     """With k = 1 the weights are constant: all that a change of W does, it does by changing masks."""
-    found = steepest("heavy", of, gamma=gamma, k=k, length=length, width=width, steps=60)
-    assert near < found.ratio <= 1.0
+    witness = steepest("heavy", of, gamma=gamma, k=k, length=length, width=width, steps=60)
+    assert near < witness.ratio <= 1.0
 
 
 def test_the_search_refutes_the_papers_constant_in_x_by_itself():

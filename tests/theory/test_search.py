@@ -24,9 +24,9 @@ def bowl(z):
 
 
 def test_a_known_maximum_is_found():
-    found = maximise(bowl, 3, seed=0, name="bowl")
-    assert found.value == pytest.approx(3, abs=1e-4)
-    assert found.point.tolist() == pytest.approx([1.5] * 3, abs=0.01)
+    maximum = maximise(bowl, 3, seed=0, name="bowl")
+    assert maximum.value == pytest.approx(3, abs=1e-4)
+    assert maximum.point.tolist() == pytest.approx([1.5] * 3, abs=0.01)
 
 
 def test_the_same_seed_gives_the_same_search_and_another_seed_another():

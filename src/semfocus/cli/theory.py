@@ -59,9 +59,9 @@ def looseness_command(
 
     models = looseness_by_mechanism(label_runs(runs or [], store), rows)
     with progress_bar("searching") as bar:
-        found = search_looseness(seed=seed, steps=steps, progress=bar)
-    name_figures(write_looseness_figures(found, models, out))
-    for form, share in found.largest_shares().items():
+        looseness = search_looseness(seed=seed, steps=steps, progress=bar)
+    name_figures(write_looseness_figures(looseness, models, out))
+    for form, share in looseness.largest_shares().items():
         typer.echo(f"{form}: at most {share:.3f} of it attained" + (", refuted" if share > 1.0001 else ""))
 
 

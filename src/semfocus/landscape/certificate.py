@@ -8,8 +8,8 @@
 
     looseness(spec, row, rows)["input"]               gradient norm / certified constant; 1 is tight
 
-Everything is measured in float64. There are certificates for top-k, windows and full attention. What has no theory
-(bottom-k, random keys, keys kept besides the top k, normalisers other than softmax, causal models) is refused.
+All norms are measured in float64. Top-k, windows and full attention have certificates. Models without one (bottom-k,
+random keys, keys kept besides the top k, normalisers other than softmax, causal models) raise a UsageError.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from semfocus.theory import (
 )
 from semfocus.training.data import Rows
 
-POSITIONS_AT_ONCE = 2**12  # their scores are kept in float64
+POSITIONS_AT_ONCE = 2**12  # the scores of each are stored in float64
 PROJECTIONS = ("query", "key", "value")
 LAYERS = {"o": "output", "mlp_in": "mlp_in", "mlp_out": "mlp_out"}
 
@@ -62,6 +62,7 @@ class Trace:
     features: float
     pooled: int
     repeats: int
+    logits: Tensor  # (1, B, classes)
 
     def covering(self, other: Trace) -> Trace:
         """Norms that hold at both models. If all their masks are equal, masks count as fixed."""
@@ -86,7 +87,7 @@ class Trace:
 
 
 def certify_model(spec: Spec, row: Tensor, rows: Rows) -> LossConstants:
-    """Bounds on the gradient of the loss on these examples around a model (P,), as long as no mask changes."""
+    """Bounds on the gradient of the loss on these examples at a model (P,), for fixed masks."""
     chunk = max(1, POSITIONS_AT_ONCE // spec.length)
     traces = [trace(spec, row, rows.between(first, first + chunk)) for first in range(0, rows.count, chunk)]
     worst = replace(
@@ -117,7 +118,7 @@ def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x
         return out
 
     def apply_head(x: Tensor, lengths: Tensor | None, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
-        # With the identity for its weight the head gives its input.
+        # With the identity as its weight the head returns its input.
         eye = torch.eye(weight.shape[1], dtype=x.dtype).unsqueeze(0)
         features.append(EAGER.apply_head(x, lengths, eye, torch.zeros_like(eye[:, 0]), spec))
         return features[-1] @ weight + bias.unsqueeze(1)
@@ -126,7 +127,7 @@ def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x
     valid = torch.ones_like(tokens, dtype=torch.bool) if lengths is None else valid_mask(lengths, spec)
     mask = None if lengths is None else valid[:, :, None, None, :]
     with torch.no_grad():
-        forward(parameters, tokens, lengths, spec, None, ForwardFns(embed, block, apply_head))
+        logits = forward(parameters, tokens, lengths, spec, None, ForwardFns(embed, block, apply_head))
     counts = torch.zeros(tokens.shape[1], spec.num_ids).scatter_add_(1, tokens[0], torch.ones(tokens[0].shape))
     return Trace(
         spec,
@@ -136,6 +137,7 @@ def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x
         _longest(features[0]),
         1 if spec.model.pooling == "cls" else int(valid[..., : spec.padded_len].sum(-1).min()),
         int(counts.max()),
+        logits,
     )
 
 
@@ -226,7 +228,7 @@ def _longest(rows: Tensor) -> float:
 
 
 def group_masks(spec: Spec) -> dict[str, Tensor]:
-    """(P,) bool by group: the columns of its parameters, a weight together with its bias."""
+    """(P,) bool by group: the positions of its parameters, a weight together with its bias."""
     masks: dict[str, Tensor] = {}
 
     def mark(group: str, name: str, third: int | None = None) -> None:

@@ -32,28 +32,28 @@ from semfocus.spec import Spec
 from semfocus.training.data import Rows
 from semfocus.training.evaluation import capture_graph
 
-# Of all members together: what stays in a CPU's cache, what fills a GPU.
+# Of all members together: as many as fit into the cache of a CPU, or fill a GPU.
 POSITIONS = {"cpu": 2**13, "cuda": 2**21}
 MEMBERS = {"cpu": 8, "cuda": 64}
-SHARE_OF_MEMORY = 0.5  # of what is free on a GPU: the compiler and the allocator want some too
+SHARE_OF_MEMORY = 0.5  # of the free memory of a GPU; the compiler and the allocator need the rest
 POSITIONS_WITH_GRADIENTS = {
     "cpu": 2**13,
     "cuda": 2**18,
-}  # at once, of all models: derivatives keep the activations of every block
+}  # at once, of all models; backward passes store the activations of every block
 STEPS, TOLERANCE = 80, 1e-3
-BREAKDOWN = 1e-7  # a remainder smaller than this times the eigenvalues is rounding
+BREAKDOWN = 1e-7  # a remainder below this times the eigenvalues is rounding
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many models at once, and how many examples of each."""
+    """Sizes of a chunk: models, and examples of each."""
 
     members: int
     rows: int
 
 
 def plan(spec: Spec, rows: int, device: torch.device, positions: int | None = None) -> Plan:
-    """As much as keeps the device busy and fits into its free memory; equal chunks, so that little is wasted."""
+    """Chunks that fill the device and fit into its free memory, of equal size, so that little work is wasted."""
     members = MEMBERS.get(device.type, 8)
     budget = positions or POSITIONS.get(device.type, 2**14)
     if device.type == "cuda":
@@ -70,7 +70,7 @@ def bytes_per_position(spec: Spec) -> int:
 
 
 class Losses:
-    """`losses.matrix` takes the parameters, `losses()` gives (M,) float64 on the device."""
+    """The mean losses (M,), float64 on the device, of the models in `matrix` (M, P)."""
 
     def __init__(self, spec: Spec, rows: Rows, plan: Plan, parts: ForwardFns = EAGER) -> None:
         self.spec, self.plan, self.parts = spec, plan, parts
@@ -135,7 +135,7 @@ class Curvature:
         return [(first, min(size, self.rows.count - first)) for first in range(0, self.rows.count, size)]
 
     def _loss(self, parameters: Tensor, first: int, size: int) -> Tensor:
-        """The share of some examples in the sum over models of their mean loss; gradients of models stay separate."""
+        """The part of some examples in the mean loss, summed over models: the gradient of each model stays its own."""
         tokens, lengths, targets = self.rows.between(first, first + size).every().shared_by(len(parameters))
         logits = forward(self.spec.layout.split(parameters), tokens, lengths, self.spec)
         return self.rows.objective.loss(logits, targets).sum() / self.rows.count
@@ -168,9 +168,9 @@ def top_eigenpairs(
 ) -> Eigenpairs:
     """Lanczos with full reorthogonalisation, in float64, on E symmetric matrices in lockstep.
 
-    `product` multiplies vectors (E, P). `draw(i)` gives random ones: the first, and further ones for a matrix whose
-    Krylov space is exhausted while others continue. `rank`: the dimension, when `steps` may exceed it. Ends when every
-    residual is small compared with the largest eigenvalue.
+    `product` multiplies vectors (E, P). `draw(i)` gives random ones: the start, and a new one for each matrix whose
+    Krylov space is exhausted while others continue. `rank` is the dimension, if `steps` may exceed it. The iteration
+    ends when every residual is small relative to the largest eigenvalue.
     """
     steps = min(check_int("steps", steps, at_least=max(2, count)), rank or steps)
     first = draw(0).double()
@@ -195,7 +195,7 @@ def top_eigenpairs(
 
 def _remainder(vectors: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     """The part of vectors (E, P) orthogonal to the basis (E, m, P), as unit vectors, and its length (E,)."""
-    for _ in range(2):  # one pass leaves an error of rounding times the part removed
+    for _ in range(2):  # after one pass the error is rounding times the removed part
         vectors = vectors - torch.einsum("em,emp->ep", torch.einsum("emp,ep->em", basis, vectors), basis)
     size = vectors.norm(dim=1)
     return vectors / size.clamp(min=torch.finfo(torch.float64).tiny)[:, None], size

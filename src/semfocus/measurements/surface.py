@@ -72,11 +72,11 @@ def slopes(
     losses: np.ndarray, axis: np.ndarray, lengths: Sequence[float], squares: Sequence[float] = SQUARES
 ) -> dict[str, dict[str, list[float | None]]]:
     """Percentiles of |difference| / step of losses (row i: axis[i] along direction 2, column j: along direction 1)."""
-    found: dict[str, dict[str, list[float | None]]] = {}
+    by_scale: dict[str, dict[str, list[float | None]]] = {}
     for name, scales in (("per_step", (1.0, 1.0)), ("per_distance", lengths)):
         columns = [_percentiles(_inside(losses, axis, scales, square)) for square in squares]
-        found[name] = {str(p): [column[i] for column in columns] for i, p in enumerate(PERCENTILES)}
-    return found
+        by_scale[name] = {str(p): [column[i] for column in columns] for i, p in enumerate(PERCENTILES)}
+    return by_scale
 
 
 def _inside(losses: np.ndarray, axis: np.ndarray, scales: Sequence[float], square: float) -> np.ndarray:
@@ -88,8 +88,8 @@ def _inside(losses: np.ndarray, axis: np.ndarray, scales: Sequence[float], squar
     with np.errstate(invalid="ignore"):
         across = np.abs(np.diff(part, axis=1)) / (step * scales[0])
         up = np.abs(np.diff(part, axis=0)) / (step * scales[1])
-    found = np.concatenate([across.ravel(), up.ravel()])
-    return np.where(np.isfinite(found), found, math.inf)
+    values = np.concatenate([across.ravel(), up.ravel()])
+    return np.where(np.isfinite(values), values, math.inf)
 
 
 def _percentiles(values: np.ndarray) -> list[float | None]:
@@ -97,5 +97,5 @@ def _percentiles(values: np.ndarray) -> list[float | None]:
         return [None] * len(PERCENTILES)
     # A finite and an infinite value cannot be interpolated: take the steeper one.
     method = "linear" if np.isfinite(values).all() else "higher"
-    found = np.percentile(values, PERCENTILES, method=method)
-    return [float(value) if math.isfinite(value) else None for value in found]
+    levels = np.percentile(values, PERCENTILES, method=method)
+    return [float(value) if math.isfinite(value) else None for value in levels]

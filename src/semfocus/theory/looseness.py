@@ -57,7 +57,7 @@ class AttentionRow:
 
 @dataclass(frozen=True)
 class Looseness:
-    """What a search attains of every bound."""
+    """The results of all searches."""
 
     softmax: list[SoftmaxRow]
     attention: list[AttentionRow]
@@ -127,7 +127,7 @@ class Steepest:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a search holds fixed: `length` tokens of `width`, |W| = gamma, k kept keys, the form of the bound."""
+    """The constants of a search: `length` tokens of `width`, |W| = gamma, k kept keys, the form of the bound."""
 
     length: int
     width: int
