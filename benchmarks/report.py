@@ -108,7 +108,7 @@ def _timing(epochs: int) -> str:
 def load(root: str, out: str) -> int:
     """Read every run and compare the mechanisms of every group; return the number of groups."""
     from semfocus.analysis.results import Results
-    from semfocus.report.figures.series import METRICS, series
+    from semfocus.report.figures.lines import METRICS, series
 
     groups = Results.load(Path(root)).groups
     for group in groups:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semfocus.analysis.conditions import finite
+from semfocus.analysis.table6 import finite
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import observing
 from semfocus.attention.positions import Positions

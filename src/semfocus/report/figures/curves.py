@@ -15,7 +15,7 @@ from semfocus.analysis.groups import Group
 from semfocus.analysis.records import Record
 from semfocus.analysis.survival import ConvergenceTimes
 from semfocus.report.figures.drawing import FORMATS, caption, drawing, heading, legend, percent, save
-from semfocus.report.figures.series import METRICS, QUARTILES, Quantiles, series
+from semfocus.report.figures.lines import METRICS, QUARTILES, Quantiles, series
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
 from semfocus.training.objective import CLASSIFICATION, Learned
 

@@ -36,7 +36,7 @@ from semfocus.report.figures.drawing import (
     save,
     sequential_colour,
 )
-from semfocus.report.figures.lines import draw_marked_line
+from semfocus.report.figures.lines import METRICS, draw_marked_line, quantiles
 from semfocus.report.figures.panel_values import (
     PERCENTILE,
     Panel,
@@ -49,7 +49,6 @@ from semfocus.report.figures.panel_values import (
     metric_text,
     number,
 )
-from semfocus.report.figures.series import METRICS, quantiles
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme
 
 if TYPE_CHECKING:

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from semfocus.analysis.comparability import differing, setting_text, setting_title, settings_of, task_label
-from semfocus.analysis.groups import Group, baselines_of
-from semfocus.analysis.mechanism_order import mechanism_order
+from semfocus.analysis.groups import Group, baselines_of, mechanism_order
 from semfocus.analysis.records import Record
 from semfocus.errors import UsageError
 from semfocus.measurements import Measurements
-from semfocus.report.figures.series import METRICS, Quantiles
+from semfocus.report.figures.lines import METRICS, Quantiles
 from semfocus.report.figures.style import STYLES, MechanismStyle, Theme, mechanism_style, step_style
 from semfocus.training.objective import CLASSIFICATION
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from semfocus.analysis.comparison import Arm
 from semfocus.analysis.groups import Group
-from semfocus.report.figures.series import METRICS, Floats, columns_of, held, series
+from semfocus.report.figures.lines import METRICS, Floats, columns_of, held, series
 from semfocus.report.figures.style import mechanism_style
 
 CURVE_NUMBERS = 400_000  # of medians and quartiles in the whole page
@@ -20,12 +20,18 @@ MOST_SEED_POINTS, FEWEST_SEED_POINTS = 120, 16
 Json = dict[str, Any]
 
 
-def charts(groups: Sequence[Group], mechanisms: Sequence[str]) -> list[Json]:
+def charts(
+    groups: Sequence[Group],
+    mechanisms: Sequence[str],
+    *,
+    curve_numbers: int = CURVE_NUMBERS,
+    seed_numbers: int = SEED_NUMBERS,
+) -> list[Json]:
     """One entry for each group: epochs, and for each mechanism curves, single seeds and Kaplan-Meier shares."""
     arms = sum(len(group.comparison.arms) for group in groups)
     runs = sum(len(group.records) for group in groups)
-    points = _within(CURVE_NUMBERS // max(1, 3 * len(METRICS) * arms), FEWEST_POINTS, MOST_POINTS)
-    few = _within(SEED_NUMBERS // max(1, len(METRICS) * runs), FEWEST_SEED_POINTS, MOST_SEED_POINTS)
+    points = _within(curve_numbers // max(1, 3 * len(METRICS) * arms), FEWEST_POINTS, MOST_POINTS)
+    few = _within(seed_numbers // max(1, len(METRICS) * runs), FEWEST_SEED_POINTS, MOST_SEED_POINTS)
     return [_chart(group, mechanisms, points, few) for group in groups]
 
 

@@ -12,7 +12,7 @@ from semfocus.analysis.groups import Group, short_name
 from semfocus.analysis.multiple import ALPHA
 from semfocus.analysis.results import Results
 from semfocus.report.figures.heatmap import cell_texts, speed_cells, strength
-from semfocus.report.figures.series import METRICS
+from semfocus.report.figures.lines import METRICS
 from semfocus.report.figures.style import mechanism_style
 from semfocus.report.page import rows
 from semfocus.report.page.markup import shown
