@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from semfocus.analysis.results import Results
 from semfocus.errors import UsageError
-from semfocus.execution.driver import train_jobs
+from semfocus.execution.executor import train_jobs
 from semfocus.experiments.experiment import config_key
 from semfocus.experiments.registry import studies
 from semfocus.experiments.run import plan

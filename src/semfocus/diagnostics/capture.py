@@ -5,8 +5,8 @@
         model(tokens)                    see(CapturedCall) is called once for each attention call, in order
     watch.unseen()                       attention modules that ran without a captured call
 
-Calls are captured in three ways: `attend` reports its inputs (`attention.hooks`), torch's own attention functions are
-wrapped (`torch_calls`), and so is the attention registry of the transformers library (`patch_transformers`). All
+Calls are captured in three ways: `attend` reports its inputs (`attention.inspection`), torch's own attention functions
+are wrapped (`torch_calls`), and so is the attention registry of the transformers library (`patch_transformers`). All
 wrappers are removed at the end, also after an exception. The running module is known from torch's global hooks: a hook
 on a module would make torch leave its fused path, which changes the last bits.
 """
@@ -21,8 +21,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from semfocus.attention.hooks import observing
 from semfocus.attention.inputs import AttentionInputs
+from semfocus.attention.inspection import observing
 from semfocus.diagnostics import patch_transformers, torch_calls
 from semfocus.errors import UsageError
 

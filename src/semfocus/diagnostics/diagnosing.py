@@ -168,14 +168,14 @@ def _described(summary: Summary, k: int) -> dict[str, Any]:
 
 def conditions(summary: Summary, k: int) -> dict[str, Conditions]:
     """The conditions at each percentile, all numbers from one model; empty where no query was counted."""
-    found = {}
+    by_percent = {}
     for percent in PERCENTS:
         values = [summary.at(name, percent) for name in ("delta_full", "delta_heavy", "separation", "in_degree")]
         known = [value for value in values if value is not None]
         if len(known) == len(values):
             keys = {"length": summary.keys, "fewest": summary.fewest_keys, "uneven": bool(summary.uneven)}
-            found[percent] = condition(*known, k=k, **keys)
-    return found
+            by_percent[percent] = condition(*known, k=k, **keys)
+    return by_percent
 
 
 def w_and_x(summaries: Sequence[Summary], k: int) -> list[dict[str, dict[str, float | None]]]:

@@ -6,12 +6,14 @@ captures, and a compiler compiles, one shape only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from semfocus.model import EAGER, ForwardFns, forward
 from semfocus.training.cohort import Cohort
-from semfocus.training.data import Examples, accumulator
+from semfocus.training.data import Examples
 from semfocus.training.objective import SPLITS
 
 # Of all members together: what stays in a CPU's cache, what fills a GPU.
@@ -24,16 +26,17 @@ Scores = dict[str, list[float]]  # by column of metrics.jsonl, one value a membe
 class Evaluator:
     """Evaluates a cohort; on a GPU the work on a chunk of examples is one captured graph."""
 
-    def __init__(self, cohort: Cohort, parts: ForwardFns = EAGER) -> None:
+    def __init__(self, cohort: Cohort, parts: ForwardFns = EAGER, size: int | None = None) -> None:
+        """`size` examples are evaluated at once; None: as many as suit the device."""
         self.cohort, self.parts = cohort, parts
         device, members = cohort.device, cohort.members
         dropped = cohort.configs[0].training.drop_one_row
         self.counts = cohort.train.count - dropped, cohort.heldout.count - dropped
-        self.size = chunk_size(cohort)
+        self.size = chunk_size(cohort) if size is None else size
         self.members = torch.arange(members, device=device).unsqueeze(-1)
         self.first = torch.zeros((), dtype=torch.int64, device=device)
         self.sums = {  # (split, E) each
-            metric.name: torch.zeros(len(SPLITS), members, dtype=accumulator(device), device=device)
+            metric.name: torch.zeros(len(SPLITS), members, dtype=cohort.sum_dtype, device=device)
             for metric in cohort.objective.metrics
         }
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -42,7 +45,7 @@ class Evaluator:
     def scores(self) -> Scores:
         """The mean of each metric over each set, of each member."""
         if self.cohort.device.type == "cuda" and self.graph is None:
-            self._capture()
+            self.graph = capture_graph(self._chunk)
         for tensor in (self.first, *self.sums.values()):
             tensor.zero_()
         for _ in range(-(-sum(self.counts) // self.size)):
@@ -83,23 +86,30 @@ class Evaluator:
         first, second = (full if part is None else part for part in (ours.lengths, theirs.lengths))
         return Examples(tokens, torch.where(is_train, first, second).expand(tokens.shape[:2]), targets)
 
-    def _capture(self) -> None:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._chunk()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._chunk()
-        self.graph = graph
+
+def capture_graph(work: Callable[[], None], warm_up: int = 1) -> torch.cuda.CUDAGraph:
+    """Record `work` as a CUDA graph. It runs `warm_up` times before, since compiling cannot be captured."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(warm_up):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
 
 
-def chunk_size(cohort: Cohort) -> int:
-    """Examples to take at once: as many as suit the device, so that the last chunk is nearly full."""
+def chunk_size(cohort: Cohort, tokens_at_once: int | None = None, scores_at_once: int = SCORES_AT_ONCE) -> int:
+    """Examples to take at once: as many as suit the device, so that the last chunk is nearly full.
+
+    `tokens_at_once` None: as many as `TOKENS_AT_ONCE` gives for the device.
+    """
     count = cohort.train.count + cohort.heldout.count - 2 * cohort.configs[0].training.drop_one_row
     spec = cohort.spec
-    most = TOKENS_AT_ONCE.get(cohort.device.type, 2**14) // (cohort.members * spec.length)
-    most = min(most, SCORES_AT_ONCE // (cohort.members * spec.model.heads * spec.length**2))
+    tokens = TOKENS_AT_ONCE.get(cohort.device.type, 2**14) if tokens_at_once is None else tokens_at_once
+    most = tokens // (cohort.members * spec.length)
+    most = min(most, scores_at_once // (cohort.members * spec.model.heads * spec.length**2))
     chunks = -(-count // max(1, most))
     return -(-count // chunks)

@@ -23,12 +23,10 @@ from numpy.typing import ArrayLike, NDArray
 from semfocus.analysis.records import Record
 from semfocus.report.figures.style import MechanismStyle, Theme, mechanism_style
 from semfocus.report.text import run_label
-from semfocus.training.objective import CLASSIFICATION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-METRICS = CLASSIFICATION.column_texts
 Floats = NDArray[np.float64]
 Quantiles = tuple[float, float, float]  # lower end of the band, line, upper end
 QUARTILES: Quantiles = (0.25, 0.5, 0.75)

@@ -14,7 +14,6 @@ from typing import Any
 
 from semfocus.analysis.results import Results
 from semfocus.report.figures.gallery import main_groups
-from semfocus.report.figures.lines import METRICS
 from semfocus.report.page import sections
 from semfocus.report.page.markup import asset, policy, shown, style_sheet, template
 from semfocus.report.page.measured import measured
@@ -61,7 +60,6 @@ def render(
         "undecided": [verdict for verdict in verdicts if not verdict["decided"]],
         "tasks": sections.tasks(results.groups, groups, mechanisms),
         "groups": groups,
-        "metrics": METRICS,
         "runs": sections.runs(results),
         "measured": measurements,
         "faults": [*((shown(fault.name), shown(fault.text)) for fault in results.faults), *measurements.faults],
