@@ -15,7 +15,7 @@ def plain_statistics(scores: Tensor, valid: Tensor, k: int, keep: Tensor | None 
     scores = scores.double()
     keep = valid if keep is None else keep & valid
     heavy = torch.zeros_like(valid)
-    found: dict[str, list[float]] = {name: [] for name in ("entropy", "top_share", "k95", "k99")}
+    statistics: dict[str, list[float]] = {name: [] for name in ("entropy", "top_share", "k95", "k99")}
     rows = [i for i in range(len(scores)) if valid[i].any()]
     received = torch.zeros(scores.shape[-1], dtype=torch.float64)
     for i in rows:
@@ -24,22 +24,22 @@ def plain_statistics(scores: Tensor, valid: Tensor, k: int, keep: Tensor | None 
         weights = torch.where(valid[i], scores[i], -math.inf).softmax(-1)
         received += weights
         falling = [float(weights[j]) for j in order]
-        found["entropy"].append(-sum(w * math.log(w) for w in falling if w > 0))
-        found["top_share"].append(sum(falling[:k]))
+        statistics["entropy"].append(-sum(w * math.log(w) for w in falling if w > 0))
+        statistics["top_share"].append(sum(falling[:k]))
         for name, share in (("k95", 0.95), ("k99", 0.99)):
             count, total = 0, 0.0
             while total < share * sum(falling):
                 total += falling[count]
                 count += 1
-            found[name].append(float(count))
-    found["delta"] = dispersion(scores, keep)[rows].tolist()
-    found["delta_full"] = dispersion(scores, valid)[rows].tolist()
-    found["delta_heavy"] = dispersion(scores, heavy)[rows].tolist()
-    found["separation"] = separation(scores, heavy, valid)[rows].tolist()
-    found["jacobian"] = softmax_jacobian_norm(scores, valid, norm=1)[rows].tolist()
-    found["in_degree"] = [float(d) for d, seen in zip(in_degree(heavy), valid.any(0), strict=True) if seen]
-    found["sink_share"] = [float(received.max()) / max(len(rows), 1)] if rows else []
-    return found
+            statistics[name].append(float(count))
+    statistics["delta"] = dispersion(scores, keep)[rows].tolist()
+    statistics["delta_full"] = dispersion(scores, valid)[rows].tolist()
+    statistics["delta_heavy"] = dispersion(scores, heavy)[rows].tolist()
+    statistics["separation"] = separation(scores, heavy, valid)[rows].tolist()
+    statistics["jacobian"] = softmax_jacobian_norm(scores, valid, norm=1)[rows].tolist()
+    statistics["in_degree"] = [float(d) for d, seen in zip(in_degree(heavy), valid.any(0), strict=True) if seen]
+    statistics["sink_share"] = [float(received.max()) / max(len(rows), 1)] if rows else []
+    return statistics
 
 
 def quantile(values: list[float], level: float) -> float:

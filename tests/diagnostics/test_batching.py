@@ -88,8 +88,8 @@ def test_lengths_and_leads_that_broadcast(examined: list[int]) -> None:
         def forward(self, q: Tensor, k: Tensor) -> Tensor:
             return attend(q, k, k.expand(5, 2, 6, 4), "full")
 
-    found = assert_same(ManyValues(), pairs(3, (1, 2, 6, 4), (1, 2, 6, 4)), k=2)
-    assert found.whole.queries == 3 * 5 * 2 * 6
+    diagnosis = assert_same(ManyValues(), pairs(3, (1, 2, 6, 4), (1, 2, 6, 4)), k=2)
+    assert diagnosis.whole.queries == 3 * 5 * 2 * 6
     assert examined == [1, 1, 1, 3] * 4
 
 
@@ -105,8 +105,8 @@ def test_not_every_call_of_a_batch_is_whole(examined: list[int]) -> None:
     batches[2][0][0, 1, 3] = math.nan
     batches[3][1][0, 0, 2] = -math.inf
     batches[4][0][...] = 1.0  # ties
-    found = assert_same(Given(), batches, k=2)
-    assert (found.whole.empty, found.whole.not_finite > 0) == (2, True)
+    diagnosis = assert_same(Given(), batches, k=2)
+    assert (diagnosis.whole.empty, diagnosis.whole.not_finite > 0) == (2, True)
     assert examined == [1] * 5 + [5]
 
 
@@ -133,13 +133,13 @@ def test_more_values_than_are_kept(examined: list[int]) -> None:
             (self.often if len(q) > 1 else self.seldom)(q, k)
 
     batches = [*pairs(4, often, often), *pairs(2, seldom, seldom)]
-    found = assert_same(Two(), batches, scores=2 * 256 * 16 * 16)
+    diagnosis = assert_same(Two(), batches, scores=2 * 256 * 16 * 16)
     assert EXACT < 4 * 256 * 16
-    assert [layer.whole.exact for layer in found.layers] == [False, True]
+    assert [layer.whole.exact for layer in diagnosis.layers] == [False, True]
     assert examined == [1] * 6 + [2, 2, 2]
     same_shape = [draw(40, 16, 16, seed=i) for i in range(12)]
-    found = assert_same(attention_layer("full"), same_shape, scores=5 * 40 * 4 * 16 * 16)
-    assert not found.whole.exact
+    diagnosis = assert_same(attention_layer("full"), same_shape, scores=5 * 40 * 4 * 16 * 16)
+    assert not diagnosis.whole.exact
     assert examined[-3:] == [5, 5, 2]
 
 
@@ -162,8 +162,8 @@ class Writing(nn.Module):
 
 @pytest.mark.parametrize("inference", [False, True])
 def test_what_a_model_does_to_its_tensors_afterwards_changes_nothing(inference: bool, examined: list[int]) -> None:
-    found = assert_same(Writing(inference), [draw(2, 1, 9, 4, seed=seed) for seed in range(3)])
-    assert found.whole.at("delta_full") != 0
+    diagnosis = assert_same(Writing(inference), [draw(2, 1, 9, 4, seed=seed) for seed in range(3)])
+    assert diagnosis.whole.at("delta_full") != 0
     assert examined == [1, 1, 1, 3]
 
 
@@ -182,11 +182,11 @@ def test_results_may_be_read_in_between() -> None:
     batches = [tokens(300, seed=seed) for seed in range(4)]
 
     def read(*parts: list[Tensor]) -> Any:
-        seen, found = Aggregate(3), None
+        seen, summaries = Aggregate(3), None
         for part in parts:
             observe(sdpa_model(), part, seen.see)
-            found = facts(seen.whole()), [facts(layer.whole) for layer in seen.layers()]
-        return found
+            summaries = facts(seen.whole()), [facts(layer.whole) for layer in seen.layers()]
+        return summaries
 
     assert gathered(lambda: read(*([batch] for batch in batches))) == read(batches)
 
@@ -234,8 +234,8 @@ def test_layers_keep_the_order_of_the_first_pass() -> None:
             self.long(x, x)
             self.short(x[..., :4, :], x)
 
-    found = assert_same(Uneven(), [draw(1, 2, 9, 4, seed=seed) for seed in range(3)])
-    assert [layer.name for layer in found.layers] == ["long", "short"]
+    diagnosis = assert_same(Uneven(), [draw(1, 2, 9, 4, seed=seed) for seed in range(3)])
+    assert [layer.name for layer in diagnosis.layers] == ["long", "short"]
 
 
 def test_fifty_calls_take_few_operations_and_few_waits() -> None:

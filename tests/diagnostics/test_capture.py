@@ -93,10 +93,10 @@ def test_torch_s_encoder_is_seen_on_its_fused_and_on_its_plain_path(grad: bool, 
     if "mask" in named:
         allowed = allowed & ~named["mask"]
     given = inputs.mask if inputs.mask is not None else None if inputs.bias is None else inputs.bias == 0
-    found = torch.ones_like(allowed) if given is None else given.expand(3, -1, 9, 9)
+    visible = torch.ones_like(allowed) if given is None else given.expand(3, -1, 9, 9)
     if inputs.causal:
-        found = found & torch.ones(9, 9, dtype=torch.bool).tril()
-    assert torch.equal(found, allowed.expand_as(found))
+        visible = visible & torch.ones(9, 9, dtype=torch.bool).tril()
+    assert torch.equal(visible, allowed.expand_as(visible))
 
 
 @pytest.mark.parametrize("heads", [3, 4])

@@ -49,10 +49,10 @@ def text(tmp_path: Path) -> Path:
 
 
 def test_a_local_checkpoint_is_diagnosed_on_windows_of_the_text(checkpoint: Path, text: Path) -> None:
-    found = diagnose_checkpoint(str(checkpoint), text, k=4, length=16, rows=5)
-    assert (found.model, found.k, found.longest) == ("BertModel", 4, 16)
-    assert len(found.layers) == 3
-    assert found.whole.queries == 5 * 16 * 4 * 3
+    diagnosis = diagnose_checkpoint(str(checkpoint), text, k=4, length=16, rows=5)
+    assert (diagnosis.model, diagnosis.k, diagnosis.longest) == ("BertModel", 4, 16)
+    assert len(diagnosis.layers) == 3
+    assert diagnosis.whole.queries == 5 * 16 * 4 * 3
     model, tokenizer = open_checkpoint(str(checkpoint))
     assert not model.training
     ids = torch.cat(list(windows(tokenizer, text.read_text(), 16, 5)))
@@ -65,9 +65,9 @@ def test_a_local_checkpoint_is_diagnosed_on_windows_of_the_text(checkpoint: Path
 def test_decoders_are_diagnosed_without_their_heads(family: str, tmp_path: Path, text: Path) -> None:
     tiny.FAMILIES[family]().save_pretrained(tmp_path / family)
     save_tokenizer(tmp_path / family, special=False)
-    found = diagnose_checkpoint(str(tmp_path / family), text, k=4, length=12, rows=3)
-    assert len(found.layers) == 3
-    assert found.whole.keys == 12
+    diagnosis = diagnose_checkpoint(str(tmp_path / family), text, k=4, length=12, rows=3)
+    assert len(diagnosis.layers) == 3
+    assert diagnosis.whole.keys == 12
 
 
 def test_a_short_text_is_one_short_window(checkpoint: Path, tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ def test_zero_is_not_taken_for_nothing_said(checkpoint: Path, text: Path, option
 
 
 def test_no_windows_asked_for_are_all_windows(checkpoint: Path, text: Path) -> None:
-    found = diagnose_checkpoint(str(checkpoint), text, k=2, length=12, rows=0)
-    assert found.whole.queries == 400 // 10 * 12 * 4 * 3
+    diagnosis = diagnose_checkpoint(str(checkpoint), text, k=2, length=12, rows=0)
+    assert diagnosis.whole.queries == 400 // 10 * 12 * 4 * 3
 
 
 def test_an_encoder_decoder_is_refused_with_the_way_to_do_it(tmp_path: Path) -> None:
@@ -217,9 +217,9 @@ def test_a_real_trained_model_is_diagnosed_without_changing_its_outputs(text: Pa
         before = model(ids).last_hidden_state
         again = diagnose(model, [ids], k=8)
         assert torch.equal(before, model(ids).last_hidden_state)
-    found = diagnose_checkpoint(str(folder), text, k=8, length=64, rows=4)
-    assert found.whole.spreads == again.whole.spreads
-    assert len(found.layers) == 6
-    assert all(len(layer.heads) == 12 for layer in found.layers)
-    assert found.whole.not_finite == 0
-    assert 1 <= (found.whole.at("k95") or 0) <= 64
+    diagnosis = diagnose_checkpoint(str(folder), text, k=8, length=64, rows=4)
+    assert diagnosis.whole.spreads == again.whole.spreads
+    assert len(diagnosis.layers) == 6
+    assert all(len(layer.heads) == 12 for layer in diagnosis.layers)
+    assert diagnosis.whole.not_finite == 0
+    assert 1 <= (diagnosis.whole.at("k95") or 0) <= 64

@@ -15,10 +15,10 @@ from semfocus.analysis.correlation import spearman
 from semfocus.cli import app
 from semfocus.errors import DataError, UsageError
 from semfocus.report.figures.diagnosis import draw_heat_maps
-from semfocus.report.figures.speedup_scatter import draw_dispersion_vs_speedup
+from semfocus.report.figures.scatter import draw_dispersion_vs_speedup
 from semfocus.report.page.diagnosis import write_model_page
 from semfocus.report.page.page import write_page
-from semfocus.report.tables import condition_rows, newest_rows
+from semfocus.report.text import condition_rows, newest_rows
 from semfocus.store import RunDirectory, read_measurement
 from semfocus.training.loading import load
 from tests.integrations import tiny
@@ -70,20 +70,20 @@ def test_runs_are_put_on_a_page_with_figures_beside_it(runs: list[RunDirectory],
     page = tmp_path / "page.html"
     places = [str(one.path) for one in runs[:2]]
     run(*places, "--k", "3", "--rows", "12", "--checkpoint", "all", "--mask-stability", "--page", str(page))
-    found = Words(page.read_text())
-    assert all(link.startswith(("data:image/svg+xml", "#")) for link in found.links)
-    assert "script" not in found.tags
-    assert "Dispersion along training" in found.words
-    assert "Stability of the masks" in found.words
+    shown = Words(page.read_text())
+    assert all(link.startswith(("data:image/svg+xml", "#")) for link in shown.links)
+    assert "script" not in shown.tags
+    assert "Dispersion along training" in shown.words
+    assert "Stability of the masks" in shown.words
     for name in ("conditions", "training", "masks"):
         for kind in ("svg", "pdf", "png"):
             assert (tmp_path / f"page-{name}.{kind}").stat().st_size > 1000
 
 
 def test_the_same_as_json_holds_both_ways_of_table_6(runs: list[RunDirectory]) -> None:
-    found = json.loads(run(*(str(one.path) for one in runs[:2]), "--k", "3", "--rows", "8", "--json"))
-    assert [row["way"] for row in found["table6"]] == ["two models", "one model", "one model", "published"]
-    assert [one["run"] for one in found["runs"]] == [one.id for one in runs[:2]]
+    document = json.loads(run(*(str(one.path) for one in runs[:2]), "--k", "3", "--rows", "8", "--json"))
+    assert [row["way"] for row in document["table6"]] == ["two models", "one model", "one model", "published"]
+    assert [one["run"] for one in document["runs"]] == [one.id for one in runs[:2]]
 
 
 def test_no_keys_are_refused_and_no_rows_are_all(runs: list[RunDirectory]) -> None:
@@ -187,9 +187,9 @@ def test_what_is_shown_is_the_checkpoint_asked_for_whatever_else_is_stored(
     assert "full and top-k run, epoch 1" in text
     for shown in (output, text):
         assert "epoch 2" not in shown
-    found = json.loads(run(*places, *options, "--checkpoint", "1", "--json"))
-    assert {row.get("checkpoint", "1") for row in found["table6"]} == {"1"}
-    assert [list(one["dispersion"]["checkpoints"]) for one in found["runs"]] == [["last", "1"]] * 2
+    document = json.loads(run(*places, *options, "--checkpoint", "1", "--json"))
+    assert {row.get("checkpoint", "1") for row in document["table6"]} == {"1"}
+    assert [list(one["dispersion"]["checkpoints"]) for one in document["runs"]] == [["last", "1"]] * 2
     assert "full and top-k run, epoch 2\n" in run(*places, *options)
 
 
@@ -209,10 +209,10 @@ def test_cells_that_are_vacuous_infinite_or_missing_are_marked() -> None:
 
 def test_what_a_model_is_called_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     document = {"model": "<script>alert(1)</script>", "k": 2, "findings": ["<img src=x>"], "layers": []}
-    found = Words(write_model_page(document, tmp_path / "page.html").read_text())
-    assert "script" not in found.tags
-    assert "img" not in found.tags
-    assert "<img src=x>" in found.words
+    shown = Words(write_model_page(document, tmp_path / "page.html").read_text())
+    assert "script" not in shown.tags
+    assert "img" not in shown.tags
+    assert "<img src=x>" in shown.words
 
 
 def head(value: float | None, infinite: bool = False) -> dict:

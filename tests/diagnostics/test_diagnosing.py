@@ -68,17 +68,17 @@ def test_transformers_models_are_measured_as_their_own_weights_say(
         batch["attention_mask"] = (torch.arange(12) < torch.tensor(lengths)[:, None]).long()
     with torch.no_grad():
         before = model(**batch).logits
-        found = diagnose(model, [batch], k=3)
+        diagnosis = diagnose(model, [batch], k=3)
         assert torch.equal(before, model(**batch).logits)
-    assert len(found.layers) == 3
-    assert not found.unseen
+    assert len(diagnosis.layers) == 3
+    assert not diagnosis.unseen
     eager = tiny.FAMILIES[family](attn_implementation="eager")
     with torch.no_grad():
         attentions = eager(**batch, output_attentions=True).attentions
     inside = torch.arange(12) < torch.tensor(lengths)[:, None]
     allowed = inside[:, None, :] & inside[:, :, None]
     allowed = allowed & torch.ones(12, 12, dtype=torch.bool).tril() if family in tiny.DECODERS else allowed
-    for layer, weights in zip(found.layers, attentions, strict=True):
+    for layer, weights in zip(diagnosis.layers, attentions, strict=True):
         assert len(layer.heads) == 4
         for h, head in enumerate(layer.heads):
             plain = expected_of(weights[:, h], allowed, 3)
@@ -96,9 +96,9 @@ def test_a_focused_model_is_seen_through_attend_with_what_it_keeps(mechanism: st
     full = diagnose(model, [ids], k=3)
     focus(model, mechanism)
     before = tiny.logits(model, ids)
-    found = diagnose(model, [ids], k=3)
+    diagnosis = diagnose(model, [ids], k=3)
     assert torch.equal(before, tiny.logits(model, ids))
-    first, whole = found.layers[0].whole, full.layers[0].whole
+    first, whole = diagnosis.layers[0].whole, full.layers[0].whole
     for percent in PERCENTS:  # the first layer is given the same tokens, and sees them the same way
         assert first.at("delta_full", percent) == pytest.approx(whole.at("delta_full", percent), rel=1e-4)
         assert (first.at("delta", percent) or 0) <= (whole.at("delta", percent) or 0) + 1e-6
@@ -108,10 +108,10 @@ def test_a_focused_model_is_seen_through_attend_with_what_it_keeps(mechanism: st
 
 def test_conditions_take_the_fewest_keys_for_a_softmax_and_the_most_for_the_tokens() -> None:
     model, lengths = encoder("full", scale=1.0), torch.tensor([8, 8, 3, 2, 1])
-    found = diagnose(model, [Batch(rows(), torch.zeros(5), lengths)], k=4)
-    whole = found.whole
+    diagnosis = diagnose(model, [Batch(rows(), torch.zeros(5), lengths)], k=4)
+    whole = diagnosis.whole
     assert (whole.keys, whole.fewest_keys, whole.uneven) == (8, 2, 0)  # each row is even for itself
-    cell = found.conditions()["100"]
+    cell = diagnosis.conditions()["100"]
     numbers = cell.delta_full, cell.delta_heavy, cell.separation, cell.in_degree
     narrow, wide = condition(*numbers, k=2, length=2), condition(*numbers, k=4, length=8)
     assert cell.vacuous == narrow.vacuous
@@ -127,10 +127,10 @@ def received(causal: bool, length: int) -> Tensor:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_constants_in_the_tokens_are_certified_only_where_all_queries_see_the_same_keys(causal: bool) -> None:
-    found = diagnose(sdpa_model(causal), [tokens()], k=4)
-    assert found.whole.uneven == (2 * 3 * HEADS if causal else 0)
-    assert found.layers[0].heads[0].to_dict()["uneven"] == (3 if causal else 0)
-    assert (found.conditions()["100"].sharper.x is None) == causal
+    diagnosis = diagnose(sdpa_model(causal), [tokens()], k=4)
+    assert diagnosis.whole.uneven == (2 * 3 * HEADS if causal else 0)
+    assert diagnosis.layers[0].heads[0].to_dict()["uneven"] == (3 if causal else 0)
+    assert (diagnosis.conditions()["100"].sharper.x is None) == causal
     # By the bound, a key receives no more than 1 from queries of equal scores.
     assert bool(received(causal, 9).max() <= lipschitz_x(0.0, gamma=0.0, xi=1.0, upsilon=1.0, k=9) + 1e-6) != causal
 
@@ -151,15 +151,15 @@ def test_scores_of_any_finite_size_are_reported(size: float, dtype: torch.dtype)
             return functional.scaled_dot_product_attention(x, size * torch.sign(x), x, scale=1.0)
 
     wide = torch.linspace(-1, 1, 80, dtype=dtype).reshape(1, 1, 80, 1).expand(80, -1, -1, -1)
-    found = diagnose(Huge(), [wide], k=3)
-    assert found.whole.not_finite == 0
+    diagnosis = diagnose(Huge(), [wide], k=3)
+    assert diagnosis.whole.not_finite == 0
     if dtype is torch.float32:
-        assert found.whole.at("delta_full", "100") == pytest.approx(2 * size, rel=1e-6)
-        assert found.whole.at("delta_full", "95") == pytest.approx(2 * size, rel=0.1)
+        assert diagnosis.whole.at("delta_full", "100") == pytest.approx(2 * size, rel=1e-6)
+        assert diagnosis.whole.at("delta_full", "95") == pytest.approx(2 * size, rel=0.1)
     else:
-        assert found.conditions()["95"].w == math.inf
-        assert "delta_full" in found.to_dict()["whole"]["conditions"]["95"]["infinite"]
-    assert "nan" not in (str(found) + found.to_json()).lower()
+        assert diagnosis.conditions()["95"].w == math.inf
+        assert "delta_full" in diagnosis.to_dict()["whole"]["conditions"]["95"]["infinite"]
+    assert "nan" not in (str(diagnosis) + diagnosis.to_json()).lower()
 
 
 def test_rows_without_a_token_are_refused_by_what_they_are() -> None:
@@ -171,10 +171,10 @@ def test_rows_without_a_token_are_refused_by_what_they_are() -> None:
 def test_our_encoder_and_a_plain_torch_model_give_the_numbers_of_their_scores() -> None:
     model, given = encoder("topk:3"), rows()
     lengths = torch.tensor([8, 8, 5, 8, 3])
-    found = semfocus.diagnose(model, [Batch(given, torch.zeros(5), lengths)], k=3)
-    assert [layer.name for layer in found.layers] == ["attention #0", "attention #1"]
-    assert found.whole.queries == 2 * 2 * int(lengths.sum())
-    assert found.layers[0].whole.spreads["delta"] == found.layers[0].whole.spreads["delta_heavy"]
+    diagnosis = semfocus.diagnose(model, [Batch(given, torch.zeros(5), lengths)], k=3)
+    assert [layer.name for layer in diagnosis.layers] == ["attention #0", "attention #1"]
+    assert diagnosis.whole.queries == 2 * 2 * int(lengths.sum())
+    assert diagnosis.layers[0].whole.spreads["delta"] == diagnosis.layers[0].whole.spreads["delta_heavy"]
     block = seeded(SdpaBlock)
     x = tokens()
     q, k, _ = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in block.qkv(x).chunk(3, -1))
@@ -221,9 +221,9 @@ def test_a_model_that_cannot_be_observed_is_refused_with_its_modules() -> None:
 
 def test_attention_that_shows_nothing_beside_some_that_does_is_named() -> None:
     model = seeded(lambda: nn.Sequential(SdpaBlock(), HandMade()))
-    found = diagnose(model, [tokens()], k=2)
-    assert found.unseen == ("1.attention (HandMadeAttention)",)
-    assert any("1.attention" in line for line in found.sentences())
+    diagnosis = diagnose(model, [tokens()], k=2)
+    assert diagnosis.unseen == ("1.attention (HandMadeAttention)",)
+    assert any("1.attention" in line for line in diagnosis.sentences())
 
 
 @pytest.mark.parametrize(
@@ -244,29 +244,29 @@ def test_arguments_that_cannot_be_meant_are_refused(arguments: dict[str, Any], m
 
 
 def test_k_as_long_as_the_row_drops_nothing_and_says_so() -> None:
-    found = diagnose(sdpa_model(), [tokens()], k=9)
-    assert found.whole.at("separation") == math.inf
-    assert found.whole.at("top_share", "100") == pytest.approx(1.0)
-    assert any("nothing would be dropped" in line for line in found.sentences())
-    json.dumps(found.to_dict(), allow_nan=False)
+    diagnosis = diagnose(sdpa_model(), [tokens()], k=9)
+    assert diagnosis.whole.at("separation") == math.inf
+    assert diagnosis.whole.at("top_share", "100") == pytest.approx(1.0)
+    assert any("nothing would be dropped" in line for line in diagnosis.sentences())
+    json.dumps(diagnosis.to_dict(), allow_nan=False)
 
 
 def test_constant_scores_give_an_infinite_bound_and_never_nan() -> None:
-    found = diagnose(Fixed(torch.ones(1, 1, 5, 2)), [()], k=2)
-    cell = found.conditions()["100"]
+    diagnosis = diagnose(Fixed(torch.ones(1, 1, 5, 2)), [()], k=2)
+    cell = diagnosis.conditions()["100"]
     assert (cell.separation, cell.w, cell.x) == (0.0, math.inf, math.inf)
-    described = found.to_dict()
+    described = diagnosis.to_dict()
     text = json.dumps(described, allow_nan=False)
     assert "NaN" not in text
     assert set(described["whole"]["conditions"]["100"]["infinite"]) == {"w", "x"}
-    assert any("infinite" in line for line in found.sentences())
-    assert "inf" in str(found)
+    assert any("infinite" in line for line in diagnosis.sentences())
+    assert "inf" in str(diagnosis)
 
 
 def test_one_query_is_enough() -> None:
-    found = diagnose(Fixed(torch.ones(1, 1, 1, 2), torch.randn(1, 1, 6, 2)), [()], k=2)
-    assert found.whole.queries == 1
-    assert found.sentences()
+    diagnosis = diagnose(Fixed(torch.ones(1, 1, 1, 2), torch.randn(1, 1, 6, 2)), [()], k=2)
+    assert diagnosis.whole.queries == 1
+    assert diagnosis.sentences()
 
 
 def test_masked_rows_and_scores_that_are_not_finite_are_left_out_and_said() -> None:
@@ -274,21 +274,21 @@ def test_masked_rows_and_scores_that_are_not_finite_are_left_out_and_said() -> N
     mask = torch.ones(6, 6, dtype=torch.bool)
     mask[2] = False
     q[0, 1, 4] = math.nan
-    found = diagnose(Fixed(q), [(mask,)], k=2)
-    assert found.whole.empty == 2
-    assert found.whole.not_finite == 1 + 5 - 1  # its own query, and every query that sees its key
-    json.dumps(found.to_dict(), allow_nan=False)
-    assert any("NaN or infinite" in line for line in found.sentences())
-    assert any("may see no key" in line for line in found.sentences())
+    diagnosis = diagnose(Fixed(q), [(mask,)], k=2)
+    assert diagnosis.whole.empty == 2
+    assert diagnosis.whole.not_finite == 1 + 5 - 1  # its own query, and every query that sees its key
+    json.dumps(diagnosis.to_dict(), allow_nan=False)
+    assert any("NaN or infinite" in line for line in diagnosis.sentences())
+    assert any("may see no key" in line for line in diagnosis.sentences())
 
 
 def test_nothing_but_nan_is_reported_without_a_number() -> None:
-    found = diagnose(Fixed(torch.full((1, 1, 4, 2), math.nan)), [()], k=2)
-    assert found.whole.queries == 0
-    assert found.whole.at("delta_full") is None
-    assert any("No query could be counted" in line for line in found.sentences())
-    json.dumps(found.to_dict(), allow_nan=False)
-    assert str(found)
+    diagnosis = diagnose(Fixed(torch.full((1, 1, 4, 2), math.nan)), [()], k=2)
+    assert diagnosis.whole.queries == 0
+    assert diagnosis.whole.at("delta_full") is None
+    assert any("No query could be counted" in line for line in diagnosis.sentences())
+    json.dumps(diagnosis.to_dict(), allow_nan=False)
+    assert str(diagnosis)
 
 
 def test_plain_sentences_tell_sharp_heads_from_flat_ones() -> None:
@@ -302,21 +302,21 @@ def test_plain_sentences_tell_sharp_heads_from_flat_ones() -> None:
 
 
 def test_a_diagnosis_can_be_taken_along_as_rows_and_json() -> None:
-    found = diagnose(attention_layer("full"), [tokens()], k=3)
-    listed = found.rows()
+    diagnosis = diagnose(attention_layer("full"), [tokens()], k=3)
+    listed = diagnosis.rows()
     assert [(row["layer"], row["head"]) for row in listed] == [(0, h) for h in range(4)]
-    assert listed[0]["delta_full_95"] == found.layers[0].heads[0].at("delta_full", "95")
+    assert listed[0]["delta_full_95"] == diagnosis.layers[0].heads[0].at("delta_full", "95")
     numbers = [listed[2][f"{name}_90"] for name in ("delta_full", "delta_heavy", "separation")]
     assert listed[2]["w_90"] == pytest.approx(condition_w(*numbers))
     assert listed[2]["x_90"] == pytest.approx(condition_x(*numbers, listed[2]["in_degree_90"] / 3))
-    assert found.to_dict()["layers"][0]["heads"][2]["w"]["90"] == listed[2]["w_90"]
-    assert json.loads(found.to_json())["k"] == 3
+    assert diagnosis.to_dict()["layers"][0]["heads"][2]["w"]["90"] == listed[2]["w_90"]
+    assert json.loads(diagnosis.to_json())["k"] == 3
 
 
 @pytest.mark.slow
 def test_a_diagnosis_is_put_on_a_page_that_loads_nothing(tmp_path: Path) -> None:
-    found = diagnose(attention_layer("full"), [tokens()], k=3)
-    page = found.save(tmp_path / "page.html")
+    diagnosis = diagnose(attention_layer("full"), [tokens()], k=3)
+    page = diagnosis.save(tmp_path / "page.html")
     text = page.read_text()
     assert "http://" not in text.replace("http://www.w3.org", "")
     assert "Attention, k = 3" in text

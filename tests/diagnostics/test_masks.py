@@ -19,30 +19,30 @@ from tests.diagnostics.models import encoder, rows
 
 
 def test_no_noise_keeps_all_and_more_keeps_fewer(runs: list[RunDirectory]) -> None:
-    found = measure_mask_stability(runs[1], noise=(0.0, 0.1, 1.0, 10.0), rows=40).document
-    assert read_measurement(runs[1], "mask_stability") == found
-    assert found["k"] == 3
-    assert found["kept"][0] == found["kept_low"][0] == 1.0
-    assert 1.0 > found["kept"][1] > found["kept"][2] > found["kept"][3] > 3 / 8 - 0.15
-    assert all(low <= mean for low, mean in zip(found["kept_low"], found["kept"], strict=True))
-    assert [layer["kept"][0] for layer in found["layers"]] == [1.0, 1.0]
-    assert sum(found["by_separation"]["queries"]) == 2 * 40 * 8
-    json.dumps(found, allow_nan=False)
+    document = measure_mask_stability(runs[1], noise=(0.0, 0.1, 1.0, 10.0), rows=40).document
+    assert read_measurement(runs[1], "mask_stability") == document
+    assert document["k"] == 3
+    assert document["kept"][0] == document["kept_low"][0] == 1.0
+    assert 1.0 > document["kept"][1] > document["kept"][2] > document["kept"][3] > 3 / 8 - 0.15
+    assert all(low <= mean for low, mean in zip(document["kept_low"], document["kept"], strict=True))
+    assert [layer["kept"][0] for layer in document["layers"]] == [1.0, 1.0]
+    assert sum(document["by_separation"]["queries"]) == 2 * 40 * 8
+    json.dumps(document, allow_nan=False)
 
 
 def test_keys_that_are_far_apart_stay_longer(runs: list[RunDirectory]) -> None:
-    found = measure_mask_stability(runs[0], k=3, noise=(0.03,), rows=60).document
-    groups = found["by_separation"]
+    document = measure_mask_stability(runs[0], k=3, noise=(0.03,), rows=60).document
+    groups = document["by_separation"]
     known = [share for share, count in zip(groups["kept"][0], groups["queries"], strict=True) if count > 20]
     assert len(known) >= 2
     assert known == sorted(known)
-    assert set(found["separation"]) == {"50", "75", "90", "95", "100"}
+    assert set(document["separation"]) == {"50", "75", "90", "95", "100"}
 
 
 def test_the_same_call_gives_the_same_numbers_and_touches_no_global_generator(runs: list[RunDirectory]) -> None:
     state = torch.get_rng_state()
-    found = [measure_mask_stability(runs[0], k=3, noise=(0.1,), rows=20).document for _ in range(2)]
-    assert found[0] == found[1]
+    documents = [measure_mask_stability(runs[0], k=3, noise=(0.1,), rows=20).document for _ in range(2)]
+    assert documents[0] == documents[1]
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -92,6 +92,6 @@ def test_noise_that_cannot_be_meant_is_refused(runs: list[RunDirectory], noise: 
 def test_more_keys_than_there_are_is_refused_and_all_of_them_is_nothing_to_measure(runs: list[RunDirectory]) -> None:
     with pytest.raises(UsageError, match="k = 9 exceeds the length of the rows, 8"):
         measure_mask_stability(runs[0], k=9)
-    found = measure_mask_stability(runs[0], k=8, noise=(0.1,), rows=5).document
-    assert found["kept"] == [None]
-    assert found["kept_low"] == [None]
+    document = measure_mask_stability(runs[0], k=8, noise=(0.1,), rows=5).document
+    assert document["kept"] == [None]
+    assert document["kept_low"] == [None]

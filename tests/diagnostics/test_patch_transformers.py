@@ -131,8 +131,8 @@ EAGER = {
 def test_plain_eager_models_are_accepted_however_coarsely_they_compute(family: str, dtype: torch.dtype) -> None:
     mask = torch.ones(2, 40, dtype=torch.int64)
     mask[1, :7] = 0
-    found = diagnose(EAGER[family]().to(dtype), [{"input_ids": tiny.tokens(2, 40), "attention_mask": mask}], k=4)
-    assert found.whole.queries
+    diagnosis = diagnose(EAGER[family]().to(dtype), [{"input_ids": tiny.tokens(2, 40), "attention_mask": mask}], k=4)
+    assert diagnosis.whole.queries
 
 
 def test_models_under_autocast_are_checked_as_coarsely_as_they_compute() -> None:

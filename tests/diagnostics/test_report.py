@@ -21,14 +21,14 @@ def test_every_measurement_of_real_runs_becomes_a_panel_and_none_is_taken_for_br
         measure_surface(run, SurfaceSettings(grid=5, rows=10), runtime)
         measure_surface(run, SurfaceSettings(grid=5, rows=10, directions="path", extent=0.5), runtime)
         measure_sharpness(run, 10, runtime, lanczos_steps=4)
-    found = measured(Results.load(Path(runs[0].path.parent)))
-    assert found.faults == []
-    (group,) = found.groups
+    shown = measured(Results.load(Path(runs[0].path.parent)))
+    assert shown.faults == []
+    (group,) = shown.groups
     assert [panel["title"] for panel in group["panels"]] == [
         "Dispersion over training", "Table 6, topk:3", "Stability of the masks", "Loss surface",
         "Slopes of the loss surface", "Loss surface", "Slopes of the loss surface", "Sharpness along training",
     ]  # fmt: skip
-    assert found.over == []  # one task is no picture
+    assert shown.over == []  # one task is no picture
     (table,) = [panel for panel in group["panels"] if "rows" in panel]
     assert {line["from"] for line in table["rows"]} == {"two models, 1 pair", "one model, 1 seed"}  # k is not 5
     assert all(re.fullmatch(r"∞|[\d.e+-]+", cell) for line in table["rows"] for cell in line["cells"])

@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from semfocus.diagnostics import runs as measuring
 from semfocus.diagnostics.aggregate import PERCENTS
-from semfocus.diagnostics.checkpoint_stats import weight_norms
+from semfocus.diagnostics.checkpoint_stats import checkpoint_stats, weight_norms
 from semfocus.diagnostics.runs import find_run, measure_run, tables
 from semfocus.errors import CorruptData, UsageError
 from semfocus.measurements import Dispersion, keep, read
@@ -65,13 +64,13 @@ def test_a_run_s_first_layer_has_the_numbers_of_its_scores_by_hand(
 
 
 def test_every_kept_checkpoint_can_be_measured_and_is_stored_with_the_run(runs: list[RunDirectory]) -> None:
-    found = measure_run(runs[0], k=3, rows=10, checkpoint="all").measured.document
-    assert read_measurement(runs[0], "dispersion") == found
-    assert list(found["checkpoints"]) == ["0", "1", "2", "last"]
-    assert [found["checkpoints"][key]["epoch"] for key in found["checkpoints"]] == [0.0, 1.0, 2.0, 2.0]
-    assert found["checkpoints"]["2"] == found["checkpoints"]["last"]
-    assert found["checkpoints"]["0"]["delta_full"] != found["checkpoints"]["last"]["delta_full"]
-    for checkpoint in found["checkpoints"].values():
+    document = measure_run(runs[0], k=3, rows=10, checkpoint="all").measured.document
+    assert read_measurement(runs[0], "dispersion") == document
+    assert list(document["checkpoints"]) == ["0", "1", "2", "last"]
+    assert [document["checkpoints"][key]["epoch"] for key in document["checkpoints"]] == [0.0, 1.0, 2.0, 2.0]
+    assert document["checkpoints"]["2"] == document["checkpoints"]["last"]
+    assert document["checkpoints"]["0"]["delta_full"] != document["checkpoints"]["last"]["delta_full"]
+    for checkpoint in document["checkpoints"].values():
         for name in ("delta", "delta_full", "delta_heavy", "separation", "in_degree", "entropy"):
             assert set(checkpoint[name]) == set(PERCENTS)
         assert len(checkpoint["layers"]) == 2
@@ -120,9 +119,9 @@ def test_a_last_checkpoint_that_is_none_any_more_goes_by_its_epoch(runs: list[Ru
     old["checkpoints"]["last"]["epoch"] = 0.5
     for checkpoint, expected in (("1", ["0.5", "1"]), ("last", ["0.5", "last"]), ("0", ["last", "0"])):
         write_measurement(runs[0], "dispersion", old)
-        found = measure_run(runs[0], k=3, rows=10, checkpoint=checkpoint)
-        assert list(found.measured.document["checkpoints"]) == expected
-        assert list(found.now.checkpoints) == [checkpoint]
+        run = measure_run(runs[0], k=3, rows=10, checkpoint=checkpoint)
+        assert list(run.measured.document["checkpoints"]) == expected
+        assert list(run.now.checkpoints) == [checkpoint]
 
 
 def _keep_one(run: RunDirectory, epoch: int) -> None:
@@ -167,22 +166,19 @@ def test_exact_softmax_slopes_stay_below_their_certified_bounds(runs: list[RunDi
 
 
 @pytest.mark.parametrize("k", [1, 3, 6])
-def test_certified_bounds_hold_where_rows_differ_in_length(runs: list[RunDirectory], k: int, monkeypatch) -> None:
-    lengths = torch.tensor([1, 2, 3, 8])
-
-    def padded(splits: dict[str, Batch], split: str, rows: int) -> Batch:
-        return Batch(splits[split].tokens[:4], splits[split].labels[:4], lengths)
-
-    monkeypatch.setattr(measuring, "first_rows", padded)
+def test_certified_bounds_hold_where_rows_differ_in_length(runs: list[RunDirectory], k: int) -> None:
     for run in (runs[0], runs[2]):
-        last = measure_run(run, k=k).measured.document["checkpoints"]["last"]
+        config = config_of(run)
+        train, _ = data.load(config, config.task.build())
+        padded = Batch(train.tokens[:4], train.labels[:4], torch.tensor([1, 2, 3, 8]))
+        last = checkpoint_stats(load(run), padded, k, "cpu")
         assert (last["keys"], last["fewest_keys"]) == (8, 2)  # a single key has weight 1, whatever happens
         layers = [last, *last["layers"], *(head for layer in last["layers"] for head in layer["heads"])]
-        for found in layers:
-            worst = found["stability"]["100"]
+        for part in layers:
+            worst = part["stability"]["100"]
             assert 0 < worst["jacobian"] <= worst["full_certified"] * (1 + 1e-6)
-            kept, gap = min(k, 2), found["separation"]["100"]
-            bound = stability(found["delta_heavy"]["100"], kept, math.inf if gap is None else gap, 1, "certified")
+            kept, gap = min(k, 2), part["separation"]["100"]
+            bound = stability(part["delta_heavy"]["100"], kept, math.inf if gap is None else gap, 1, "certified")
             assert worst["heavy_certified"] == pytest.approx(float(bound))
 
 
@@ -202,14 +198,14 @@ def test_no_rows_asked_for_are_all_rows(runs: list[RunDirectory]) -> None:
 
 
 def test_pairs_are_made_by_task_and_seed_and_each_run_stands_alone_too(runs: list[RunDirectory]) -> None:
-    found = tables([measure_run(run, k=3, rows=10) for run in runs])
-    ways = [(row["way"], row.get("run")) for row in found]
+    rows = tables([measure_run(run, k=3, rows=10) for run in runs])
+    ways = [(row["way"], row.get("run")) for row in rows]
     assert ways == [
         ("two models", runs[1].id),
         *(("one model", run.id) for run in runs),
         ("published", None),
     ]
-    both, full, heavy = found[0], found[1], found[2]
+    both, full, heavy = rows[0], rows[1], rows[2]
     assert both["full"] == runs[0].id
     for percent in ("75", "90", "95", "100"):
         assert both["cells"][percent]["delta_full"] == full["cells"][percent]["delta_full"]
@@ -217,7 +213,7 @@ def test_pairs_are_made_by_task_and_seed_and_each_run_stands_alone_too(runs: lis
         alone = heavy["cells"][percent]
         if percent == "100":
             assert alone["delta_heavy"] + alone["separation"] <= alone["delta_full"] + 1e-6
-    json.dumps(found, allow_nan=False)
+    json.dumps(rows, allow_nan=False)
 
 
 def test_weight_norms_bound_what_the_weights_do() -> None:

@@ -36,17 +36,17 @@ def of_queries(measured: Measured) -> dict[str, Tensor]:
 
 def of_head(measured: Measured, head: int) -> dict[str, list[float]]:
     def own(values: Values, row: int = 0) -> list[float]:
-        found = values.rows[row, values.groups == head].tolist()
-        assert len(found) == values.sizes[head]
-        return found
+        column = values.rows[row, values.groups == head].tolist()
+        assert len(column) == values.sizes[head]
+        return column
 
-    found = {name: own(measured.queries, row) for row, name in enumerate(PER_QUERY)}
-    return found | {"in_degree": own(measured.in_degree), "sink_share": own(measured.sink_share)}
+    statistics = {name: own(measured.queries, row) for row, name in enumerate(PER_QUERY)}
+    return statistics | {"in_degree": own(measured.in_degree), "sink_share": own(measured.sink_share)}
 
 
-def assert_same(found: dict[str, list[float]], expected: dict[str, list[float]]) -> None:
+def assert_same(actual: dict[str, list[float]], expected: dict[str, list[float]]) -> None:
     for name, values in expected.items():
-        assert sorted(found[name]) == pytest.approx(sorted(values), rel=2e-5, abs=2e-5), name
+        assert sorted(actual[name]) == pytest.approx(sorted(values), rel=2e-5, abs=2e-5), name
 
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:2+1s+2w", "banded:5", "bottomk:4", "randomk:4"])

@@ -39,9 +39,9 @@ def test_many_values_give_quantiles_within_the_stated_error(error: float) -> Non
         sketch.add(zeros(len(part)), part)
     assert not sketch.is_exact
     ordered = given.sort().values
-    for level, found in zip(LEVELS, sketch.quantiles(LEVELS), strict=True):
+    for level, estimate in zip(LEVELS, sketch.quantiles(LEVELS), strict=True):
         rank = math.floor(level * (len(given) - 1))
-        assert found == pytest.approx(float(ordered[rank]), rel=error * 1.0001)
+        assert estimate == pytest.approx(float(ordered[rank]), rel=error * 1.0001)
     assert sketch.quantiles((0.0, 1.0)) == [float(ordered[0]), float(ordered[-1])]
     assert sketch.count() == len(given)
 
@@ -92,10 +92,10 @@ def test_sketches_put_together_are_the_sketch_of_all_values(sizes: tuple[int, in
         sketches[-1].add(torch.arange(n) % 2, given[-1])
     pooled, ordered = Sketch.pooled(sketches), torch.cat(given).sort().values
     assert pooled.count() == sum(sizes)
-    for level, found in zip(LEVELS, pooled.quantiles(LEVELS), strict=True):
+    for level, estimate in zip(LEVELS, pooled.quantiles(LEVELS), strict=True):
         place = level * (len(ordered) - 1)
         low, high = float(ordered[math.floor(place)]), float(ordered[math.ceil(place)])
-        assert low * 0.99 <= found <= high * 1.0101
+        assert low * 0.99 <= estimate <= high * 1.0101
 
 
 def test_an_error_that_cannot_be_meant_is_refused() -> None:

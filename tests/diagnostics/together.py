@@ -30,15 +30,15 @@ def facts(summary: Summary) -> dict[str, Any]:
     return {name: getattr(summary, name) for name in names} | {"spreads": dict(summary.spreads)}
 
 
-def told(found: Diagnosis) -> list[Any]:
-    layers = [(layer.name, facts(layer.whole), [facts(head) for head in layer.heads]) for layer in found.layers]
-    return [layers, facts(found.whole), found.longest]
+def told(diagnosis: Diagnosis) -> list[Any]:
+    layers = [(layer.name, facts(layer.whole), [facts(head) for head in layer.heads]) for layer in diagnosis.layers]
+    return [layers, facts(diagnosis.whole), diagnosis.longest]
 
 
-def flat(found: Any) -> list[Any]:
-    if isinstance(found, dict):
-        return flat(list(found.items()))
-    return [leaf for part in found for leaf in flat(part)] if isinstance(found, (list, tuple)) else [found]
+def flat(nested: Any) -> list[Any]:
+    if isinstance(nested, dict):
+        return flat(list(nested.items()))
+    return [leaf for part in nested for leaf in flat(part)] if isinstance(nested, (list, tuple)) else [nested]
 
 
 def assert_same(

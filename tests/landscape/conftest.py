@@ -21,8 +21,8 @@ def run_of_kind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str]
         kind: tiny(1, kind[1], epochs=6, model={"blocks": 2, "norm": kind[0], "heads": 2}, lr=0.5) for kind in KINDS
     }
     runs = trained(list(configs.values()), out, keep_epochs=(0, 1, 2, 4))
-    found = dict(zip(configs, runs, strict=True))
-    return lambda norm, mechanism: found[norm, mechanism]
+    by_kind = dict(zip(configs, runs, strict=True))
+    return lambda norm, mechanism: by_kind[norm, mechanism]
 
 
 @pytest.fixture

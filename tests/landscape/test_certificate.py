@@ -11,8 +11,16 @@ import torch
 from torch import Tensor
 
 from semfocus.errors import UsageError
-from semfocus.landscape.certificate import certify_model, trace
-from semfocus.landscape.groups import constant_of, embedded, gradients, group_masks, looseness, mean_loss
+from semfocus.landscape.certificate import (
+    certify_model,
+    constant_of,
+    embedded,
+    gradients,
+    group_masks,
+    looseness,
+    mean_loss,
+    trace,
+)
 from semfocus.landscape.trained_model import TrainedModel, open_trained_model
 from semfocus.randomness import stream
 from semfocus.store import RunDirectory
@@ -23,7 +31,7 @@ kinds = pytest.mark.parametrize(("norm", "mechanism"), KINDS)
 Kind = Callable[[str, str], RunDirectory]
 
 
-def _subject(run: RunDirectory, rows: int = 6) -> TrainedModel:
+def _trained(run: RunDirectory, rows: int = 6) -> TrainedModel:
     return open_trained_model(run).first(rows)
 
 
@@ -32,31 +40,28 @@ def _noise(shape: tuple[int, ...], name: str) -> Tensor:
 
 
 @kinds
-def test_the_traced_model_is_the_model(norm: str, mechanism: str, run_of_kind: Kind, monkeypatch) -> None:
-    subject = _subject(run_of_kind(norm, mechanism))
-    matrix = subject.parameters.double()
-    expected = mean_loss(subject.spec, matrix, subject.rows)
-    given = []
-    from semfocus.landscape import certificate
-
-    forward = certificate.forward
-    monkeypatch.setattr(certificate, "forward", lambda *args: given.append(forward(*args)) or given[-1])
-    found = trace(subject.spec, subject.parameters[0], subject.rows)
-    labels = subject.rows.targets[0].long()
-    assert torch.nn.functional.cross_entropy(given[0][0], labels).item() == pytest.approx(expected.item(), rel=1e-12)
-    kept = found.masks[0].sum(dim=-1)
-    assert (kept == (3 if mechanism == "topk:3" else subject.spec.length)).all()
+def test_the_traced_model_is_the_model(norm: str, mechanism: str, run_of_kind: Kind) -> None:
+    model = _trained(run_of_kind(norm, mechanism))
+    matrix = model.parameters.double()
+    expected = mean_loss(model.spec, matrix, model.rows)
+    traced = trace(model.spec, model.parameters[0], model.rows)
+    labels = model.rows.targets[0].long()
+    assert torch.nn.functional.cross_entropy(traced.logits[0], labels).item() == pytest.approx(
+        expected.item(), rel=1e-12
+    )
+    kept = traced.masks[0].sum(dim=-1)
+    assert (kept == (3 if mechanism == "topk:3" else model.spec.length)).all()
 
 
 @kinds
 def test_no_gradient_of_a_trained_model_exceeds_its_certificate(norm: str, mechanism: str, run_of_kind: Kind) -> None:
-    subject = _subject(run_of_kind(norm, mechanism))
-    shares = looseness(subject.spec, subject.parameters[0], subject.rows)
-    assert set(shares) == {"input", *group_masks(subject.spec)}
+    model = _trained(run_of_kind(norm, mechanism))
+    shares = looseness(model.spec, model.parameters[0], model.rows)
+    assert set(shares) == {"input", *group_masks(model.spec)}
     assert all(0 < share <= 1 for share in shares.values()), shares
     assert shares["head"] > 0.1  # the last layer's bound is nearly met: a certificate of nothing would not be
-    everything = certify_model(subject.spec, subject.parameters[0], subject.rows)
-    assert gradients(subject.spec, subject.parameters[0], subject.rows)[1].norm().item() <= everything.parameters
+    everything = certify_model(model.spec, model.parameters[0], model.rows)
+    assert gradients(model.spec, model.parameters[0], model.rows)[1].norm().item() <= everything.parameters
 
 
 @kinds
@@ -64,8 +69,8 @@ def test_no_gradient_of_a_trained_model_exceeds_its_certificate(norm: str, mecha
 def test_finite_steps_from_a_trained_model_stay_within_the_certificate_of_both_ends(
     norm: str, mechanism: str, size: float, run_of_kind: Kind
 ) -> None:
-    subject = _subject(run_of_kind(norm, mechanism), rows=2)
-    spec, rows, row = subject.spec, subject.rows, subject.parameters[0].double()
+    model = _trained(run_of_kind(norm, mechanism), rows=2)
+    spec, rows, row = model.spec, model.rows, model.parameters[0].double()
     start = embedded(spec, row, rows)
     changed = 0
     here = trace(spec, row, rows, masks_may_change=True)
@@ -91,10 +96,10 @@ def test_finite_steps_from_a_trained_model_stay_within_the_certificate_of_both_e
 
 
 def test_a_step_that_changes_masks_needs_the_separation(run_of_kind: Kind) -> None:
-    subject = _subject(run_of_kind("pre", "topk:3"), rows=2)
-    row = subject.parameters[0].double()
-    here = trace(subject.spec, row, subject.rows, masks_may_change=True)
-    other = trace(subject.spec, row * 1.5, subject.rows, masks_may_change=True)
+    model = _trained(run_of_kind("pre", "topk:3"), rows=2)
+    row = model.parameters[0].double()
+    here = trace(model.spec, row, model.rows, masks_may_change=True)
+    other = trace(model.spec, row * 1.5, model.rows, masks_may_change=True)
     both = here.covering(other)
     assert any(not torch.equal(a, b) for a, b in zip(here.masks, other.masks, strict=True))
     assert all(head.separation is not None for block in both.blocks for head in block.heads)
@@ -123,16 +128,14 @@ def test_groups_hold_every_parameter_once() -> None:
 
 
 def test_the_groups_of_attention_are_what_they_are_called(run_of_kind: Kind) -> None:
-    subject = _subject(run_of_kind("pre", "full"), rows=2)
-    masks, layout = group_masks(subject.spec), subject.spec.layout
-    bias = layout.split(gradients(subject.spec, subject.parameters[0], subject.rows)[1].unsqueeze(0))[
-        "blocks.0.qkv.bias"
-    ]
+    model = _trained(run_of_kind("pre", "full"), rows=2)
+    masks, layout = group_masks(model.spec), model.spec.layout
+    bias = layout.split(gradients(model.spec, model.parameters[0], model.rows)[1].unsqueeze(0))["blocks.0.qkv.bias"]
     keys = layout.split(masks["blocks.0.key"].unsqueeze(0))["blocks.0.qkv.bias"]
     assert bias[keys].abs().max() < 1e-12 < bias[~keys].abs().min()  # a bias of all keys moves no softmax
     # Without values there is nothing to choose between, so that queries do not matter; values still do.
-    row = subject.parameters[0].double() * ~masks["blocks.1.value"]
-    gradient = gradients(subject.spec, row, subject.rows)[1]
+    row = model.parameters[0].double() * ~masks["blocks.1.value"]
+    gradient = gradients(model.spec, row, model.rows)[1]
     assert not gradient[masks["blocks.1.query"]].any()
     assert gradient[masks["blocks.1.value"]].any()
 

@@ -10,7 +10,7 @@ import torch
 
 from semfocus.errors import Diverged, UsageError
 from semfocus.landscape import measure_sharpness, open_trained_model
-from semfocus.landscape.groups import mean_loss
+from semfocus.landscape.certificate import mean_loss
 from semfocus.measurements import Sharpness, read
 from semfocus.store import RunDirectory, RunStore
 from semfocus.training.loading import document
@@ -22,18 +22,18 @@ Kind = Callable[[str, str], RunDirectory]
 @pytest.mark.parametrize("mechanism", ["full", "topk:3"])
 def test_each_checkpoint_has_its_own_gradient_and_top_eigenvalue(mechanism: str, run_of_kind: Kind) -> None:
     run = run_of_kind("pre", mechanism)
-    found = measure_sharpness(run, 20, RUNTIME)
-    assert found.epochs == [0.0, 1.0, 2.0, 4.0, 6.0]
-    assert found.rows == 20
-    assert read(run, Sharpness) == found
-    assert len({round(value, 6) for value in found.gradient_norm}) == 5
+    sharpness = measure_sharpness(run, 20, RUNTIME)
+    assert sharpness.epochs == [0.0, 1.0, 2.0, 4.0, 6.0]
+    assert sharpness.rows == 20
+    assert read(run, Sharpness) == sharpness
+    assert len({round(value, 6) for value in sharpness.gradient_norm}) == 5
     for place in (0, 4):
-        subject = open_trained_model(run, steps=(found.document["steps"][place],)).first(20)
-        row = subject.parameters.double().requires_grad_()
-        gradient = torch.autograd.grad(mean_loss(subject.spec, row, subject.rows), row)[0]
-        assert found.gradient_norm[place] == pytest.approx(gradient.norm().item(), rel=1e-4)
-        assert found.document["residual"][place] <= 2e-3 * found.hessian_top[place]
-        assert found.gradient_norm[place] <= found.certified[place]
+        model = open_trained_model(run, steps=(sharpness.document["steps"][place],)).first(20)
+        row = model.parameters.double().requires_grad_()
+        gradient = torch.autograd.grad(mean_loss(model.spec, row, model.rows), row)[0]
+        assert sharpness.gradient_norm[place] == pytest.approx(gradient.norm().item(), rel=1e-4)
+        assert sharpness.document["residual"][place] <= 2e-3 * sharpness.hessian_top[place]
+        assert sharpness.gradient_norm[place] <= sharpness.certified[place]
 
 
 def test_what_was_measured_is_read_and_other_rows_are_measured_anew(
@@ -49,10 +49,10 @@ def test_what_was_measured_is_read_and_other_rows_are_measured_anew(
 
 def test_a_model_without_a_certificate_is_measured_all_the_same(tmp_path: Path) -> None:
     (run,) = trained([tiny(1, "bottomk:3", epochs=1)], tmp_path)
-    found = measure_sharpness(run, 10, RUNTIME)
-    assert found.certified is None
-    assert "bottomk:3" in found.document["certified_why_not"]
-    assert all(value > 0 for value in found.gradient_norm)
+    sharpness = measure_sharpness(run, 10, RUNTIME)
+    assert sharpness.certified is None
+    assert "bottomk:3" in sharpness.document["certified_why_not"]
+    assert all(value > 0 for value in sharpness.gradient_norm)
 
 
 def test_runs_without_a_model_are_refused(tmp_path: Path) -> None:

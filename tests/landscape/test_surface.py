@@ -15,7 +15,7 @@ import torch
 
 from semfocus.errors import CorruptData, Diverged, UsageError
 from semfocus.landscape import Surface, SurfaceSettings, default_extent, measure_surface, read_surface
-from semfocus.landscape.losses import Losses
+from semfocus.landscape.losses import Losses, Plan
 from semfocus.landscape.trained_model import open_trained_model
 from semfocus.measurements import surface_name
 from semfocus.measurements.store import keep_surface, read_part, write_part
@@ -33,46 +33,40 @@ def test_the_middle_of_a_surface_is_the_training_loss_and_other_points_are_where
     run_of_kind: Kind,
 ) -> None:
     run = run_of_kind("pre", "topk:3")
-    found = measure_surface(run, SurfaceSettings(grid=5, extent=0.5, seed=3, rows=None), RUNTIME)
-    assert found.losses.shape == (5, 5)
-    assert found.losses[2, 2] == pytest.approx(run.metrics()[-1]["train_loss"], rel=1e-6)
-    arrays = read_arrays(run, _own_name(found))
+    surface = measure_surface(run, SurfaceSettings(grid=5, extent=0.5, seed=3, rows=None), RUNTIME)
+    assert surface.losses.shape == (5, 5)
+    assert surface.losses[2, 2] == pytest.approx(run.metrics()[-1]["train_loss"], rel=1e-6)
+    arrays = read_arrays(run, _own_name(surface))
     assert arrays is not None
-    subject = open_trained_model(run)
+    trained_model = open_trained_model(run)
     first, second = torch.from_numpy(arrays["directions"])
     model = load(run)
     for i, j in ((0, 3), (4, 1), (2, 0)):
-        row = model.row() + found.axis[j] * first + found.axis[i] * second
-        losses = Losses(subject.spec, subject.rows, _alone(subject.rows.count))
+        row = model.row() + surface.axis[j] * first + surface.axis[i] * second
+        losses = Losses(trained_model.spec, trained_model.rows, Plan(1, trained_model.rows.count))
         losses.matrix[0] = row
-        assert found.losses[i, j] == pytest.approx(losses()[0].item(), rel=1e-5), (i, j)
+        assert surface.losses[i, j] == pytest.approx(losses()[0].item(), rel=1e-5), (i, j)
 
 
 def _own_name(surface: Surface) -> str:
     return surface_name(surface.meta.directions, surface.meta.key)
 
 
-def _alone(rows: int):
-    from semfocus.landscape.losses import Plan
-
-    return Plan(1, rows)
-
-
 def test_a_surface_is_kept_with_its_run_and_read_without_being_measured_again(own_run: RunDirectory) -> None:
     calls: list[int] = []
-    found = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
+    surface = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
     assert calls[-1] == 49
     payload = read_measurement(own_run, "surface")
-    assert payload == found.meta.document
+    assert payload == surface.meta.document
     assert {"grid", "extent", "directions", "seed", "rows", "squares", "per_step", "per_distance"} <= payload.keys()
     assert (payload["grid"], payload["directions"], payload["rows"]) == (7, "random", 43)
     assert set(payload["per_step"]) == set(payload["per_distance"]) == {"50", "75", "95", "99"}
     calls.clear()
     again = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
     assert not calls
-    assert np.array_equal(again.losses, found.losses)
+    assert np.array_equal(again.losses, surface.losses)
     other = measure_surface(own_run, SurfaceSettings(grid=7, seed=1), RUNTIME)
-    assert not np.array_equal(other.losses, found.losses)
+    assert not np.array_equal(other.losses, surface.losses)
     kept = read_surface(own_run)
     assert kept is not None
     assert np.array_equal(kept.losses, other.losses)
@@ -100,10 +94,10 @@ def test_an_interrupted_surface_goes_on_and_is_identical_to_one_that_was_not(
     assert kept is not None
     assert np.array_equal(kept.losses, whole.losses)
     calls: list[int] = []
-    found = measure_surface(own_run, settings, RUNTIME, lambda done, wanted: calls.append(done))
+    surface = measure_surface(own_run, settings, RUNTIME, lambda done, wanted: calls.append(done))
     assert calls[0] > 32
-    assert np.array_equal(found.losses, whole.losses)
-    assert found.meta.document == whole.meta.document
+    assert np.array_equal(surface.losses, whole.losses)
+    assert surface.meta.document == whole.meta.document
     assert read_part(own_run, directions, whole.meta.key) is None
 
 
@@ -123,9 +117,9 @@ def test_a_killed_surface_has_what_was_saved_and_measures_only_the_rest(
         measure_surface(own_run, FEW, RUNTIME, kill)
     assert read_surface(own_run) is None
     calls: list[int] = []
-    found = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
+    surface = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
     assert calls[0] == 32
-    assert np.array_equal(found.losses, measure_surface(own_run, FEW, RUNTIME, again=True).losses)
+    assert np.array_equal(surface.losses, measure_surface(own_run, FEW, RUNTIME, again=True).losses)
 
 
 @pytest.mark.parametrize("spoil", ["machine", "plan"])
@@ -186,14 +180,14 @@ def test_one_that_is_interrupted_takes_nothing_from_one_that_is_finished(own_run
 
 
 def test_one_killed_while_it_is_being_kept_is_shown_by_the_next_call(own_run: RunDirectory) -> None:
-    found = measure_surface(own_run, FEW, RUNTIME)
-    write_part(own_run, "random", found.meta.key, found.arrays)  # as it is before the surface is shown
+    surface = measure_surface(own_run, FEW, RUNTIME)
+    write_part(own_run, "random", surface.meta.key, surface.arrays)  # as it is before the surface is shown
     (own_run.path / "measurements" / "surface.json").unlink()
     assert read_surface(own_run) is None
     calls: list[int] = []
     again = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
     assert not calls
-    assert _shown(own_run) == again.meta.document == found.meta.document
+    assert _shown(own_run) == again.meta.document == surface.meta.document
 
 
 def test_while_another_process_changes_measurements_a_surface_waits_to_be_kept(own_run: RunDirectory) -> None:
@@ -242,26 +236,26 @@ def test_a_surface_around_a_newer_checkpoint_is_shown_before_a_finer_one_around_
 
 
 def test_along_the_path_the_grid_reaches_as_far_as_training_went(own_run: RunDirectory) -> None:
-    found = measure_surface(own_run, SurfaceSettings(grid=5, directions="path"), RUNTIME)
-    assert found.path is not None
-    reach = np.abs(found.path).max()
-    assert reach < found.meta.document["extent"] < 1.25 * reach
+    surface = measure_surface(own_run, SurfaceSettings(grid=5, directions="path"), RUNTIME)
+    assert surface.path is not None
+    reach = np.abs(surface.path).max()
+    assert reach < surface.meta.document["extent"] < 1.25 * reach
     asked = measure_surface(own_run, SurfaceSettings(grid=5, directions="path", extent=0.7), RUNTIME)
     assert asked.meta.document["extent"] == 0.7
     assert default_extent(own_run, "random") == default_extent(own_run, "hessian") == 1.0
 
 
 def test_losses_that_are_not_finite_stay_what_they_are(own_run: RunDirectory) -> None:
-    found = measure_surface(own_run, SurfaceSettings(grid=5, extent=1e30), RUNTIME)
-    lost = int((~np.isfinite(found.losses)).sum())
+    surface = measure_surface(own_run, SurfaceSettings(grid=5, extent=1e30), RUNTIME)
+    lost = int((~np.isfinite(surface.losses)).sum())
     assert 0 < lost < 25
-    assert math.isfinite(found.losses[2, 2])
-    assert found.meta.document["not_finite"] == lost
-    assert found.meta.document["lowest"] == found.losses[np.isfinite(found.losses)].min()
-    assert found.meta.document["per_step"]["99"][-1] is None
+    assert math.isfinite(surface.losses[2, 2])
+    assert surface.meta.document["not_finite"] == lost
+    assert surface.meta.document["lowest"] == surface.losses[np.isfinite(surface.losses)].min()
+    assert surface.meta.document["per_step"]["99"][-1] is None
     kept = read_surface(own_run)
     assert kept is not None
-    assert np.array_equal(kept.losses, found.losses, equal_nan=True)
+    assert np.array_equal(kept.losses, surface.losses, equal_nan=True)
 
 
 def test_planes_of_the_path_and_of_the_hessian_say_what_they_are(run_of_kind: Kind) -> None:
@@ -280,10 +274,10 @@ def test_planes_of_the_path_and_of_the_hessian_say_what_they_are(run_of_kind: Ki
 
 def test_along_its_top_eigenvector_the_loss_bends_by_the_top_eigenvalue(tmp_path: Path) -> None:
     (run,) = trained([tiny(1, "full", model={"activation": "gelu"})], tmp_path)
-    found = measure_surface(run, SurfaceSettings(grid=5, directions="hessian", extent=0.004), RUNTIME)
-    across, up = found.losses[2], found.losses[:, 2]
+    surface = measure_surface(run, SurfaceSettings(grid=5, directions="hessian", extent=0.004), RUNTIME)
+    across, up = surface.losses[2], surface.losses[:, 2]
     for line, length, value in zip(
-        (across, up), found.meta.document["lengths"], found.meta.document["eigenvalues"], strict=True
+        (across, up), surface.meta.document["lengths"], surface.meta.document["eigenvalues"], strict=True
     ):
         bend = (line[0] - 2 * line[2] + line[4]) / (0.004 * length) ** 2
         assert bend == pytest.approx(value, rel=0.02)

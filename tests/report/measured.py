@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from semfocus.landscape.slopes import SQUARES, slopes
 from semfocus.measurements import grid_axis
 from semfocus.measurements.kinds import PERCENTILES, PERCENTS, SPREADS
+from semfocus.measurements.surface import SQUARES, slopes
 from semfocus.store import RunDirectory
 from semfocus.store.measurements import write_arrays, write_measurement
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from semfocus.errors import UsageError
-from semfocus.landscape.slopes import SQUARES
 from semfocus.measurements import Sharpness, Surface, SurfaceMeta, grid_axis
+from semfocus.measurements.surface import SQUARES
 from semfocus.report.figures.landscape import draw_sharpness, draw_slopes
 from semfocus.report.figures.surfaces import Scale, draw_surfaces
 from semfocus.report.figures.theory import (

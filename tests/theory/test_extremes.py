@@ -61,9 +61,9 @@ def test_stability_is_never_nan_and_is_ordered(norm):
     heavy = {form: stability(delta, k, gap, norm, form) for form in FORMS}
     fixed = {form: stability(delta[..., 0], k[..., 0], None, norm, form) for form in FORMS}
     for form in FORMS:
-        for found in (heavy[form], fixed[form]):
-            assert not found.isnan().any(), form
-            assert grows(found, 0), f"{form} must not fall as the dispersion grows"
+        for bound in (heavy[form], fixed[form]):
+            assert not bound.isnan().any(), form
+            assert grows(bound, 0), f"{form} must not fall as the dispersion grows"
         assert grows(heavy[form], 2, sign=-1), f"{form} must not grow with the separation"
         assert (heavy[form][..., 0] == INF).all(), "masks that flip at separation 0"
     for wider in ("simple", "sharp"):
@@ -117,10 +117,10 @@ def test_constants_of_attention_in_x_are_never_nan_and_ordered(form, k):
         full = lipschitz_x(delta, **about)
         fixed = lipschitz_x(delta, sink_ratio=beta, **about)
         heavy = lipschitz_x(delta, sink_ratio=beta, separation=gap, **about)
-        for found in (full, fixed, heavy):
-            assert not found.isnan().any()
-            assert grows(found, 0)
-            assert grows(found, 2)
+        for bound in (full, fixed, heavy):
+            assert not bound.isnan().any()
+            assert grows(bound, 0)
+            assert grows(bound, 2)
         assert grows(heavy, 3, sign=-1)
         assert (fixed <= heavy * (1 + 1e-12)).all()
 
@@ -128,9 +128,9 @@ def test_constants_of_attention_in_x_are_never_nan_and_ordered(form, k):
 def test_conditions_are_never_nan_and_ordered():
     full, heavy, gap, beta = grids(FINITE, FINITE, SIZES, SIZES)
     w, x = condition_w(full, heavy, gap), condition_x(full, heavy, gap, beta)
-    for found in (w, x):
-        assert not found.isnan().any()
-        assert grows(torch.nan_to_num(found, neginf=-1e308).clamp(min=0), 1)
+    for condition in (w, x):
+        assert not condition.isnan().any()
+        assert grows(torch.nan_to_num(condition, neginf=-1e308).clamp(min=0), 1)
     assert grows(w, 2, sign=-1)
     plane = region(1e30, 1e30, c1=[0.0, 1e-30, 1.0], c2=[0.0, 1e-30, 1.0])
     assert not (plane.w.isnan() | plane.x.isnan()).any()
@@ -147,8 +147,8 @@ def test_rows_of_scores_without_nan_give_no_nan(row, data):
     assert (spread >= 0).all()
     assert not gap.isnan().any()
     for norm in (1, 2):
-        found = softmax_jacobian_norm(scores, keep, norm)
-        assert ((found >= 0) & (found <= 0.5 + 1e-12)).all()
+        slope = softmax_jacobian_norm(scores, keep, norm)
+        assert ((slope >= 0) & (slope <= 0.5 + 1e-12)).all()
     assert not math.isnan(aggregate(row, data.draw(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]))))
 
 
@@ -183,9 +183,16 @@ def test_certificates_are_never_nan(size, gap, order):
             hidden=size, order=order,
         )  # fmt: skip
         gains = block_constants(block).tokens
-        found = certify([block, block], pooled=4, head=size, features=size, final=rows)
-        groups = [value for group in found.blocks for value in vars(group).values()]
-        everything = [*vars(gains).values(), found.input, found.embedding, found.head, found.parameters, *groups]
+        constants = certify([block, block], pooled=4, head=size, features=size, final=rows)
+        groups = [value for group in constants.blocks for value in vars(group).values()]
+        everything = [
+            *vars(gains).values(),
+            constants.input,
+            constants.embedding,
+            constants.head,
+            constants.parameters,
+            *groups,
+        ]
         assert not any(math.isnan(value) for value in everything)
 
 

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from semfocus.errors import UsageError
-from semfocus.theory.looseness import ATTENTION_FORMS, SOFTMAX_FORMS, attention_looseness, main, softmax_looseness
+from semfocus.theory.looseness import (
+    ATTENTION_FORMS,
+    SOFTMAX_FORMS,
+    attention_looseness,
+    print_tables,
+    softmax_looseness,
+)
 from semfocus.theory.witnesses import maximise
 
 
@@ -18,9 +24,9 @@ def bowl(z):
 
 
 def test_a_known_maximum_is_found():
-    found = maximise(bowl, 3, seed=0, name="bowl")
-    assert found.value == pytest.approx(3, abs=1e-4)
-    assert found.point.tolist() == pytest.approx([1.5] * 3, abs=0.01)
+    maximum = maximise(bowl, 3, seed=0, name="bowl")
+    assert maximum.value == pytest.approx(3, abs=1e-4)
+    assert maximum.point.tolist() == pytest.approx([1.5] * 3, abs=0.01)
 
 
 def test_the_same_seed_gives_the_same_search_and_another_seed_another():
@@ -63,12 +69,10 @@ def test_looseness_rows_hold_every_form_and_pass_no_proved_one():
         assert 0 < row.shares["certified"] <= 1
 
 
-def test_the_command_prints_both_tables(monkeypatch, capsys):
+def test_both_tables_are_printed_as_markdown(capsys):
     rows = list(softmax_looseness(norms=(1,), deltas=(1.0,), ks=(2,), separations=(None,), steps=3))
     others = list(attention_looseness(steps=2))
-    monkeypatch.setattr("semfocus.theory.looseness.softmax_looseness", lambda: rows)
-    monkeypatch.setattr("semfocus.theory.looseness.attention_looseness", lambda: others)
-    main()
+    print_tables(rows, others)
     out = capsys.readouterr().out
     assert "| norm | delta | k | separation | attained | paper | simple | sharp | certified |" in out
     assert "| 1 | 1 | 2 | fixed mask | 0." in out

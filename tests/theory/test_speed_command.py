@@ -41,15 +41,15 @@ def test_masks_are_related_to_epochs_and_speed_up_with_a_table_and_a_figure(tmp_
     runs = store(tmp_path)
     heavy = next(run for run in runs if run.config()["attention"]["mechanism"] == "topk:5")
     change(heavy, "mask_stability", rows=3)
-    found = speed(tmp_path, "--measure", "masks")
-    assert found.exit_code == 0, found.output
-    assert "epochs to 95 %" in found.output
-    assert "masks against epochs: Rank correlation " in found.output
-    assert "masks against speed-up: Rank correlation " in found.output
-    assert "1 of 2" in found.output
-    assert f"left out: run {heavy.id} (even_pairs, topk:5, seed" in found.output
-    assert "measured with rows = 3, not 100" in found.output
-    assert "With 4 tasks even a perfect order has p = 0.083" in found.output
+    result = speed(tmp_path, "--measure", "masks")
+    assert result.exit_code == 0, result.output
+    assert "epochs to 95 %" in result.output
+    assert "masks against epochs: Rank correlation " in result.output
+    assert "masks against speed-up: Rank correlation " in result.output
+    assert "1 of 2" in result.output
+    assert f"left out: run {heavy.id} (even_pairs, topk:5, seed" in result.output
+    assert "measured with rows = 3, not 100" in result.output
+    assert "With 4 tasks even a perfect order has p = 0.083" in result.output
     names = {f"masks-speed{end}.{kind}" for end in ("", "-dark") for kind in ("svg", "pdf", "png")}
     assert {path.name for path in (tmp_path / "drawn").iterdir()} == names
     assert "missing_duplicate" in (tmp_path / "drawn" / "masks-speed.svg").read_text()
@@ -58,12 +58,12 @@ def test_masks_are_related_to_epochs_and_speed_up_with_a_table_and_a_figure(tmp_
 def test_dispersion_counts_measured_seeds_and_names_what_was_left_out(tmp_path: Path) -> None:
     runs = store(tmp_path)
     change(runs[0], "dispersion", rows=7)
-    found = speed(tmp_path)
-    assert found.exit_code == 0, found.output
-    assert found.output.count("2 of 2") == 3
-    assert found.output.count("1 of 2") == 1
-    assert f"left out: run {runs[0].id} (even_pairs, full, seed" in found.output
-    assert "measured with rows = 7, not 100" in found.output
+    result = speed(tmp_path)
+    assert result.exit_code == 0, result.output
+    assert result.output.count("2 of 2") == 3
+    assert result.output.count("1 of 2") == 1
+    assert f"left out: run {runs[0].id} (even_pairs, full, seed" in result.output
+    assert "measured with rows = 7, not 100" in result.output
 
 
 @pytest.mark.parametrize("measure", ["dispersion", "masks"])
@@ -71,7 +71,7 @@ def test_a_narrow_terminal_folds_the_table_and_cuts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measure: str
 ) -> None:
     store(tmp_path)
-    monkeypatch.setattr("semfocus.cli.speed.console", lambda: Console(width=60, soft_wrap=True))
+    monkeypatch.setattr("semfocus.cli.theory.console", lambda: Console(width=60, soft_wrap=True))
     shown = speed(tmp_path, "--measure", measure).output
     assert "\u2026" not in shown
     assert "..." not in shown
@@ -85,10 +85,10 @@ def test_no_line_about_figures_where_none_was_drawn(tmp_path: Path) -> None:
         stuck = [row | {"train_accuracy": 0.5} for row in rows(config)]
         run = made(tmp_path, config, measured=stuck)
         write_measurement(run, "dispersion", made_up.dispersion(run))
-    found = speed(tmp_path)
-    assert found.exit_code == 0, found.output
-    assert "undefined" in found.output
-    assert "figures" not in found.output
+    result = speed(tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "undefined" in result.output
+    assert "figures" not in result.output
 
 
 @pytest.mark.parametrize("measure", ["dispersion", "masks"])

@@ -122,7 +122,9 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def print_files(outcome: Outcome) -> None:
-    """Where the figures and the page are."""
+    """Where the figures and the page are, and what was left out."""
+    for fault in outcome.faults:
+        typer.echo(f"{fault.name} is left out: {fault.text}", err=True)
     if outcome.figures:
         typer.echo(f"\ncurves: {', '.join(nearby(path) for path in outcome.figures)}")
     if outcome.page:

@@ -109,7 +109,7 @@ def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: 
     from semfocus.experiments.estimate import work_of
     from semfocus.experiments.run import run
     from semfocus.integrations.trackers import tracking
-    from semfocus.report.terminal.study_progress import StudyProgressTable
+    from semfocus.report.terminal.progress import StudyProgressTable
 
     typer.echo(_heading(job), err=True)
     there = len(job.jobs) - len(job.waiting)

@@ -14,21 +14,23 @@ from typing import TYPE_CHECKING
 from semfocus.lazy import attach
 
 if TYPE_CHECKING:
-    from semfocus.analysis.conditions import Conditions, condition
     from semfocus.analysis.dispersion_vs_speedup import Point, dispersion_against_speed, dispersion_points
+    from semfocus.analysis.table6 import Conditions, condition
     from semfocus.diagnostics.checkpoints import diagnose_checkpoint
     from semfocus.diagnostics.diagnosing import Diagnosis, diagnose
     from semfocus.diagnostics.masks import measure_mask_stability
-    from semfocus.diagnostics.runs import MeasuredRun, measure_run, tables
+    from semfocus.diagnostics.runs import MeasuredRun, RunsDiagnosis, diagnose_runs, measure_run, tables
 
 __all__ = [
     "Conditions",
     "Diagnosis",
     "MeasuredRun",
     "Point",
+    "RunsDiagnosis",
     "condition",
     "diagnose",
     "diagnose_checkpoint",
+    "diagnose_runs",
     "dispersion_against_speed",
     "dispersion_points",
     "measure_mask_stability",
@@ -38,10 +40,10 @@ __all__ = [
 
 _HOMES = {
     "analysis.dispersion_vs_speedup": ("Point", "dispersion_against_speed", "dispersion_points"),
-    "analysis.conditions": ("Conditions", "condition"),
+    "analysis.table6": ("Conditions", "condition"),
     "diagnostics.checkpoints": ("diagnose_checkpoint",),
     "diagnostics.diagnosing": ("Diagnosis", "diagnose"),
     "diagnostics.masks": ("measure_mask_stability",),
-    "diagnostics.runs": ("MeasuredRun", "measure_run", "tables"),
+    "diagnostics.runs": ("MeasuredRun", "RunsDiagnosis", "diagnose_runs", "measure_run", "tables"),
 }
 __getattr__, __dir__ = attach(__name__, {name: f"semfocus.{home}" for home, names in _HOMES.items() for name in names})

@@ -1,6 +1,7 @@
 """How a model attends at one checkpoint: quantiles by layer and head, norms of its weights, and stability constants.
 
-    checkpoint_stats(model, batch, k=5, device="cpu")        plain JSON, as a dispersion measurement stores it
+    examples = RunExamples.of(run, k=5, split="train", rows=1000, usual_rows=1000)
+    checkpoint_stats(model, examples.batch, examples.k, device="cpu")      JSON, as a dispersion measurement stores it
 
 Every block has three norms:
 
@@ -13,22 +14,73 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from semfocus.analysis.conditions import finite
+from semfocus.analysis.table6 import finite
+from semfocus.attention.mechanisms import parse_mechanism
+from semfocus.config import RunConfig
 from semfocus.diagnostics.aggregate import PERCENTS, Aggregate, Summary
 from semfocus.diagnostics.diagnosing import observe
-from semfocus.errors import UsageError
+from semfocus.errors import UsageError, check_int, unknown
 from semfocus.model import Encoder
+from semfocus.store import RunDirectory
 from semfocus.tasks.base import Batch
 from semfocus.theory import mlp_constant, spectral_norm, stability
+from semfocus.training import data
+from semfocus.training.loading import config_of
 
 ERROR = 0.001  # of quantiles over more than a few thousand queries, relative
 PER_HEAD = ("delta", "delta_full", "delta_heavy", "separation", "in_degree", "entropy", "top_share", "jacobian")
 TOKENS_AT_ONCE = 2**13  # in one forward pass
+K = 5  # by default
+Split = Literal["train", "heldout"]
+
+
+@dataclass(frozen=True, eq=False)
+class RunExamples:
+    """The examples of a run on which its models are measured, and the k to measure with."""
+
+    config: RunConfig
+    k: int  # the own k of a top-k run, else the one asked for
+    split: Split
+    batch: Batch
+    usual: dict[str, Any]  # `settings` where nothing is asked for
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"k": self.k, "split": self.split, "rows": len(self.batch)}
+
+    @staticmethod
+    def of(run: RunDirectory, k: int, split: Split, rows: int, usual_rows: int) -> RunExamples:
+        """The first `rows` examples of a split, or all it has; 0: all of them."""
+        config = config_of(run)
+        splits = _splits(run, config)
+        if split not in splits:
+            raise unknown("split", split, splits)
+        whole, count = splits[split], check_int("rows", rows, at_least=0) or None
+        batch = Batch(whole.tokens[:count], whole.labels[:count], whole.lengths[:count])
+        usual = {"k": _own_k(config, K), "split": "train", "rows": min(usual_rows, len(splits["train"]))}
+        return RunExamples(config, _own_k(config, k), split, batch, usual)
+
+
+def _splits(run: RunDirectory, config: RunConfig) -> dict[str, Batch]:
+    """The training data ("train") and the held-out data ("heldout") of the run."""
+    task = config.task.build()
+    known = run.config().get("data")
+    if known is not None and known != task.fingerprint():
+        raise UsageError(
+            f"run {run.id} was trained on other data than {config.task.name} gives now; put the file back as it was"
+        )
+    return dict(zip(("train", "heldout"), data.load(config, task), strict=True))
+
+
+def _own_k(config: RunConfig, k: int) -> int:
+    mechanism, asked = parse_mechanism(config.attention.mechanism), check_int("k", k, at_least=1)
+    return mechanism.size or asked if mechanism.score_order == "largest" else asked
 
 
 def checkpoint_stats(model: Encoder, batch: Batch, k: int, device: str | torch.device) -> dict[str, Any]:

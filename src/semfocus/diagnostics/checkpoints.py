@@ -1,9 +1,9 @@
-"""A Hugging Face checkpoint and a text file, as `diagnose` takes them.
+"""The diagnosis of a Hugging Face checkpoint on a text file.
 
     model, tokenizer = open_checkpoint("sentence-transformers/all-MiniLM-L6-v2")     # a folder, or a name in the cache
     batches = windows(tokenizer, text, length=128, rows=64)
 
-Nothing is downloaded unless `download` says so. Weights are safetensors alone, and no code of a checkpoint is run.
+Nothing is downloaded without `download`. Only safetensors weights are loaded, and no code of a checkpoint is run.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from semfocus.diagnostics.diagnosing import Diagnosis
 
-K, ROWS = 8, 64  # unless told otherwise
-LENGTH, LENGTH_LIMIT = 128, 2**20  # tokens of a window, unless told otherwise; at most, where a model sets no limit
-SHOWN = 3  # tensors that an error names
-BYTES_PER_TOKEN = 32  # of text that are read for each token wanted: more than any tokenizer makes of one on average
+K, ROWS = 8, 64  # by default
+LENGTH, LENGTH_LIMIT = 128, 2**20  # tokens of a window: by default, and at most where a model sets no limit
+SHOWN = 3  # tensors named in an error
+BYTES_PER_TOKEN = 32  # of text read for each token: more than the mean of any tokenizer
 BATCH_TOKENS = 2**11
-OPTIONAL = ("pooler",)  # parts that a checkpoint of another task may lack; attention does not pass through them
+OPTIONAL = ("pooler",)  # modules that a checkpoint of another task may lack; attention does not depend on them
 
 
 def diagnose_checkpoint(
@@ -60,7 +60,7 @@ def diagnose_checkpoint(
 
 
 def open_checkpoint(name: str, download: bool = False) -> tuple[Any, Any]:
-    """Model (in evaluation, without a head) and tokenizer of a local folder, or of a name in the cache."""
+    """The model (evaluation mode, no head) and the tokenizer of a local folder, or of a name in the cache."""
     try:
         from safetensors import SafetensorError
         from transformers import AutoModel, AutoTokenizer
@@ -84,8 +84,8 @@ def open_checkpoint(name: str, download: bool = False) -> tuple[Any, Any]:
     except (RuntimeError, ValueError, KeyError) as error:
         raise UsageError(f"the weights of {name!r} do not fit its configuration: {_first_line(error)}") from error
     unfit = sorted(info["mismatched_keys"])
-    if unfit:  # they were left random instead
-        listed = "; ".join(f"{key} has {tuple(found)}, not {tuple(wanted)}" for key, found, wanted in unfit[:SHOWN])
+    if unfit:  # transformers initialises them at random instead
+        listed = "; ".join(f"{key} has {tuple(stored)}, not {tuple(wanted)}" for key, stored, wanted in unfit[:SHOWN])
         more = f"; and {len(unfit) - SHOWN} more" if len(unfit) > SHOWN else ""
         raise UsageError(
             f"the weights of {name!r} do not fit its config.json: {listed}{more}; put the configuration back that "
@@ -96,7 +96,7 @@ def open_checkpoint(name: str, download: bool = False) -> tuple[Any, Any]:
         listed = ", ".join(missing[:SHOWN])
         raise UsageError(
             f"{name!r} lacks {len(missing)} of the weights that its configuration asks for ({listed}, ...); they would "
-            "be random, and so would a diagnosis of them"
+            "be random, and so would the diagnosis"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
@@ -112,9 +112,9 @@ def read_text(path: Path, limit: int | None) -> str:
             data = file.read(limit)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    for torn in range(4 if len(data) == limit else 1):  # the limit may have cut a character
+    for cut in range(4 if len(data) == limit else 1):  # the limit may split a character
         try:
-            text = data[: len(data) - torn].decode()
+            text = data[: len(data) - cut].decode()
         except UnicodeDecodeError:
             continue
         if not text.strip():
@@ -124,7 +124,7 @@ def read_text(path: Path, limit: int | None) -> str:
 
 
 def windows(tokenizer: Any, text: str, length: int, rows: int) -> Iterator[Tensor]:
-    """At most `rows` windows (0: all) of `length` token ids (n, length), a few at a time; a short text is one."""
+    """Batches (n, length) of token ids: at most `rows` windows (0: all) of `length` tokens. A short text is one."""
     import torch
 
     pieces = _pieces(tokenizer, text, length)[: rows or None]
@@ -148,16 +148,16 @@ def _config(name: str, options: dict[str, Any]) -> Any:
         raise UsageError(f"{name!r} {where}; --download fetches it ({_first_line(error)})") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{name!r} is not a model that transformers knows: {_first_line(error)}") from error
-    if getattr(config, "is_encoder_decoder", False):
-        raise UsageError(
-            f"{name!r} is an encoder-decoder, which needs a text for each side; "
-            "call semfocus.diagnose(model, batches) with batches that hold both"
-        )
-    return config
+    if not getattr(config, "is_encoder_decoder", False):
+        return config
+    raise UsageError(
+        f"{name!r} is an encoder-decoder, which needs a text for each side; "
+        "call semfocus.diagnose(model, batches) with batches that hold both"
+    )
 
 
 def _check_place(name: str) -> None:
-    """That a name which looks like a place on this machine is one that may hold a checkpoint."""
+    """Raise a UsageError if a name is a local path that cannot hold a checkpoint."""
     place = Path(name)
     if place.is_file():
         raise UsageError(f"{name} is a file; give the folder that holds config.json and model.safetensors")
@@ -171,7 +171,7 @@ def _check_place(name: str) -> None:
 
 
 def _damaged(name: str) -> str:
-    """The first file of a folder that does not open as safetensors; none where the folder is elsewhere."""
+    """The first file of the folder that does not open as safetensors; empty if there is none."""
     from safetensors import SafetensorError, safe_open
 
     for path in sorted(Path(name).glob("*.safetensors")):
@@ -185,7 +185,7 @@ def _damaged(name: str) -> str:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without transformers' report on what else a checkpoint holds, and its bars; as before afterwards."""
+    """Silence the log messages and progress bars of transformers; restored afterwards."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -200,12 +200,12 @@ def _quietly() -> Iterator[None]:
 
 
 def _pieces(tokenizer: Any, text: str, length: int) -> list[list[int]]:
-    """Windows of token ids, with whatever tokens the model wants at their ends; a short last one only if alone."""
+    """Windows of token ids with the special tokens of the model. A short last window is dropped unless it is alone."""
     extra = tokenizer.num_special_tokens_to_add()
     if length <= extra:
         raise UsageError(f"length = {length} leaves no room for text beside {extra} special tokens; choose more")
     ids = tokenizer(text, truncation=True, max_length=length, return_overflowing_tokens=True)["input_ids"]
-    if ids and isinstance(ids[0], int):  # a tokenizer in Python gives the first window alone
+    if ids and isinstance(ids[0], int):  # tokenizers written in Python return the first window only
         every = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         ids = [every[first : first + length] for first in range(0, len(every), length)]
     pieces = [piece for piece in ids if len(piece) > extra]

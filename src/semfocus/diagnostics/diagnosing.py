@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from semfocus.analysis.conditions import Conditions, condition
+from semfocus.analysis.table6 import Conditions, condition
 from semfocus.diagnostics.aggregate import PERCENTS, Aggregate, Layer, Summary
 from semfocus.diagnostics.capture import CapturedCall, watching
 from semfocus.diagnostics.sentences import sentences
@@ -168,14 +168,14 @@ def _described(summary: Summary, k: int) -> dict[str, Any]:
 
 def conditions(summary: Summary, k: int) -> dict[str, Conditions]:
     """The conditions at each percentile, all numbers from one model; empty where no query was counted."""
-    found = {}
+    by_percent = {}
     for percent in PERCENTS:
         values = [summary.at(name, percent) for name in ("delta_full", "delta_heavy", "separation", "in_degree")]
         known = [value for value in values if value is not None]
         if len(known) == len(values):
             keys = {"length": summary.keys, "fewest": summary.fewest_keys, "uneven": bool(summary.uneven)}
-            found[percent] = condition(*known, k=k, **keys)
-    return found
+            by_percent[percent] = condition(*known, k=k, **keys)
+    return by_percent
 
 
 def w_and_x(summaries: Sequence[Summary], k: int) -> list[dict[str, dict[str, float | None]]]:

@@ -11,30 +11,30 @@ queries, `by_separation` the mean for queries of similar separation.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from semfocus.analysis.conditions import finite
+from semfocus.analysis.table6 import finite
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import observing
 from semfocus.attention.positions import Positions
 from semfocus.attention.selection import best_indices
 from semfocus.diagnostics.aggregate import spread
-from semfocus.diagnostics.checkpoint_stats import batches_of
-from semfocus.diagnostics.runs import LAST, K, Progress, Split, first_rows, focus_of, splits_of_run
+from semfocus.diagnostics.checkpoint_stats import K, RunExamples, Split, batches_of
 from semfocus.diagnostics.scores import chunks, counting_queries, scores_of, visible_keys
 from semfocus.diagnostics.sketch import Sketch
 from semfocus.errors import UsageError
 from semfocus.measurements import MaskStability, keep
+from semfocus.measurements.kinds import LAST
 from semfocus.model import EAGER, Encoder, build_inputs, forward
 from semfocus.randomness import stream
 from semfocus.store import RunDirectory
 from semfocus.tasks.base import Batch
-from semfocus.training.loading import config_of, load
+from semfocus.training.loading import load
 
 NOISE = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 BORDERS = (1e-3, 1e-2, 1e-1, 1.0)  # between the groups of separations
@@ -52,29 +52,26 @@ def measure_mask_stability(
     rows: int = ROWS,
     checkpoint: str = LAST,
     device: str | torch.device = "cpu",
-    progress: Progress = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> MaskStability:
     """Measure the last, or one kept, checkpoint of a run; `rows` 0 are all rows.
 
     Measurements with other settings stay beside it.
     """
-    config, sizes = config_of(run), _sizes(noise)
-    splits = splits_of_run(run, config)
-    batch = first_rows(splits, split, rows)
-    k = focus_of(config, k)
+    sizes, examples = _sizes(noise), RunExamples.of(run, k, split, rows, ROWS)
+    k = examples.k
     model = load(run, checkpoint=checkpoint).to(device)
     if k > model.spec.length:
         raise UsageError(f"k = {k} exceeds the length of the rows, {model.spec.length}; choose k <= that")
     layers = [_Layer(len(sizes)) for _ in range(model.spec.model.blocks)]
-    parts = list(batches_of(batch, device))
+    parts = list(batches_of(examples.batch, device))
     for number, part in enumerate(parts):
         progress(number, len(parts))
-        _compare(model, part, k, sizes, stream(config.seed, f"diagnose/noise/{number}"), layers)
+        _compare(model, part, k, sizes, stream(examples.config.seed, f"diagnose/noise/{number}"), layers)
     progress(len(parts), len(parts))
-    measured = {"k": k, "split": split, "rows": len(batch), "checkpoint": checkpoint, "noise": sizes}
-    usual = {"k": focus_of(config, K), "split": "train", "rows": min(ROWS, len(splits["train"]))}
-    usual |= {"checkpoint": LAST, "noise": list(NOISE)}
-    return keep(run, MaskStability.from_payload(measured | _summary(layers), math.inf), usual)
+    settings = examples.settings | {"checkpoint": checkpoint, "noise": sizes}
+    usual = examples.usual | {"checkpoint": LAST, "noise": list(NOISE)}
+    return keep(run, MaskStability.from_payload(settings | _summary(layers), math.inf), usual)
 
 
 class _Layer:

@@ -1,8 +1,8 @@
-"""Attention of transformers models, seen through the registry from which their layers take it.
+"""Capture the attention calls of transformers models by wrapping the registry of attention functions.
 
-What a layer takes is wrapped while someone watches. Implementations that end in torch's or our own attention are seen
-there, with the mask exactly as it is used; the model's own (eager) one is told of from its arguments, and checked
-against the weights that it returns, since a model may do more to its scores than it says.
+Implementations that call torch's attention or `attend` are captured there, with the mask that they use. The eager
+implementation of a model is captured from its arguments. Its returned weights are compared with the softmax of these
+arguments, since a model may change its scores in ways that the arguments do not show.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 EAGER = "eager"
 METHOD = "get_interface"
-CHECKED = 9  # queries of a call whose weights are checked, the first, the middle and the last among them
-# How far a weight may be from the expected one, relatively, apart from what the rounding of its score explains.
+CHECKED = 9  # queries of a call whose weights are checked, spread from the first to the last
+# Relative tolerance of a weight, in addition to the rounding of its score.
 FAR, FAR_IN_HALF = 1e-3, 2e-2
-BIAS = "position_bias"  # what models with one call it
-WAY_OUT = '; switch: model.set_attn_implementation("sdpa")'
+BIAS = "position_bias"  # the name of this argument in models that have one
+SUGGESTION = '; switch: model.set_attn_implementation("sdpa")'
 OTHER = (
     "it does more to its scores than scale and mask them (a cap, a sink, a bias); its weights are not the softmax of "
     "what is seen:"
 )
-TF32 = 2.0**-10  # the coarseness of float32 products where torch is allowed to take shorter numbers
+TF32 = 2.0**-10  # relative rounding of float32 products where torch may use TF32
 
 
 class Observer(Protocol):
-    """The part of a watch that is needed here."""
+    """The part of `capture.Watch` that is used here."""
 
     count: int
 
@@ -51,7 +51,7 @@ class Observer(Protocol):
 
 @contextmanager
 def wrapped(watch: Observer) -> Iterator[None]:
-    """Inside this block, layers take attention functions that tell. Does nothing where transformers is not loaded."""
+    """Report the attention calls of layers inside this block. Does nothing if transformers is not imported."""
     library = sys.modules.get("transformers.modeling_utils")
     if library is None:
         yield
@@ -59,17 +59,17 @@ def wrapped(watch: Observer) -> Iterator[None]:
     owner = library.AttentionInterface
     original = owner.__dict__[METHOD]
 
-    def telling(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        return _telling(watch, name, original(self, name, default))
+    def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        return _reporting(watch, name, original(self, name, default))
 
-    setattr(owner, METHOD, telling)
+    setattr(owner, METHOD, get_interface)
     try:
         yield
     finally:
         setattr(owner, METHOD, original)
 
 
-def _telling(watch: Observer, name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting(watch: Observer, name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **options: Any
@@ -77,13 +77,13 @@ def _telling(watch: Observer, name: str | None, function: Callable[..., Any]) ->
         before = watch.count
         out = function(module, query, key, value, attention_mask, *args, **options)
         if watch.count == before:
-            _tell_eager(watch, module, name, (query, key, value, attention_mask), args, options, out)
+            _report_eager(watch, module, name, (query, key, value, attention_mask), args, options, out)
         return out
 
     return call
 
 
-def _tell_eager(
+def _report_eager(
     watch: Observer,
     module: nn.Module,
     name: str | None,
@@ -101,15 +101,15 @@ def _tell_eager(
         raise UsageError(f"{where} cannot be observed: its mask is not a tensor (B, 1, Q, K)")
     with torch.no_grad():
         grouped = query.shape[1] != key.shape[1]
-        mask = None if mask is None else mask[..., : key.shape[-2]]  # a static cache has room for more keys
+        mask = None if mask is None else mask[..., : key.shape[-2]]  # a static cache has entries for more keys
         inputs = full_attention_inputs(query, key, value, mask, False, options.get("scaling"), grouped)
-        _check(where, inputs, out, options, dropping=module.training and bool(options.get("dropout")))
+        _check(where, inputs, out, options, drops_weights=module.training and bool(options.get("dropout")))
     watch.capture(inputs, grouped)
 
 
-def _check(where: str, inputs: AttentionInputs, out: Any, options: Mapping[str, Any], dropping: bool) -> None:
-    """That the weights which the model used are those of the problem told of, for some of its queries."""
-    if dropping:
+def _check(where: str, inputs: AttentionInputs, out: Any, options: Mapping[str, Any], drops_weights: bool) -> None:
+    """Raise a UsageError unless the weights of some queries are the softmax of the captured inputs."""
+    if drops_weights:
         raise UsageError(
             f"{where} cannot be observed in training mode: it drops attention weights, so that they cannot be checked "
             "against what is seen; call model.eval() first"
@@ -117,27 +117,27 @@ def _check(where: str, inputs: AttentionInputs, out: Any, options: Mapping[str, 
     weights = out[1] if isinstance(out, tuple) and len(out) > 1 else None
     if not isinstance(weights, Tensor):
         raise UsageError(f"{where} cannot be observed: it returns no attention weights to check what is seen against")
-    with_bias = isinstance(options.get(BIAS), Tensor)  # which torch's attention is given with the mask
+    with_bias = isinstance(options.get(BIAS), Tensor)  # sdpa receives it as part of the mask
     why = _difference(inputs, weights)
     if why:
-        raise UsageError(f"{where} cannot be observed: {why}{WAY_OUT if with_bias else ''}")
+        raise UsageError(f"{where} cannot be observed: {why}{SUGGESTION if with_bias else ''}")
 
 
 def _difference(inputs: AttentionInputs, weights: Tensor) -> str:
-    """What is wrong with the weights, in words; nothing if they are right."""
+    """The difference between the weights and the expected ones, as a message; empty if there is none."""
     shape = (*inputs.lead, inputs.num_queries, inputs.num_keys)
     if weights.numel() != math.prod(shape) or weights.shape[-2:] != shape[-2:]:
         return f"{OTHER} they have the shape {tuple(weights.shape)}"
     half = torch.finfo(weights.dtype).eps > torch.finfo(torch.float32).eps
     for query in _some(inputs.num_queries):
         used = weights[..., query, :].reshape(*inputs.lead, -1).to(inputs.compute_dtype)
-        # Under autocast the scores here would be as coarse as the model's.
+        # Under autocast these scores would be rounded like those of the model.
         with torch.autocast(inputs.q.device.type, enabled=False):
             scores, allowed = scores_of(inputs, inputs.positions(query, 1))
         scores = scores.squeeze(-2)
         allowed = torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed.squeeze(-2)
         expected = torch.where(allowed, scores, -torch.inf).softmax(-1)
-        # A query that sees no key, or has a score that is not finite, has no weights that could be expected.
+        # A query without visible keys, or with a score that is not finite, has no expected weights.
         known = expected.isfinite().all(-1)
         far = FAR_IN_HALF if half else FAR
         if not bool(used.isfinite().all(-1)[known].all()):
@@ -149,7 +149,7 @@ def _difference(inputs: AttentionInputs, weights: Tensor) -> str:
         if off.numel() and not bool((off <= far).all()):
             return f"{OTHER} those of query {query} sum to 1 only within {float(off.max()):.2g}"
         largest = torch.where(allowed, scores, 0.0).abs().amax(-1, keepdim=True)
-        room = -torch.expm1(-far - 2 * _coarseness(inputs) * largest) * torch.maximum(used, expected)
+        room = -torch.expm1(-far - 2 * _score_rounding(inputs) * largest) * torch.maximum(used, expected)
         fits = (used - expected).abs() <= room + _floor(weights.dtype)
         if not bool((fits | ~known.unsqueeze(-1)).all()):
             place = (~fits & known.unsqueeze(-1)).flatten().nonzero()[0]
@@ -163,17 +163,17 @@ def _some(queries: int) -> list[int]:
     return sorted({round(i * (queries - 1) / (CHECKED - 1)) for i in range(CHECKED)}) if queries else []
 
 
-def _coarseness(inputs: AttentionInputs) -> float:
-    """How coarsely the model computes a score, relatively. A score that is off moves its weight, and all others."""
-    kinds = [inputs.q.dtype]
+def _score_rounding(inputs: AttentionInputs) -> float:
+    """The relative rounding of a score in the model. An error of one score changes all weights of its query."""
+    dtypes = [inputs.q.dtype]
     device = inputs.q.device.type
     if torch.is_autocast_enabled(device):
-        kinds.append(torch.get_autocast_dtype(device))
-    coarse = max(torch.finfo(kind).eps for kind in kinds)
-    return max(coarse, TF32) if torch.get_float32_matmul_precision() != "highest" else coarse
+        dtypes.append(torch.get_autocast_dtype(device))
+    rounding = max(torch.finfo(kind).eps for kind in dtypes)
+    return max(rounding, TF32) if torch.get_float32_matmul_precision() != "highest" else rounding
 
 
 def _floor(kind: torch.dtype) -> float:
-    """Weights below this are lost, or no matter: half precision ends early."""
+    """Differences below this are ignored: half precision underflows early."""
     info = torch.finfo(kind)
     return max(1e-30, 2 * info.eps * info.smallest_normal)

@@ -2,37 +2,39 @@
 
 measured = measure_run(run, split="train", rows=1000, checkpoint="all").measured
 measured.checkpoints["last"].delta_full["95"]
-tables(measurements)                            Table 6, as the paper does it and from one model each
+diagnosis = diagnose_runs(["1f0c", "9a3e"], mask_stability=True)
+diagnosis.table6                                Table 6, as the paper does it and from one model each
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from semfocus.analysis.comparability import comparability_key
 from semfocus.analysis.table6 import one_model, published, two_models
-from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.config import RunConfig
-from semfocus.diagnostics.checkpoint_stats import ERROR, checkpoint_stats
+from semfocus.diagnostics.checkpoint_stats import ERROR, K, RunExamples, Split, checkpoint_stats
+from semfocus.diagnostics.masks import measure_mask_stability
 from semfocus.diagnostics.sentences import left_out
-from semfocus.errors import UsageError, check_int, unknown
-from semfocus.measurements import Dispersion, keep
+from semfocus.errors import UsageError
+from semfocus.measurements import Dispersion, MaskStability, keep
 from semfocus.measurements.kinds import LAST
+from semfocus.report.text import TextTable, condition_table, newest_rows, norm_table
 from semfocus.store import RunDirectory, RunStore
-from semfocus.tasks.base import Batch
-from semfocus.training import data
-from semfocus.training.loading import checkpoint_epochs, config_of, load
+from semfocus.training.loading import checkpoint_epochs, load
 
 ALL = "all"
-K, ROWS = 5, 1000  # by default
-Split = Literal["train", "heldout"]
-Progress = Callable[[int, int], None]
+ROWS = 1000  # by default
+Progress = Callable[[int, int], None]  # done, total
+ProgressBar = Callable[[str], AbstractContextManager[Progress]]  # takes a title
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +63,11 @@ class MeasuredRun:
     def label(self) -> str:
         return f"{self.task}, {self.mechanism}, seed {self.config.seed}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """The checkpoints asked for, as tables and pages take them."""
+        about = {"task": self.task, "mechanism": self.mechanism, "seed": self.config.seed}
+        return about | {"checkpoints": self.now.document["checkpoints"]}
+
 
 def find_run(text: str, out: Path | str | None = None) -> RunDirectory:
     """A run by its path or the beginning of its id. A checkpoint of another library is refused."""
@@ -85,27 +92,103 @@ def measure_run(
     A top-k run is measured with its own k; `rows` 0 are all rows. Checkpoints measured before with the same k, split
     and rows are merged with these; measurements with other settings stay beside it.
     """
-    config = config_of(run)
-    splits = splits_of_run(run, config)
-    batch = first_rows(splits, split, rows)
-    k = focus_of(config, k)
+    examples = RunExamples.of(run, k, split, rows, ROWS)
     chosen = _chosen(run, checkpoint)
     checkpoints: dict[str, dict[str, Any]] = {}
     for done, (key, (epoch, step)) in enumerate(chosen.items()):
         progress(done, len(chosen))
         model = load(run, step).to(device)
-        checkpoints[key] = {"epoch": float(epoch), **checkpoint_stats(model, batch, k, device)}
+        checkpoints[key] = {"epoch": float(epoch), **checkpoint_stats(model, examples.batch, examples.k, device)}
     progress(len(chosen), len(chosen))
-    document = {"k": k, "split": split, "rows": len(batch), "error": ERROR, "checkpoints": checkpoints}
-    measured = Dispersion.from_payload(document, math.inf)
-    usual = {"k": focus_of(config, K), "split": "train", "rows": min(ROWS, len(splits["train"])), "error": ERROR}
-    return MeasuredRun(run, config, keep(run, measured, usual), tuple(checkpoints))
+    document = examples.settings | {"error": ERROR, "checkpoints": checkpoints}
+    measured = keep(run, Dispersion.from_payload(document, math.inf), examples.usual | {"error": ERROR})
+    return MeasuredRun(run, examples.config, measured, tuple(checkpoints))
+
+
+@dataclass(frozen=True, eq=False)
+class RunsDiagnosis:
+    """Measured runs, with Table 6 and, where it was asked for, the stability of their masks."""
+
+    runs: list[MeasuredRun]
+    masks: list[MaskStability]  # one for each run, or none at all
+    table6: list[dict[str, Any]]
+    asked_k: int | None
+
+    def to_json(self) -> str:
+        """The stored documents of each run, and the rows of Table 6."""
+        documents = [{"run": run.run.id, "dispersion": run.measured.document} for run in self.runs]
+        for document, stability in zip(documents, self.masks, strict=False):
+            document["mask_stability"] = stability.document
+        return json.dumps({"runs": documents, "table6": self.table6}, indent=2)
+
+    def tables(self) -> list[TextTable]:
+        """Table 6 at the newest checkpoint of each run or pair, and the norms of the weights."""
+        return [*map(condition_table, newest_rows(self.table6)), norm_table([run.to_dict() for run in self.runs])]
+
+    def mask_lines(self) -> list[str]:
+        """For each run: the share of its kept keys that stay, by noise."""
+        lines = []
+        for run, stability in zip(self.runs, self.masks, strict=False):
+            pairs = zip(stability.noise, stability.kept, strict=True)
+            epoch = max(checkpoint.epoch for checkpoint in run.now.checkpoints.values())
+            shares = ", ".join(f"{size:g}: {share:.1%}" for size, share in pairs if share is not None)
+            shares = shares or "no query of finite scores drops a key"
+            lines.append(f"{run.label}, epoch {epoch:g}: kept keys that stay, by noise: {shares}")
+        return lines
+
+    def warnings(self) -> list[str]:
+        """Runs that were measured with another k than asked for, and queries that were left out."""
+        lines = []
+        for run in self.runs:
+            if self.asked_k not in (None, run.measured.k):
+                lines.append(f"{run.label}: measured with its own k = {run.measured.k}, not with --k {self.asked_k}")
+            lines += warnings_of(run)
+        return lines
+
+    def save(self, path: Path | str) -> Path:
+        """Write one HTML page; its figures stand beside it."""
+        from semfocus.report.page.diagnosis import write_runs_page
+
+        documents = [run.to_dict() for run in self.runs]
+        pairs = zip(documents, self.masks, strict=False)
+        stabilities = [document | {"measured": stability.document} for document, stability in pairs]
+        return write_runs_page(documents, self.table6, stabilities, Path(path))
+
+
+def diagnose_runs(
+    names: Sequence[str],
+    *,
+    k: int | None = None,
+    split: Split = "train",
+    rows: int | None = None,
+    checkpoint: str = LAST,
+    mask_stability: bool = False,
+    device: str | torch.device = "cpu",
+    out: Path | str | None = None,
+    progress_bar: ProgressBar = lambda title: nullcontext(lambda done, total: None),
+) -> RunsDiagnosis:
+    """Measure runs, given by path or by the beginning of their id. None: the default of each measurement.
+
+    The stability of masks is measured at one checkpoint: the chosen one, or the last of all.
+    """
+    options: dict[str, Any] = {"split": split, "device": device}
+    options |= {name: value for name, value in (("k", k), ("rows", rows)) if value is not None}
+    measured: list[MeasuredRun] = []
+    masks: list[MaskStability] = []
+    for run in [find_run(name, out) for name in dict.fromkeys(names)]:
+        with progress_bar(f"measuring {run.id}") as progress:
+            measured.append(measure_run(run, checkpoint=checkpoint, progress=progress, **options))
+        if mask_stability:
+            at = LAST if checkpoint == ALL else checkpoint
+            with progress_bar(f"adding noise to {run.id}") as progress:
+                masks.append(measure_mask_stability(run, checkpoint=at, progress=progress, **options))
+    return RunsDiagnosis(measured, masks, tables(measured), k)
 
 
 def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
     """Rows of Table 6 at the checkpoints asked for: pairs of a full and a top-k run that differ in nothing else, each
     run alone, and the paper's numbers."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     keys = {run.run.id: (comparability_key(run.run.config()), run.config.seed) for run in runs}
     for heavy in runs:
         if not heavy.mechanism.startswith("topk:"):
@@ -113,52 +196,27 @@ def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
         for full in runs:
             if full.mechanism == "full" and keys[full.run.id] == keys[heavy.run.id]:
                 shared = [key for key in heavy.asked if key in full.asked]
-                found += [
+                rows += [
                     {**_about(heavy), "full": full.run.id, **two_models(full.now, heavy.now, key)} for key in shared
                 ]
     for alone in runs:
-        found += [{**_about(alone), **one_model(alone.now, key)} for key in alone.asked]
+        rows += [{**_about(alone), **one_model(alone.now, key)} for key in alone.asked]
     for task in dict.fromkeys(run.task for run in runs):
         paper = published(task)
-        found += [paper] if paper is not None else []
-    return found
+        rows += [paper] if paper is not None else []
+    return rows
 
 
-def warnings_of(found: MeasuredRun) -> list[str]:
+def warnings_of(run: MeasuredRun) -> list[str]:
     """Warnings about the newest checkpoint that was asked for."""
-    newest = max(found.now.checkpoints.values(), key=lambda checkpoint: checkpoint.epoch)
+    newest = max(run.now.checkpoints.values(), key=lambda checkpoint: checkpoint.epoch)
     if newest.not_finite and not newest.queries:
-        return [f"{found.label}: no query has finite scores; this run has diverged, and there is nothing to measure."]
-    return [f"{found.label}: {line}" for line in left_out(newest.not_finite, newest.empty)]
+        return [f"{run.label}: no query has finite scores; this run has diverged, and there is nothing to measure."]
+    return [f"{run.label}: {line}" for line in left_out(newest.not_finite, newest.empty)]
 
 
-def splits_of_run(run: RunDirectory, config: RunConfig) -> dict[str, Batch]:
-    """The training data ("train") and the held-out data ("heldout") of the run."""
-    task = config.task.build()
-    known = run.config().get("data")
-    if known is not None and known != task.fingerprint():
-        raise UsageError(
-            f"run {run.id} was trained on other data than {config.task.name} gives now; put the file back as it was"
-        )
-    return dict(zip(("train", "heldout"), data.load(config, task), strict=True))
-
-
-def first_rows(splits: dict[str, Batch], split: Split, rows: int) -> Batch:
-    """The first `rows` rows of a split, or all it has; 0: all of them."""
-    if split not in splits:
-        raise unknown("split", split, splits)
-    batch, count = splits[split], check_int("rows", rows, at_least=0) or None
-    return Batch(batch.tokens[:count], batch.labels[:count], batch.lengths[:count])
-
-
-def focus_of(config: RunConfig, k: int) -> int:
-    """The k to measure with: the own k of a top-k run, else the given one."""
-    mechanism, asked = parse_mechanism(config.attention.mechanism), check_int("k", k, at_least=1)
-    return mechanism.size or asked if mechanism.score_order == "largest" else asked
-
-
-def _about(found: MeasuredRun) -> dict[str, Any]:
-    return {"task": found.task, "seed": found.config.seed, "mechanism": found.mechanism, "run": found.run.id}
+def _about(run: MeasuredRun) -> dict[str, Any]:
+    return {"task": run.task, "seed": run.config.seed, "mechanism": run.mechanism, "run": run.run.id}
 
 
 def _chosen(run: RunDirectory, checkpoint: str) -> dict[str, tuple[float, int]]:

@@ -1,4 +1,4 @@
-"""A diagnosis in plain sentences: where focusing would change little, where it would bite, which k keeps the weight."""
+"""A diagnosis in sentences: where focusing changes little, where it changes much, and which k keeps the weight."""
 
 from __future__ import annotations
 
@@ -9,75 +9,82 @@ if TYPE_CHECKING:
     from semfocus.diagnostics.aggregate import Summary
     from semfocus.diagnostics.diagnosing import Diagnosis
 
-MOST = "95"  # the percentile that stands for "nearly every query"
-LITTLE = 0.95  # the k heaviest keys hold at least this much of the weight, for nearly every query
-BITES = 0.5  # they hold less than this, for half of the queries
-SINK = 0.5  # one key receives more than this of a head's attention
+MOST = "95"  # the percentile taken for nearly all queries
+LITTLE = 0.95  # share of the weight that the k heaviest keys hold at least, for MOST of the queries
+BITES = 0.5  # share of the weight that they hold less than, for half of the queries
+SINK = 0.5  # share of a head's attention that one key receives more than
 _SHOWN = 12
 
 
-def sentences(found: Diagnosis) -> list[str]:
-    """Whatever was seen, in the order in which one would ask."""
-    if not found.whole.queries:
-        return [*_warnings(found), "No query could be counted: every row is masked, or has scores that are not finite."]
-    lines = [_little(found), _bites(found), *_needed(found)]
-    lines += [*_sinks(found), _separation(found), _theory(found), *_warnings(found)]
+def sentences(diagnosis: Diagnosis) -> list[str]:
+    """Everything that the diagnosis shows, the effect of focusing first, warnings last."""
+    if not diagnosis.whole.queries:
+        return [
+            *_warnings(diagnosis),
+            "No query could be counted: every row is masked, or has scores that are not finite.",
+        ]
+    lines = [_little(diagnosis), _bites(diagnosis), *_needed(diagnosis)]
+    lines += [*_sinks(diagnosis), _separation(diagnosis), _theory(diagnosis), *_warnings(diagnosis)]
     return [line for line in lines if line]
 
 
-def _heads(found: Diagnosis) -> list[tuple[int, int, Summary]]:
-    return [(i, h, head) for i, layer in enumerate(found.layers) for h, head in enumerate(layer.heads) if head.queries]
+def _heads(diagnosis: Diagnosis) -> list[tuple[int, int, Summary]]:
+    return [
+        (i, h, head) for i, layer in enumerate(diagnosis.layers) for h, head in enumerate(layer.heads) if head.queries
+    ]
 
 
-def _little(found: Diagnosis) -> str:
-    calm = [(i, h) for i, h, head in _heads(found) if (head.at("top_share", MOST) or 0.0) >= LITTLE]
-    total = len(_heads(found))
-    if not calm:
+def _little(diagnosis: Diagnosis) -> str:
+    unaffected = [(i, h) for i, h, head in _heads(diagnosis) if (head.at("top_share", MOST) or 0.0) >= LITTLE]
+    total = len(_heads(diagnosis))
+    if not unaffected:
         return (
-            f"In no head do the {found.k} heaviest keys hold {LITTLE * 100:g} % of the weight for {MOST} % of the "
+            f"In no head do the {diagnosis.k} heaviest keys hold {LITTLE * 100:g} % of the weight for {MOST} % of the "
             "queries: focusing would change this model everywhere."
         )
     return (
-        f"Focusing on {found.k} keys would change little in {len(calm)} of {total} heads, where they hold "
-        f"{LITTLE * 100:g} % or more of the weight for {MOST} % of the queries: {_listed(calm, found)}."
+        f"Focusing on {diagnosis.k} keys would change little in {len(unaffected)} of {total} heads, where they hold "
+        f"{LITTLE * 100:g} % or more of the weight for {MOST} % of the queries: {_listed(unaffected, diagnosis)}."
     )
 
 
-def _bites(found: Diagnosis) -> str:
-    hurt = [(i, h) for i, h, head in _heads(found) if (head.at("top_share", "50") or 0.0) < BITES]
-    if not hurt:
+def _bites(diagnosis: Diagnosis) -> str:
+    affected = [(i, h) for i, h, head in _heads(diagnosis) if (head.at("top_share", "50") or 0.0) < BITES]
+    if not affected:
         return f"It bites nowhere hard: in every head they hold {BITES * 100:g} % or more for half of the queries."
     return (
-        f"It would bite in {len(hurt)} of {len(_heads(found))} heads, where they hold less than {BITES * 100:g} % for "
-        f"half of the queries: {_listed(hurt, found)}."
+        f"It would bite in {len(affected)} of {len(_heads(diagnosis))} heads, where they hold less than "
+        f"{BITES * 100:g} % for half of the queries: {_listed(affected, diagnosis)}."
     )
 
 
-def _needed(found: Diagnosis) -> list[str]:
+def _needed(diagnosis: Diagnosis) -> list[str]:
     lines = []
     for name, share in (("k95", "95 %"), ("k99", "99 %")):
-        half, most = found.whole.at(name, "50"), found.whole.at(name, MOST)
+        half, most = diagnosis.whole.at(name, "50"), diagnosis.whole.at(name, MOST)
         if half is None or most is None:
             continue
-        greediest = max(range(len(found.layers)), key=lambda i, name=name: found.layers[i].whole.at(name, MOST) or 0.0)
-        worst = found.layers[greediest].whole.at(name, MOST) or 0.0
+        most_demanding = max(
+            range(len(diagnosis.layers)), key=lambda i, name=name: diagnosis.layers[i].whole.at(name, MOST) or 0.0
+        )
+        worst = diagnosis.layers[most_demanding].whole.at(name, MOST) or 0.0
         lines.append(
             f"{share} of the weight is kept by k = {_whole(half)} for half of the queries and by k = {_whole(most)} "
-            f"for {MOST} % of them; layer {greediest} asks for most, k = {_whole(worst)} of at most "
-            f"{found.layers[greediest].whole.keys} keys."
+            f"for {MOST} % of them; layer {most_demanding} asks for most, k = {_whole(worst)} of at most "
+            f"{diagnosis.layers[most_demanding].whole.keys} keys."
         )
     return lines
 
 
-def _sinks(found: Diagnosis) -> list[str]:
-    sinks = [(i, h) for i, h, head in _heads(found) if (head.at("sink_share", "50") or 0.0) > SINK]
+def _sinks(diagnosis: Diagnosis) -> list[str]:
+    sinks = [(i, h) for i, h, head in _heads(diagnosis) if (head.at("sink_share", "50") or 0.0) > SINK]
     if not sinks:
         return []
-    return [f"One key receives more than {SINK * 100:g} % of the attention (a sink) in {_listed(sinks, found)}."]
+    return [f"One key receives more than {SINK * 100:g} % of the attention (a sink) in {_listed(sinks, diagnosis)}."]
 
 
-def _separation(found: Diagnosis) -> str:
-    typical, smallest = found.whole.at("separation", "50"), found.whole.at("separation", "100")
+def _separation(diagnosis: Diagnosis) -> str:
+    typical, smallest = diagnosis.whole.at("separation", "50"), diagnosis.whole.at("separation", "100")
     if typical == float("inf"):
         return "For half of the queries or more nothing would be dropped: they see no more keys than k."
     if smallest == 0:
@@ -88,8 +95,8 @@ def _separation(found: Diagnosis) -> str:
     return f"The k-th and the next key are {typical:.3g} apart for half of the queries, {smallest:.2g} at the least."
 
 
-def _theory(found: Diagnosis) -> str:
-    cell = found.conditions().get("100")
+def _theory(diagnosis: Diagnosis) -> str:
+    cell = diagnosis.conditions().get("100")
     if cell is None:
         return ""
     holds = [name for name, value in (("W", cell.w), ("X", cell.x)) if value < 1]
@@ -99,7 +106,7 @@ def _theory(found: Diagnosis) -> str:
 
 
 def left_out(not_finite: int, empty: int) -> list[str]:
-    """That queries are part of no number, and why."""
+    """Lines about queries that are part of no number, with the reason."""
     lines = []
     if not_finite:
         lines.append(f"Warning: {not_finite} queries have scores that are NaN or infinite; they are left out above.")
@@ -108,21 +115,21 @@ def left_out(not_finite: int, empty: int) -> list[str]:
     return lines
 
 
-def _warnings(found: Diagnosis) -> list[str]:
-    lines = left_out(found.whole.not_finite, found.whole.empty)
-    if found.unseen:
-        lines.append(f"Not observed, since they compute attention their own way: {', '.join(found.unseen)}.")
+def _warnings(diagnosis: Diagnosis) -> list[str]:
+    lines = left_out(diagnosis.whole.not_finite, diagnosis.whole.empty)
+    if diagnosis.unseen:
+        lines.append(f"Not observed, since they compute attention their own way: {', '.join(diagnosis.unseen)}.")
     return lines
 
 
-def _listed(heads: list[tuple[int, int]], found: Diagnosis) -> str:
+def _listed(heads: list[tuple[int, int]], diagnosis: Diagnosis) -> str:
     """`layer 0 (all heads), layer 3 (heads 1, 2)`."""
     by_layer: dict[int, list[int]] = {}
     for layer, head in heads:
         by_layer.setdefault(layer, []).append(head)
     parts = []
     for layer, own in by_layer.items():
-        total = len(found.layers[layer].heads)
+        total = len(diagnosis.layers[layer].heads)
         which = "all heads" if len(own) == total > 1 else f"head{'s' * (len(own) > 1)} {', '.join(map(str, own))}"
         parts.append(f"layer {layer}" if total == 1 else f"layer {layer} ({which})")
     more = f" and {len(parts) - _SHOWN} more layers" if len(parts) > _SHOWN else ""
@@ -130,5 +137,5 @@ def _listed(heads: list[tuple[int, int]], found: Diagnosis) -> str:
 
 
 def _whole(value: float) -> str:
-    """A number of keys; between two queries, the larger one is what suffices."""
+    """A number of keys. An interpolated quantile is rounded up, to a number that suffices."""
     return f"{math.ceil(value)}"

@@ -6,8 +6,10 @@
     here, there = trace(spec, row, rows, masks_may_change=True), trace(spec, other, rows, masks_may_change=True)
     here.covering(there).certify()                    between the two models
 
-Everything is measured in float64. There are certificates for top-k, windows and full attention. What has no theory
-(bottom-k, random keys, keys kept besides the top k, normalisers other than softmax, causal models) is refused.
+    looseness(spec, row, rows)["input"]               gradient norm / certified constant; 1 is tight
+
+All norms are measured in float64. Top-k, windows and full attention have certificates. Models without one (bottom-k,
+random keys, keys kept besides the top k, normalisers other than softmax, causal models) raise a UsageError.
 """
 
 from __future__ import annotations
@@ -20,7 +22,16 @@ import torch
 from torch import Tensor
 
 from semfocus.errors import UsageError
-from semfocus.model import ACTIVATIONS, EAGER, NORM_EPSILON, ForwardFns, forward, valid_mask
+from semfocus.model import (
+    ACTIVATIONS,
+    EAGER,
+    NORM_EPSILON,
+    ForwardFns,
+    embed,
+    forward,
+    positional_encoding,
+    valid_mask,
+)
 from semfocus.spec import Spec
 from semfocus.theory import (
     BlockNorms,
@@ -35,7 +46,9 @@ from semfocus.theory import (
 )
 from semfocus.training.data import Rows
 
-POSITIONS_AT_ONCE = 2**12  # their scores are kept in float64
+POSITIONS_AT_ONCE = 2**12  # the scores of each are stored in float64
+PROJECTIONS = ("query", "key", "value")
+LAYERS = {"o": "output", "mlp_in": "mlp_in", "mlp_out": "mlp_out"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,7 @@ class Trace:
     features: float
     pooled: int
     repeats: int
+    logits: Tensor  # (1, B, classes)
 
     def covering(self, other: Trace) -> Trace:
         """Norms that hold at both models. If all their masks are equal, masks count as fixed."""
@@ -73,7 +87,7 @@ class Trace:
 
 
 def certify_model(spec: Spec, row: Tensor, rows: Rows) -> LossConstants:
-    """Bounds on the gradient of the loss on these examples around a model (P,), as long as no mask changes."""
+    """Bounds on the gradient of the loss on these examples at a model (P,), for fixed masks."""
     chunk = max(1, POSITIONS_AT_ONCE // spec.length)
     traces = [trace(spec, row, rows.between(first, first + chunk)) for first in range(0, rows.count, chunk)]
     worst = replace(
@@ -104,7 +118,7 @@ def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x
         return out
 
     def apply_head(x: Tensor, lengths: Tensor | None, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
-        # With the identity for its weight the head gives its input.
+        # With the identity as its weight the head returns its input.
         eye = torch.eye(weight.shape[1], dtype=x.dtype).unsqueeze(0)
         features.append(EAGER.apply_head(x, lengths, eye, torch.zeros_like(eye[:, 0]), spec))
         return features[-1] @ weight + bias.unsqueeze(1)
@@ -113,7 +127,7 @@ def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x
     valid = torch.ones_like(tokens, dtype=torch.bool) if lengths is None else valid_mask(lengths, spec)
     mask = None if lengths is None else valid[:, :, None, None, :]
     with torch.no_grad():
-        forward(parameters, tokens, lengths, spec, None, ForwardFns(embed, block, apply_head))
+        logits = forward(parameters, tokens, lengths, spec, None, ForwardFns(embed, block, apply_head))
     counts = torch.zeros(tokens.shape[1], spec.num_ids).scatter_add_(1, tokens[0], torch.ones(tokens[0].shape))
     return Trace(
         spec,
@@ -123,6 +137,7 @@ def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x
         _longest(features[0]),
         1 if spec.model.pooling == "cls" else int(valid[..., : spec.padded_len].sum(-1).min()),
         int(counts.max()),
+        logits,
     )
 
 
@@ -210,3 +225,68 @@ def _norm_rows(x: Tensor, epsilon: float) -> NormRows:
 
 def _longest(rows: Tensor) -> float:
     return rows.norm(dim=-1).max().item()
+
+
+def group_masks(spec: Spec) -> dict[str, Tensor]:
+    """(P,) bool by group: the positions of its parameters, a weight together with its bias."""
+    masks: dict[str, Tensor] = {}
+
+    def mark(group: str, name: str, third: int | None = None) -> None:
+        matrix = masks.setdefault(group, torch.zeros(1, spec.layout.size, dtype=torch.bool))
+        view = spec.layout.split(matrix)[name]
+        (view if third is None else view.chunk(3, dim=-1)[third]).fill_(True)
+
+    mark("embedding", "embedding")
+    for i in range(spec.model.blocks):
+        for kind in ("weight", "bias"):
+            for third, projection in enumerate(PROJECTIONS):
+                mark(f"blocks.{i}.{projection}", f"blocks.{i}.qkv.{kind}", third)
+            for layer, group in LAYERS.items():
+                mark(f"blocks.{i}.{group}", f"blocks.{i}.{layer}.{kind}")
+    for kind in ("weight", "bias"):
+        mark("head", f"readout.{kind}")
+    return {group: matrix[0] for group, matrix in masks.items()}
+
+
+def constant_of(constants: LossConstants, group: str) -> float:
+    """The certified constant of one of these groups, or of `input`."""
+    if not group.startswith("blocks."):
+        return getattr(constants, group)
+    _, block, name = group.split(".")
+    return getattr(constants.blocks[int(block)], name)
+
+
+def looseness(spec: Spec, row: Tensor, rows: Rows) -> dict[str, float]:
+    """For the input and each group: the largest ratio, over single examples, of the gradient to its certificate."""
+    masks, ratios = group_masks(spec), {}
+    for i in range(rows.count):
+        one = rows.between(i, i + 1)
+        constants = trace(spec, row, one).certify()
+        by_input, parameters = gradients(spec, row, one)
+        norms = {"input": by_input.norm().item()}
+        norms |= {group: parameters[mask].norm().item() for group, mask in masks.items()}
+        for group, norm in norms.items():
+            ratios[group] = max(ratios.get(group, 0.0), norm / constant_of(constants, group))
+    return ratios
+
+
+def embedded(spec: Spec, row: Tensor, rows: Rows) -> Tensor:
+    """(1, B, L, d) the embedded tokens that enter the first block, in float64."""
+    table = spec.layout.split(row.detach().double().cpu().unsqueeze(0))["embedding"]
+    return embed(table, rows.tokens.long().cpu(), positional_encoding(spec, table.device), spec, None)
+
+
+def mean_loss(spec: Spec, matrix: Tensor, rows: Rows, x: Tensor | None = None) -> Tensor:
+    """The mean loss of one model (1, P), on the CPU in its own precision; `x` replaces the embedded tokens."""
+    parts = EAGER if x is None else ForwardFns(embed=lambda *given: x)
+    tokens, lengths, targets = rows.every().cpu()
+    logits = forward(spec.layout.split(matrix), tokens, lengths, spec, None, parts)
+    return rows.objective.loss(logits, targets).mean()
+
+
+def gradients(spec: Spec, row: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """The gradients of the mean loss in the embedded tokens (1, B, L, d) and the parameters (P,), in float64."""
+    matrix = row.detach().double().cpu().unsqueeze(0).requires_grad_()
+    x = embedded(spec, row, rows).requires_grad_()
+    by_input = torch.autograd.grad(mean_loss(spec, matrix, rows, x), x)[0]
+    return by_input, torch.autograd.grad(mean_loss(spec, matrix, rows), matrix)[0][0]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from semfocus.errors import UsageError
-from semfocus.landscape.hessian import Curvature, top_eigenpairs
+from semfocus.landscape.losses import Curvature, top_eigenpairs
 from semfocus.landscape.trained_model import TrainedModel, find_run, open_trained_model
 from semfocus.randomness import stream
 from semfocus.spec import Spec

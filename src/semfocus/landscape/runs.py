@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeVar
 
 from semfocus.config import RunConfig
 from semfocus.errors import UsageError
+from semfocus.landscape.certificate import looseness
 from semfocus.landscape.directions import default_extent
-from semfocus.landscape.groups import looseness
 from semfocus.landscape.surface import SurfaceSettings
 from semfocus.landscape.trained_model import find_run, open_trained_model
 from semfocus.store import RunDirectory

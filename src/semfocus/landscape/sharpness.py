@@ -15,13 +15,13 @@ from typing import Any
 from semfocus.errors import CorruptData, UsageError, check_int
 from semfocus.landscape.certificate import certify_model
 from semfocus.landscape.directions import normal_row
-from semfocus.landscape.hessian import STEPS, Curvature, top_eigenpairs
+from semfocus.landscape.losses import STEPS, Curvature, top_eigenpairs
 from semfocus.landscape.trained_model import TrainedModel, find_run, open_trained_model
 from semfocus.measurements import Sharpness, keep, read
 from semfocus.store import RunDirectory
 from semfocus.training.runtime import Runtime, numerics
 
-CERTIFIED_ROWS = 200  # norms are measured in float64, row by row; this many show the order of the bound
+CERTIFIED_ROWS = 200  # enough for the order of the bound; norms in float64 are slow
 
 
 def measure_sharpness(
@@ -33,42 +33,42 @@ def measure_sharpness(
     lanczos_steps: int = STEPS,
     out: Path | str | None = None,
 ) -> Sharpness:
-    """Measure and store with the run. What was measured before with the same settings is read.
+    """Measure the sharpness and store it with the run. A stored one with the same settings is read.
 
-    `gradient_norm` is that of the mean training loss, `hessian_top` its largest eigenvalue by Lanczos, `residual` how
-    far off that can be; `certified` bounds the gradient over `certified_rows` rows.
+    `gradient_norm` is that of the mean training loss, `hessian_top` the largest eigenvalue of its Hessian by Lanczos,
+    `residual` a bound on the error of that; `certified` bounds the gradient over `certified_rows` examples.
     """
     check_int("seed", seed, at_least=0)
     if rows is not None:
         check_int("rows", rows, at_least=1)
-    found, device = find_run(run, out), runtime.torch_device()
-    steps = tuple(sorted(found.checkpoint_steps()))
+    directory, device = find_run(run, out), runtime.torch_device()
+    steps = tuple(sorted(directory.checkpoint_steps()))
     if not steps:
-        raise UsageError(f"run {found.id} has no checkpoint yet; train it first")
-    subject = open_trained_model(found, steps=steps, device=device)
-    subject = subject if rows is None else subject.first(rows)
-    asked = {"steps": list(steps), "rows": subject.rows.count, "seed": seed, "lanczos_steps": lanczos_steps}
-    shown = _sound(found)
+        raise UsageError(f"run {directory.id} has no checkpoint yet; train it first")
+    model = open_trained_model(directory, steps=steps, device=device)
+    model = model if rows is None else model.first(rows)
+    asked = {"steps": list(steps), "rows": model.rows.count, "seed": seed, "lanczos_steps": lanczos_steps}
+    shown = _sound(directory)
     if shown is not None and shown.settings == asked:
         return shown
-    known = _sound(found, asked)
+    known = _sound(directory, asked)
     if known is not None:
-        return keep(found, known)
+        return keep(directory, known)
     with numerics("fp32", runtime.threads or runtime.num_threads()):
-        payload = asked | {"epochs": subject.epochs} | _measured(subject, seed, lanczos_steps) | _certified(subject)
-    return keep(found, Sharpness.from_payload(payload, math.inf))
+        payload = asked | {"epochs": model.epochs} | _measured(model, seed, lanczos_steps) | _certified(model)
+    return keep(directory, Sharpness.from_payload(payload, math.inf))
 
 
 def _sound(run: RunDirectory, settings: dict[str, Any] | None = None) -> Sharpness | None:
-    """What was measured before; None where it is damaged, so that it is measured again."""
+    """The stored sharpness; None if there is none, or it is damaged."""
     try:
         return read(run, Sharpness, settings, largest=math.inf)
     except CorruptData:
         return None
 
 
-def _measured(subject: TrainedModel, seed: int, lanczos_steps: int) -> dict[str, Any]:
-    curvature, spec, parameters = Curvature(subject.spec, subject.rows), subject.spec, subject.parameters
+def _measured(model: TrainedModel, seed: int, lanczos_steps: int) -> dict[str, Any]:
+    curvature, spec, parameters = Curvature(model.spec, model.rows), model.spec, model.parameters
     gradient = curvature.gradient(parameters)
     top = top_eigenpairs(
         lambda vectors: curvature.product(parameters, vectors),
@@ -83,8 +83,8 @@ def _measured(subject: TrainedModel, seed: int, lanczos_steps: int) -> dict[str,
     }
 
 
-def _certified(subject: TrainedModel) -> dict[str, Any]:
-    few = subject.first(CERTIFIED_ROWS)
+def _certified(model: TrainedModel) -> dict[str, Any]:
+    few = model.first(CERTIFIED_ROWS)
     try:
         bounds = [certify_model(few.spec, row, few.rows).parameters for row in few.parameters]
     except UsageError as error:

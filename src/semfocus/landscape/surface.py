@@ -25,18 +25,18 @@ from torch import Tensor
 from semfocus.errors import CorruptData, UsageError, check_int, unknown
 from semfocus.landscape.directions import Plane, default_extent, make_plane
 from semfocus.landscape.losses import Losses, Plan, plan
-from semfocus.landscape.slopes import SQUARES, slopes
 from semfocus.landscape.trained_model import TrainedModel, find_run, open_trained_model
 from semfocus.measurements import Surface, SurfaceMeta, grid_axis, keep_surface, read_surface
 from semfocus.measurements.kinds import DIRECTIONS, PERCENTILES
 from semfocus.measurements.store import read_part, write_part
+from semfocus.measurements.surface import SQUARES, slopes
 from semfocus.model import EAGER
 from semfocus.store import RunDirectory
 from semfocus.training.runtime import Runtime, facts, numerics
 from semfocus.training.signals import Interrupted, listening
 
 SAVE_SECONDS = 5.0
-AHEAD = 3  # batches queued on a GPU: enough to keep it busy, few enough that the progress shown is true
+AHEAD = 3  # batches queued on a GPU: enough to keep it busy, few enough for a correct progress bar
 VALUES = {"path": "share_of_path", "hessian": "eigenvalues"}
 
 Callback = Callable[[int, int], None]  # points done, points wanted
@@ -44,13 +44,13 @@ Callback = Callable[[int, int], None]  # points done, points wanted
 
 @dataclass(frozen=True, kw_only=True)
 class SurfaceSettings:
-    """The grid and the plane. The paper has `grid` 200 and all `rows`; the defaults suit a laptop."""
+    """The grid and the plane. The paper uses `grid` 200 and all `rows`; the defaults are for a laptop."""
 
     grid: int = 51
-    extent: float | None = None  # None: 1, and along the path of training a little more than that reaches
+    extent: float | None = None  # None: 1, or a little more than the reach of the path of training
     directions: Literal["random", "path", "hessian"] = "random"
     seed: int = 0
-    rows: int | None = 1000  # at most, from the first training row on; None: all
+    rows: int | None = 1000  # the first training examples; None: all
     precision: Literal["fp32", "tf32"] = "fp32"
 
     def __post_init__(self) -> None:
@@ -83,10 +83,10 @@ class _Request:
 
 @dataclass
 class _Walk:
-    """A surface while it is measured: the losses so far, grid row by grid row, and how they are computed."""
+    """An unfinished surface: the losses so far, in row-major order, and how they are computed."""
 
     key: bytes
-    machine: bytes  # digest of what must stay the same for a resumed walk to be identical to the bit
+    machine: bytes  # digest of the conditions under which a resumed walk is identical to the bit
     plan: Plan
     threads: int
     plane: Plane
@@ -101,7 +101,7 @@ class _Walk:
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays as they are stored."""
         side = len(self.axis)
-        found = {
+        arrays = {
             "key": np.frombuffer(self.key, dtype=np.uint8),
             "machine": np.frombuffer(self.machine, dtype=np.uint8),
             "plan": np.array([self.plan.members, self.plan.rows, self.threads, self.done], dtype=np.int64),
@@ -109,10 +109,10 @@ class _Walk:
             "directions": self.plane.directions.cpu().numpy(),
         }
         if self.plane.values:
-            found["values"] = np.array(self.plane.values, dtype=np.float64)
+            arrays["values"] = np.array(self.plane.values, dtype=np.float64)
         if self.plane.path is not None:
-            found["path"] = self.plane.path.numpy()
-        return found
+            arrays["path"] = self.plane.path.numpy()
+        return arrays
 
 
 def measure_surface(
@@ -124,7 +124,7 @@ def measure_surface(
     again: bool = False,
     positions_at_once: int | None = None,
 ) -> Surface:
-    """Measure a surface and store it with the run. One that is stored already is read, unless `again`.
+    """Measure a surface and store it with the run. A stored surface is read unless `again`.
 
     Ctrl-C stores the finished points and raises Interrupted.
     """
@@ -134,7 +134,7 @@ def measure_surface(
     if stored is not None and left is None:
         return stored
     model, device = request.model, runtime.torch_device()
-    rows = settings.grid**2 * model.rows.count // 3  # a third of the work of training on them
+    rows = settings.grid**2 * model.rows.count // 3  # evaluation costs a third of training
     compiled = runtime.parts(model.spec, rows, device)
     machine = _digest(facts(device, 0, compiled is not EAGER))
     resumed = None if left is None else _resume(left, request, machine)
@@ -166,18 +166,18 @@ def _walk(
     save: Callable[[], None],
     stop: Callable[[], bool],
 ) -> bool:
-    """Evaluate the missing points and save them every few seconds. False: stopped before the end."""
+    """Evaluate the missing points and save them every few seconds. Returns False if it was stopped."""
     members, total = walk.plan.members, len(walk.losses)
-    places = _coordinates(walk.axis, members, centre.device)
-    found = torch.full((len(places),), math.nan, dtype=torch.float64, device=centre.device)
-    found[:total] = torch.from_numpy(walk.losses).to(centre.device)
+    points = _coordinates(walk.axis, members, centre.device)
+    values = torch.full((len(points),), math.nan, dtype=torch.float64, device=centre.device)
+    values[:total] = torch.from_numpy(walk.losses).to(centre.device)
     saved, waiting = time.monotonic(), deque[torch.cuda.Event]()
     first, second = walk.plane.directions
     for begin in range(walk.done, total, members):
-        here = places[begin : begin + members]
-        # Not a matrix product, which TF32 would round.
+        here = points[begin : begin + members]
+        # No matrix product: TF32 would round it.
         losses.matrix.copy_(centre + here[:, :1] * first + here[:, 1:] * second)
-        found[begin : begin + members] = losses()
+        values[begin : begin + members] = losses()
         if centre.is_cuda:
             waiting.append(torch.cuda.Event())
             waiting[-1].record()
@@ -186,7 +186,7 @@ def _walk(
         walk.done = min(begin + members, total)
         stopped = stop() and walk.done < total
         if stopped or walk.done == total or time.monotonic() - saved > SAVE_SECONDS:
-            walk.losses[:] = found[:total].cpu().numpy()
+            walk.losses[:] = values[:total].cpu().numpy()
             save()
             saved = time.monotonic()
         watcher(walk.done, total)
@@ -196,7 +196,7 @@ def _walk(
 
 
 def _coordinates(axis: np.ndarray, members: int, device: torch.device) -> Tensor:
-    """(n * n + padding, 2): coordinates along both directions, grid row by grid row; the last point is repeated."""
+    """(n * n + padding, 2): coordinates along both directions, row-major; the last point is repeated as padding."""
     up, across = np.meshgrid(axis, axis, indexing="ij")
     points = np.stack([across.ravel(), up.ravel()], axis=1).astype(np.float32)
     missing = -len(points) % members
@@ -222,7 +222,7 @@ def _begin(request: _Request, machine: bytes, threads: int, positions_at_once: i
 
 
 def _finished(request: _Request) -> Surface | None:
-    """This very surface, if it was measured before; a damaged one is measured again."""
+    """The stored surface of this key; None if there is none, or it is damaged."""
     key = request.key.hex()
     for name in (key, ""):  # earlier versions kept a single surface, under the plain name
         try:
@@ -235,7 +235,7 @@ def _finished(request: _Request) -> Surface | None:
 
 
 def _unfinished(request: _Request) -> dict[str, np.ndarray] | None:
-    """What an interrupted call has left, if it can be read."""
+    """The arrays of an interrupted call; None if there are none, or they are damaged."""
     try:
         return read_part(request.run, request.settings.directions, request.key.hex())
     except CorruptData:
@@ -243,7 +243,7 @@ def _unfinished(request: _Request) -> dict[str, np.ndarray] | None:
 
 
 def _resume(arrays: dict[str, np.ndarray], request: _Request, machine: bytes) -> _Walk | None:
-    """The walk of an interrupted call, if it is of this surface and this kind of machine; else it starts again."""
+    """The walk of an interrupted call; None if its key or its machine differs."""
     try:
         if bytes(arrays["key"]) != request.key or bytes(arrays["machine"]) != machine:
             return None

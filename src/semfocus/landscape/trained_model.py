@@ -39,7 +39,7 @@ class TrainedModel:
 
 
 def find_run(run: str | Path | RunDirectory, out: Path | str | None = None) -> RunDirectory:
-    """A run by its path or the beginning of its id; Diverged if it has no trained model."""
+    """A run by its path or the beginning of its id. Raises Diverged if training diverged."""
     directory = run if isinstance(run, RunDirectory) else RunStore(out).find(str(run))
     status = directory.status() or {}
     if status.get("state") == "diverged":
@@ -57,7 +57,7 @@ def open_trained_model(
     device: torch.device | str = "cpu",
     out: Path | str | None = None,
 ) -> TrainedModel:
-    """The run's model at its newest checkpoint, or at those of `steps`, and its training examples."""
+    """The model of a run at its newest checkpoint, or at those of `steps`, with the training examples."""
     directory = find_run(run, out)
     config = config_of(directory)
     task = config.task.build()

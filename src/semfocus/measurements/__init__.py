@@ -1,7 +1,7 @@
 """WHAT was measured on trained runs: one typed model for each kind, and one store for all of them.
 
-`fields` checks single values, `kinds` has a type for each kind, `surface` a surface with its losses, `store` keeps
-measurements with their runs and reads them back.
+`fields` checks single values, `kinds` has a type for each kind, `surface` a surface with its losses and slopes, `store`
+keeps measurements with their runs and reads them back.
 """
 
 from collections.abc import Mapping
@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from semfocus.measurements.fields import Malformed
 from semfocus.measurements.kinds import Dispersion, MaskStability, Measurement, Sharpness, SurfaceMeta
 from semfocus.measurements.store import keep, keep_surface, read, read_all, read_surface, surface_name
-from semfocus.measurements.surface import Surface, grid_axis
+from semfocus.measurements.surface import SQUARES, Surface, grid_axis, slopes
 
 Measurements = Mapping[str, Mapping[str, Measurement]]  # by run id and plain name
 
 __all__ = [
+    "SQUARES",
     "Dispersion",
     "Malformed",
     "MaskStability",
@@ -28,5 +29,6 @@ __all__ = [
     "read",
     "read_all",
     "read_surface",
+    "slopes",
     "surface_name",
 ]

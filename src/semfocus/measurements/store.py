@@ -89,20 +89,20 @@ class RunMeasurements:
 
 def read_all(run: RunDirectory) -> RunMeasurements:
     """Every kind of measurement of the run. A damaged one spoils nothing but itself."""
-    found = RunMeasurements()
+    kept = RunMeasurements()
     try:
         names = measurement_names(run)
     except (CorruptData, StorageError) as error:
-        found.unreadable.append(Unreadable("", error))
-        return found
+        kept.unreadable.append(Unreadable("", error))
+        return kept
     for name in names:
         try:
             payload = read_measurement(run, name)
             if name in KINDS and payload is not None:
-                found.measurements[name] = KINDS[name].from_payload(payload)
+                kept.measurements[name] = KINDS[name].from_payload(payload)
         except (CorruptData, OtherFormat, StorageError) as error:
-            found.unreadable.append(Unreadable(name, error))
-    return found
+            kept.unreadable.append(Unreadable(name, error))
+    return kept
 
 
 def read(

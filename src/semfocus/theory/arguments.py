@@ -1,4 +1,4 @@
-"""Arguments of the theory's formulas: plain numbers or tensors in, checked, float64 inside; the same kind out."""
+"""Checks of arguments: formulas take numbers or tensors, compute in float64 and return the same kind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def number(
 
 
 def fitting(**arguments: torch.Tensor) -> None:
-    """A UsageError that names the arguments and their shapes, where these do not broadcast to one."""
+    """Raise a UsageError that names the arguments and their shapes if these do not broadcast."""
     try:
         torch.broadcast_shapes(*(value.shape for value in arguments.values()))
     except RuntimeError as error:
@@ -46,13 +46,13 @@ def fitting(**arguments: torch.Tensor) -> None:
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a * b with 0 * inf = 0: what cannot move does not, however steep the next layer. NaN stays."""
-    found = a * b
-    return torch.where(found.isnan() & ~(a.isnan() | b.isnan()), 0.0, found)
+    """a * b with 0 * inf = 0: an input that cannot move is not moved by an infinite slope. NaN stays NaN."""
+    result = a * b
+    return torch.where(result.isnan() & ~(a.isnan() | b.isnan()), 0.0, result)
 
 
 def like(result: torch.Tensor, *given: Any) -> Number:
-    """`result` as a float when every argument it came from was a plain number, else as it is."""
+    """`result` as a float if all given arguments are numbers, else as a tensor."""
     return result.item() if all(value is None or isinstance(value, Real) for value in given) else result
 
 
@@ -65,7 +65,7 @@ def plain(name: str, value: Any) -> float:
 
 
 def check_fields(instance: Any, *names: str) -> None:
-    """`plain` for the named fields of a frozen dataclass, which keep the float."""
+    """Replace the named fields of a frozen dataclass by `plain` of them."""
     for name in names:
         object.__setattr__(instance, name, plain(name, getattr(instance, name)))
 
@@ -74,7 +74,7 @@ def times(*factors: float) -> float:
     """`product` of plain numbers."""
     if 0.0 in factors:
         return 0.0
-    # Small factors may underflow to 0 before the infinite one comes.
+    # The product of the finite factors may underflow to 0, which would give NaN.
     return math.inf if math.inf in factors else math.prod(factors)
 
 

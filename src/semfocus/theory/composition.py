@@ -1,7 +1,7 @@
-"""From the norms of a model's parts to a certified Lipschitz constant of its loss.
+"""A certified Lipschitz constant of the loss, from the norms of a model's parts.
 
-    embedding -> blocks (attention, MLP, LayerNorm, residuals; pre-norm or post-norm) -> mean pool -> read-out
-              -> cross-entropy of one row (a batch's mean loss has no larger constant)
+    embedding -> blocks (attention, MLP, LayerNorm, residuals; pre-norm or post-norm) -> mean pool -> head
+              -> cross-entropy of one example (the mean loss of a batch has no larger constant)
 
     constants = certify(blocks, pooled=40, head=..., features=...)
     constants.input, constants.embedding, constants.blocks[0].query, constants.head
@@ -28,20 +28,20 @@ Norms = TypeVar("Norms", "BlockNorms", HeadNorms, NormRows)
 
 @dataclass(frozen=True, kw_only=True)
 class BlockNorms:
-    """Upper bounds (and, in NormRows, lower ones) on one block, over the points the certificate is about.
+    """Upper bounds (and, in NormRows, lower ones) on one block, at all points of a certificate.
 
-    pre:   y = x + attention(LN1 x),   out = y + mlp(LN2 y)        LN1 sees the rows x, LN2 the rows y
-    post:  y = LN1(x + attention x),   out = LN2(y + mlp y)        LN1 sees x + attention x, LN2 y + mlp y
+    pre:   y = x + attention(LN1 x),   out = y + mlp(LN2 y)        LN1 takes x, LN2 takes y
+    post:  y = LN1(x + attention x),   out = LN2(y + mlp y)        LN1 takes x + attention x, LN2 y + mlp y
     """
 
     heads: tuple[HeadNorms, ...]
-    tokens: float  # |row| entering the projections
+    tokens: float  # norm of a token that enters the projections
     first: NormRows
     second: NormRows
-    mlp_tokens: float  # |row| entering the MLP
+    mlp_tokens: float  # norm of a token that enters the MLP
     mlp_in: float  # spectral norms
     mlp_out: float
-    hidden: float  # |row| after the activation
+    hidden: float  # norm of a token after the activation
     activation: str = "relu"
     order: Literal["pre", "post"] = "pre"
 
@@ -71,7 +71,7 @@ class GroupConstants:
 
 @dataclass(frozen=True)
 class BlockConstants:
-    """A block's output with respect to its input, and the largest move of an output row for each group."""
+    """Constants of a block: its output in its input, and the largest change of an output token for each group."""
 
     tokens: Gains
     groups: GroupConstants
@@ -79,10 +79,10 @@ class BlockConstants:
 
 @dataclass(frozen=True)
 class LossConstants:
-    """How fast the loss can change."""
+    """Lipschitz constants of the loss."""
 
     input: float  # with respect to the embedded tokens, Frobenius norm
-    input_tokens: float  # ... measured by the largest move of a token
+    input_tokens: float  # ... in the largest change of a token
     embedding: float  # the table of embeddings, Frobenius norm
     blocks: tuple[GroupConstants, ...]
     head: float
@@ -121,11 +121,11 @@ def certify(
     embedding_scale: float = 1.0,
     repeats: int | None = None,
 ) -> LossConstants:
-    """The loss of one row of `pooled` tokens that are averaged and read out.
+    """The constants of the loss of one example, whose `pooled` tokens are averaged before the head.
 
     `head` is the spectral norm of that layer, `features` bounds the norm of the average. `final` is a LayerNorm
     before the pool. Embeddings are multiplied by `embedding_scale`; `repeats` is how often the most frequent
-    token stands in a row (default: `pooled`, always true).
+    token occurs in an example (default: `pooled`, which always holds).
     """
     count = _count("pooled", pooled)
     times_seen = count if repeats is None else _count("repeats", repeats)
@@ -136,7 +136,8 @@ def certify(
     for block in reversed(each):
         groups.append(block.groups.scaled(after))
         after = times(after, block.tokens.max)
-    # The average of n rows moves by at most 1/sqrt(n) of their Frobenius norm, but blocks stretch that norm more.
+    # The mean of n tokens changes by at most 1/sqrt(n) of the Frobenius norm, but the constants of blocks in that norm
+    # are larger.
     spread_out = times(head / math.sqrt(count), *(block.tokens.frobenius for block in each))
     scale = plain("embedding_scale", embedding_scale)
     return LossConstants(
@@ -149,7 +150,7 @@ def certify(
 
 
 def covering(first: Norms, *others: Norms) -> Norms:
-    """Norms that hold wherever any of the given ones do: what a certificate between two measured points needs."""
+    """Norms that hold at all of the measured points; a certificate between two points needs them."""
     merged = {}
     for field in dataclasses.fields(first):
         values = [getattr(norms, field.name) for norms in (first, *others)]
@@ -170,9 +171,9 @@ def _cover(name: str, values: list[Any]) -> object:
 
 
 def _group_constants(block: BlockNorms) -> GroupConstants:
-    """Largest move of a row that attention or the MLP gives, per unit change of each group; bias included.
+    """The largest change of an output token of attention or the MLP, per unit change of each group, bias included.
 
-    A weight and its bias act on (row, 1), hence the hypot. The bias of the keys moves all scores of a row alike.
+    A weight and its bias act on (token, 1), hence the hypot. The bias of the keys changes all scores of a query alike.
     """
     row = math.hypot(block.tokens, 1.0)
     return GroupConstants(

@@ -1,12 +1,12 @@
 """Certified Lipschitz constants of the layers of a model and of its attention heads, from measured norms.
 
-Tokens are rows here, as in a model: a layer's constant says how far the row it gives can move when the row it is
-given moves, in the 2-norm. Layers that treat every token alone have that constant in every norm over tokens.
+Tokens are row vectors, as in a model. A layer's constant bounds the change of an output token by the change of its
+input token, in the 2-norm. A layer that acts on each token separately has the same constant in every norm over tokens.
 
 A head: q_i = W_q x_i + b_q, k_j = W_k x_j + b_k, v_j = W_v x_j + b_v, score_ij = scale * q_i . k_j, and the head adds
-W_o sum_j p_ij v_j to token i, where W_o is its slice of the output projection. A constant added to all scores of a row
-does not change the softmax, and a constant added to all values does not change the effect of moved weights: so keys and
-values enter through the radius of a ball around them, wherever its centre is.
+W_o sum_j p_ij v_j to token i, where W_o is its slice of the output projection. A constant added to all scores of a
+query does not change the softmax, and a constant added to all values does not change the effect of changed weights.
+Keys and values therefore enter through the radius of a ball around them, whatever its centre.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CROSS_ENTROPY_SLOPE = math.sqrt(2)
 
 @dataclass(frozen=True)
 class NormRows:
-    """The rows that enter a LayerNorm: none has a standard deviation (population, before epsilon) below `std`."""
+    """Tokens that enter a LayerNorm: none has a standard deviation (population, before epsilon) below `std`."""
 
     std: float
     epsilon: float = 1e-5
@@ -46,26 +46,26 @@ class NormRows:
 
     @property
     def slope(self) -> float:
-        """`layer_norm_constant` of these rows."""
+        """`layer_norm_constant` of these tokens."""
         return layer_norm_constant(self.std, self.epsilon, self.gain)
 
 
 def layer_norm_constant(std: float, epsilon: float = 1e-5, gain: float = 1.0) -> float:
-    """gain / sqrt(std^2 + epsilon): for any two rows whose standard deviations are at least `std`.
+    """gain / sqrt(std^2 + epsilon): for any two tokens whose standard deviations are at least `std`.
 
-    Only the two rows count, not those between them. With `std` = 0 it is the global constant 1/sqrt(epsilon).
+    Points between the two tokens may have a smaller one. With `std` = 0 it is the global constant 1/sqrt(epsilon).
     """
     scale = math.hypot(plain("std", std), math.sqrt(plain("epsilon", epsilon)))
     return times(plain("gain", gain), 1 / scale if scale else math.inf)
 
 
 def activation_constant(activation: str) -> float:
-    """How steep an activation gets: relu 1, gelu 1.1289, mish 1.0885."""
+    """The largest slope of an activation: relu 1, gelu 1.1289, mish 1.0885."""
     return pick("activation", activation, ACTIVATION_SLOPE)
 
 
 def mlp_constant(into: float, out: float, activation: str) -> float:
-    """linear, activation, linear, from the spectral norms of the two matrices."""
+    """The constant of linear, activation, linear, from the spectral norms of the two matrices."""
     return times(activation_constant(activation), plain("into", into), plain("out", out))
 
 
@@ -84,9 +84,9 @@ Linear = tuple[torch.Tensor, torch.Tensor | None]  # weight (out, in), bias (out
 
 @dataclass(frozen=True)
 class Gains:
-    """How much a map over tokens can stretch a change, measured in three ways.
+    """Lipschitz constants of a map over tokens, in three norms.
 
-    max: the largest move of a token; frobenius: root of the summed squares; sum: the summed moves.
+    max: the largest change of a token; frobenius: the root of the summed squares; sum: the summed changes.
     """
 
     max: float
@@ -96,12 +96,12 @@ class Gains:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadNorms:
-    """Upper bounds that hold at every point the certificate is about; `separation` is a lower one."""
+    """Upper bounds that hold at every point of a certificate; `separation` is a lower bound."""
 
     queries: float  # scale * |q_i|
     keys: float  # scale * radius of the k_j
-    query_slope: float  # scale * |W_k' q_i|: how a score follows its key's token
-    key_slope: float  # scale * radius of the W_q' k_j: how score differences follow the query's token
+    query_slope: float  # scale * |W_k' q_i|: slope of a score in the token of its key
+    key_slope: float  # scale * radius of the W_q' k_j: slope of score differences in the token of the query
     values: float  # |v_j|
     spread: float  # radius of the W_o v_j
     value_slope: float  # |W_o W_v|
@@ -117,12 +117,12 @@ class HeadNorms:
 
     @property
     def jump(self) -> float:
-        """max(1, 2 / separation): what a change of mask adds to the part that goes through the scores."""
+        """max(1, 2 / separation): the factor of the part through the scores when masks may change."""
         return 1.0 if self.separation is None else max(1.0, 2 / self.separation if self.separation else math.inf)
 
     @property
     def gains(self) -> Gains:
-        """Of the head's output with respect to its tokens."""
+        """The constants of the head's output with respect to its input tokens."""
         through_query, through_key = times(self.spread, self.key_slope), times(self.spread, self.query_slope)
         largest = self.value_slope + times(through_query + through_key, self.jump)
         flip = 0.0 if self.separation is None else 1 / self.separation if self.separation else math.inf
@@ -147,7 +147,7 @@ def measure_head(
 ) -> HeadNorms:
     """The norms of a head on the tokens (..., L, d) that enter it (after the LayerNorm of a pre-norm block).
 
-    `keep` (..., L, L) is what each query keeps, all keys without it. With `masks_may_change` the separation is
+    `keep` (..., L, L) is the mask; without it every query keeps all keys. With `masks_may_change` the separation is
     measured too, and the constants hold between inputs whose masks differ.
     """
     x, factor = number("tokens", tokens), plain("scale", scale)
@@ -198,5 +198,5 @@ def _longest(rows: torch.Tensor) -> float:
 
 
 def _radius(rows: torch.Tensor) -> float:
-    """Of the ball around the mean row of each sequence."""
+    """The radius of the ball around the mean of each sequence."""
     return _longest(rows - rows.mean(-2, keepdim=True))

@@ -3,16 +3,16 @@
 Tokens are the columns of X with |x_i| <= xi, scores X'WX with |W| <= gamma, output column i is V X p_i with
 |V| <= upsilon (spectral norms); p_i is the softmax of query i over the keys it keeps. Changes are measured as
 
-    lipschitz_w    the largest move of an output column, against the spectral norm of the change of W
-    lipschitz_x    the summed moves of the output columns, against the summed moves of the tokens
+    lipschitz_w    the largest change of an output column, relative to the spectral norm of the change of W
+    lipschitz_x    the summed changes of the output columns, relative to the summed changes of the tokens
 
-Form "paper" is what arXiv 2506.14095 compares; "certified" is the smallest constant proved in docs/theory.md.
+Form "paper" is the one that arXiv 2506.14095 compares; "certified" is the smallest constant proved in docs/theory.md.
 The paper sets 2 gamma xi^2 equal to the dispersion of full attention: gamma = delta_full / 2, xi = 1 gives its
 numbers.
 
 `region` evaluates both conditions over the plane c1 = delta_heavy / delta_full, c2 = separation / delta_full (the
-paper's figures 21 and 22). Both dispersions of one row of scores obey delta_heavy + separation <= delta_full, so one
-model can only be in the triangle c1 + c2 <= 1 (`reachable`). The paper takes them from two models, which need not.
+paper's figures 21 and 22). The scores of one query satisfy delta_heavy + separation <= delta_full, so one model lies in
+the triangle c1 + c2 <= 1 (`reachable`). The paper takes the two dispersions from two models, which may lie outside.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def lipschitz_w(
     """The constant in W: of full attention or any fixed mask, or of heavy hitters where `separation` is given.
 
     "paper": upsilon xi^3 e^delta, times 2 (1 + 1/separation) for heavy hitters. "certified": upsilon xi^3,
-    times max(1, 2/separation), whatever the dispersion. Masks that can flip at separation 0 give inf.
+    times max(1, 2/separation), for any dispersion. A separation of 0 gives inf.
     """
     is_paper = pick("form", form, {"paper": True, "certified": False})
     spread, gap = number("delta", delta, at_least=0), _gap(separation)
@@ -44,7 +44,7 @@ def lipschitz_w(
     if is_paper:
         factor = spread.exp() * (1.0 if separation is None else 2 * (1 + 1 / gap))
     else:
-        # The dispersion does not matter, but a NaN in it, or its shape, is not lost.
+        # The bound does not depend on the dispersion, but keeps its shape and its NaN.
         factor = torch.where(spread.isnan(), spread, (2 / gap).clamp(min=1))
     return like(product(size, factor), delta, xi, upsilon, separation)
 
@@ -64,12 +64,12 @@ def lipschitz_x(
 
     With g = gamma xi^2, beta = sink_ratio, form "paper" is upsilon e^delta (g (1 + beta) + beta), beta = 1 for full
     attention, and upsilon e^delta (2 g (1 + beta)(1 + 1/separation) + beta) for heavy hitters. For full attention
-    it is not a bound: three tokens at +1, one at -1 and equal scores pass it from g = 4 on. `delta`, `sink_ratio`
+    it is not a bound: three tokens at +1, one at -1 and equal scores exceed it from g = 4 on. `delta`, `sink_ratio`
     and `separation` hold at both inputs; `k` (L for full attention) sharpens the certified form.
 
-    It is assumed that every query keeps k keys, so that a key has at most sink_ratio k keepers, each of which gives it
-    at most the weight bound for k; of full attention, that all queries see the same keys and are no more than these.
-    Under a causal mask neither is so (with equal scores the first key receives 1 + 1/2 + 1/3 + ...): no bound there.
+    The bound assumes that every query keeps k keys: a key is then kept by at most sink_ratio k queries, each of which
+    gives it at most the weight bound for k. For full attention it assumes that all queries see the same keys and are
+    no more than these. A causal mask violates both (with equal scores the first key receives 1 + 1/2 + 1/3 + ...).
     """
     is_paper = pick("form", form, {"paper": True, "certified": False})
     if separation is not None and sink_ratio is None:
@@ -91,10 +91,10 @@ def lipschitz_x(
 
 
 def condition_w(delta_full: Number, delta_heavy: Number, separation: Number) -> Number:
-    """W of the paper: heavy hitters have the smaller of its two constants in the weights where W < 1.
+    """W of the paper: W < 1 where its constant in the weights is smaller for heavy hitters than for full attention.
 
-    W = (delta_heavy + ln(2 (1 + 1/separation))) / delta_full. It compares two loose bounds: by the certified ones
-    heavy hitters never win. Equal scores (delta_full = 0) or a separation of 0: inf.
+    W = (delta_heavy + ln(2 (1 + 1/separation))) / delta_full. It compares two loose bounds: the
+    certified one of heavy hitters is never the smaller. Equal scores (delta_full = 0) or a separation of 0: inf.
     """
     full, heavy, gap = _condition_arguments(delta_full, delta_heavy, separation)
     result = (heavy + (2 * (1 + 1 / gap)).log()) / full
@@ -102,25 +102,25 @@ def condition_w(delta_full: Number, delta_heavy: Number, separation: Number) -> 
 
 
 def condition_x(delta_full: Number, delta_heavy: Number, separation: Number, sink_ratio: Number) -> Number:
-    """X of the paper: heavy hitters have the smaller of its two constants in the tokens where X < 1.
+    """X of the paper: X < 1 where its constant in the tokens is smaller for heavy hitters than for full attention.
 
     X = (delta_heavy + ln(delta_full (1 + beta)(1 + 1/separation) + beta) - ln(delta_full + 1)) / delta_full with
-    beta = sink_ratio. Where every query keeps k keys the mean in-degree is k, so that beta >= 1; smaller values
-    are taken as they are, since the paper's table reads beta off a percentile of the in-degrees.
+    beta = sink_ratio. Where every query keeps k keys the mean in-degree is k, so beta >= 1. Smaller values are
+    accepted, since the paper's table takes beta from a percentile of the in-degrees.
     """
     full, heavy, gap = _condition_arguments(delta_full, delta_heavy, separation)
     beta = number("sink_ratio", sink_ratio, at_least=0)
     fitting(delta_full=full, delta_heavy=heavy, separation=gap, sink_ratio=beta)
     slope = (1 + beta) * (1 + 1 / gap)
     gain = heavy + (product(full, slope) + beta).log() - full.log1p()
-    # delta_full = 0: the sign of the difference decides; where that is 0 too, or masks can flip, its limit does.
+    # At delta_full = 0 the sign of the difference counts; where that is 0 too, or the gap is 0, its limit.
     result = torch.where((full == 0) & ((gain == 0) | (gap == 0)), slope - 1, gain / full)
     return like(result, delta_full, delta_heavy, separation, sink_ratio)
 
 
 def _certified_full(delta: torch.Tensor, g: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
     """mass + g max over m of [mass min(2, 1 + m + eta) + 1 - m^2]: m = |mean token| / xi under one query."""
-    eta = 2 * torch.tanh(delta / 2)  # how far the weights of two queries can lie apart, in the 1-norm
+    eta = 2 * torch.tanh(delta / 2)  # largest distance of the weights of two queries, in the 1-norm
     m = torch.minimum(mass / 2, (1 - eta).clamp(min=0))
     return mass + product(g, mass * (1 + m + eta).clamp(max=2) + 1 - m * m)
 
@@ -158,7 +158,7 @@ def _condition_arguments(full: Number, heavy: Number, gap: Number) -> tuple[torc
 
 
 def _gap(separation: Number | None) -> torch.Tensor:
-    """The separation; a mask that is fixed is one that no change of the scores can flip."""
+    """The separation; inf for a fixed mask, which no change of the scores can flip."""
     return number("separation", _INF if separation is None else separation, at_least=0)
 
 

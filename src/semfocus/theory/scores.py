@@ -1,12 +1,12 @@
-"""What a mask does to a row of scores: how far the kept ones spread, how far the dropped ones lie below.
+"""Statistics of a mask over the scores of a query: dispersion, separation, in-degree, sink ratio; and quantiles.
 
     scores   3.0  2.5  1.0  0.2      one query, as its scores enter the softmax (scale and bias included)
     keep      x    x    .    .
     dispersion 0.5   separation 1.5
 
-Shapes: scores and keep (..., Lq, Lk). A key whose score is minus infinity has weight zero whatever the mask
-says, so that it counts neither as kept nor as dropped. Two scores of plus infinity are equal: they lie 0 apart. A
-NaN reaches the value of its own row and no other.
+Shapes: scores and keep (..., Lq, Lk). A key whose score is minus infinity has weight zero under any mask, so it counts
+neither as kept nor as dropped. The distance of two scores of plus infinity is 0. A NaN affects the value of its own
+query only.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def separation(scores: torch.Tensor, keep: torch.Tensor, valid: torch.Tensor | N
 
 
 def in_degree(keep: torch.Tensor) -> torch.Tensor:
-    """How many queries keep each key: (..., Lk), int64. Rows of padding queries must be all False."""
+    """How many queries keep each key: (..., Lk), int64. The mask of a padding query must be all False."""
     return _mask("keep", keep).sum(-2)
 
 
 def sink_ratio(keep: torch.Tensor, k: int | None = None) -> torch.Tensor:
     """beta = largest in-degree / k, for each (Lq, Lk) mask: shape (...).
 
-    `k` defaults to the smallest number of keys that a query keeps, queries that keep none aside; that choice
-    keeps the bounds true for masks that are not regular. A mask that keeps nothing gives 0.
+    `k` defaults to the smallest number of keys that a query keeps, without queries that keep none: with it the
+    bounds hold for irregular masks too. A mask that keeps nothing gives 0.
     """
     keep = _mask("keep", keep)
     heaviest = in_degree(keep).amax(-1).double()
@@ -72,9 +72,9 @@ def sink_ratio(keep: torch.Tensor, k: int | None = None) -> torch.Tensor:
 def aggregate(values: Any, quantile: float | Sequence[float]) -> float | torch.Tensor:
     """The quantile(s) of all elements, between neighbours by linear interpolation.
 
-    One quantile gives a float, several a tensor. Infinite elements are ordered like any other and never make a
-    NaN (between -inf and +inf the nearer one counts, the lower if both are as near); a NaN among the values does,
-    since a quantile that skips it would hide it.
+    One quantile gives a float, several a tensor. Infinite elements are ordered like any other and never give NaN
+    (between -inf and +inf the nearer one counts, the lower on a tie). A NaN among the values gives NaN, since a
+    quantile without it would hide it.
     """
     ordered = number("values", values).flatten().sort().values
     if not ordered.numel():

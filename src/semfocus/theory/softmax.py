@@ -1,8 +1,8 @@
-"""How far a softmax can move when its scores move: |softmax(x) - softmax(x')| <= xi |x - x'|.
+"""Bounds on the Lipschitz constant of a softmax: |softmax(x) - softmax(x')| <= xi |x - x'|.
 
     stability(delta=0.05, k=5)                     fixed mask (full attention is k = L)
     stability(delta=0.05, k=5, separation=4.0)     heavy hitters: the mask may change between x and x'
-    softmax_jacobian_norm(scores, keep)            what it is at one point, beside the bound
+    softmax_jacobian_norm(scores, keep)            the exact value at one point
 
 Both inputs have dispersion <= delta and, where given, separation >= `separation`. Proofs: docs/theory.md.
 """
@@ -21,7 +21,7 @@ _HALVINGS = 64  # of an interval inside [0, 1]: below the last bit of a float64
 def weight_bound(delta: Number, k: Number, form: str = "paper") -> Number:
     """No attention weight over k keys of dispersion <= delta exceeds this.
 
-    "paper": e^delta / k, which says nothing once it passes 1. "tight": 1 / (1 + (k-1) e^-delta), attained by one
+    "paper": e^delta / k, vacuous above 1. "tight": 1 / (1 + (k-1) e^-delta), attained by one
     key delta above k-1 equal ones.
     """
     bound = pick("form", form, {"paper": _loose_weight, "tight": _tight_weight})
@@ -38,11 +38,11 @@ def stability(delta: Number, k: Number, separation: Number | None = None, norm: 
     "paper"      (e^delta/k), times (1 + 1/separation) for heavy hitters; not a bound in the 1-norm when the mask
                  is fixed or separation > 1
     "simple"     2-norm (e^delta/k) max(1, 1/sep), 1-norm (e^delta/k) max(2, 1 + 1/sep); at most 1/2 if fixed
-    "sharp"      the cost of moving scores plus the cost of changing the mask, instead of their product: better
-                 where the separation is small and the dispersion is not; at a separation >= 1 "simple" is smaller
-    "certified"  the smallest constant proved here: the best of these, with the tight weight bound inside
+    "sharp"      a term for moved scores plus a term for the changed mask, instead of their product: smaller where
+                 the separation is small and the dispersion is not; at a separation >= 1 "simple" is smaller
+    "certified"  the smallest constant that is proved: the minimum of these, with the tight weight bound
 
-    A separation of 0 gives inf; at +inf the mask cannot change. NaN arguments give NaN, and no others do.
+    A separation of 0 gives inf; at +inf the mask cannot change. Only NaN arguments give NaN.
     """
     fixed, heavy = pick("form", form, _FORMS)
     order, spread, kept = norm_order(norm), _delta(delta), _k(k)
@@ -60,9 +60,9 @@ def stability(delta: Number, k: Number, separation: Number | None = None, norm: 
 
 
 def softmax_jacobian_norm(scores: torch.Tensor, keep: torch.Tensor | None = None, norm: int = 2) -> torch.Tensor:
-    """The operator norm of diag(p) - pp', the softmax's Jacobian, at each row of scores: (..., Lq), exact.
+    """The operator norm of diag(p) - pp', the softmax's Jacobian, for each query: (..., Lq), exact.
 
-    1-norm: max 2 p (1-p). 2-norm: the largest eigenvalue. A row with no kept key gives 0; keys at +inf share the
+    1-norm: max 2 p (1-p). 2-norm: the largest eigenvalue. A query with no kept key gives 0; keys at +inf share the
     weight evenly.
     """
     if keep is None:
@@ -81,7 +81,7 @@ def softmax_jacobian_norm(scores: torch.Tensor, keep: torch.Tensor | None = None
 def _largest_eigenvalue(p: torch.Tensor) -> torch.Tensor:
     """Of diag(p) - pp': the root of sum p_i^2 / (p_i - z) = 1 between the two largest p (it is p if they agree).
 
-    The sum grows from -inf to +inf on that interval, so that bisection finds it in O(L) a step.
+    The sum grows from -inf to +inf on that interval, so bisection finds the root in O(L) per step.
     """
     if p.shape[-1] == 1:
         return torch.where(p[..., 0].isnan(), torch.nan, 0.0)
@@ -90,7 +90,7 @@ def _largest_eigenvalue(p: torch.Tensor) -> torch.Tensor:
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         gaps = p - middle[..., None]
-        # A gap of 0 is the end of the interval to float precision; 0/0 there comes from keys of weight 0 alone.
+        # A gap of 0 is the end of the interval to float precision; 0/0 arises there only for keys of weight 0.
         above = torch.where(p == 0, 0.0, p * p / gaps).sum(-1) >= 1
         high, low = torch.where(above, middle, high), torch.where(above, low, middle)
     return (low + high) / 2
@@ -152,7 +152,7 @@ def _certified_heavy(delta: torch.Tensor, k: torch.Tensor, gap: torch.Tensor, no
 def _jump(delta: torch.Tensor, gap: torch.Tensor) -> torch.Tensor:
     """max of e^w / (w + gap) over w in [0, delta], which lies at an end; 0 at an infinite gap, whatever delta."""
     far = torch.where(delta.isinf(), delta, delta.exp() / (delta + gap))
-    # No two inputs a finite distance apart differ in masks that an infinite gap guards. NaN is not lost.
+    # At an infinite gap no two inputs at finite distance have different masks. NaN stays NaN.
     return torch.where(gap.isinf() & ~delta.isnan(), 0.0, torch.maximum(1 / gap, far))
 
 

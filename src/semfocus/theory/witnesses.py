@@ -1,11 +1,10 @@
-"""Inputs that come as near to each bound as a deterministic search finds them.
+"""Witnesses: inputs that come near a bound, from a deterministic search.
 
     nearest_softmax_pair(delta=0.05, k=5, separation=4.0, norm=1).ratio     # attained, of |p - p'| / |x - x'|
 
-The search climbs from many seeded starts by gradient and returns the best point. It proves nothing: what it finds is
-attained, what it does not find may still exist. Every witness is feasible by construction: the search moves free
-parameters, and a smooth map turns them into inputs whose dispersion is at most delta and whose separation is at least
-the given one.
+The search is gradient ascent from many seeded starts and returns the best point. It proves a lower bound only: a better
+point may exist. Every witness is feasible by construction: the search moves free parameters, and a smooth map turns
+them into inputs whose dispersion is at most delta and whose separation is at least the given one.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ def maximise(
     steps: int = 300,
     rate: float = 0.1,
 ) -> Maximum:
-    """Climb from `starts` points drawn from a normal distribution, by the stream `name` of this seed.
+    """Gradient ascent (Adam) from `starts` points drawn from a normal distribution, by the stream `name` of this seed.
 
-    Values that are not finite are passed over; if there is no other, that is a UsageError.
+    Values that are not finite are ignored; a UsageError if there is no other.
     """
     if min(size, starts, steps) < 1:
         raise UsageError(f"size = {size}, starts = {starts} and steps = {steps} must all be at least 1")
     draws = torch.from_numpy(stream(seed, f"theory/search/{name}").uniform((starts, size)))
     points = torch.special.ndtri(draws.clamp(1e-12, 1 - 1e-12)).requires_grad_()
-    climb = torch.optim.Adam([points], lr=rate, maximize=True)
+    optimizer = torch.optim.Adam([points], lr=rate, maximize=True)
     best = Maximum(-torch.inf, points[0].detach())
     for step in range(steps):
         # The learning rate falls: large steps leave poor starts, small ones converge.
-        for group in climb.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = rate * (1 - step / steps)
-        climb.zero_grad()
+        optimizer.zero_grad()
         values = objective(points)
         usable = values.detach().isfinite()
         if usable.any():
@@ -63,7 +62,7 @@ def maximise(
                 best = Maximum(values[place].item(), points[place].detach().clone())
             torch.where(usable, values, 0.0).sum().backward()
         points.grad = None if points.grad is None else points.grad.nan_to_num(0.0, 0.0, 0.0)
-        climb.step()
+        optimizer.step()
     if best.value == -torch.inf:
         raise UsageError(f"the objective {name!r} was finite nowhere: starts = {starts}, steps = {steps}")
     return best
@@ -71,7 +70,7 @@ def maximise(
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxPair:
-    """Two rows of scores, what each keeps, and how far their softmaxes lie apart per distance between them."""
+    """Two score vectors, their masks, and the ratio of the distance of their softmaxes to their own distance."""
 
     ratio: float
     scores: torch.Tensor  # (2, keys)
@@ -81,9 +80,9 @@ class SoftmaxPair:
 def nearest_softmax_pair(
     delta: float, k: int, separation: float | None = None, norm: int = 2, *, seed: int = 0, steps: int = 300
 ) -> SoftmaxPair:
-    """The pair of inputs with the largest ratio found; a fixed mask without `separation`.
+    """The pair of inputs with the largest ratio of the search; a fixed mask without `separation`.
 
-    With it, 0 to k keys change places; 0 is the fixed mask, since two heavy-hitter inputs may keep the same keys.
+    With it, 0 to k keys differ between the masks: two heavy-hitter inputs may keep the same keys.
     """
     order, spread = norm_order(norm), plain("delta", delta)
     pairs = [_fixed_pair(spread, k, order, seed, steps)]
@@ -109,9 +108,9 @@ def _fixed_pair(delta: float, k: int, norm: int, seed: int, steps: int) -> Softm
             return (2 * p * (1 - p)).amax(-1)
         return torch.linalg.eigvalsh(torch.diag_embed(p) - p[..., :, None] * p[..., None, :])[..., -1]
 
-    found = maximise(steepest, k, seed=seed, name=f"fixed/{delta}/{k}/{norm}", steps=steps)
-    # Scores are shrunk a little first, so that the neighbour does not pass delta.
-    inside = delta * _unit(found.point) * (1 - 1e-6)
+    highest = maximise(steepest, k, seed=seed, name=f"fixed/{delta}/{k}/{norm}", steps=steps)
+    # Scores are scaled down a little, so that the neighbour does not exceed delta.
+    inside = delta * _unit(highest.point) * (1 - 1e-6)
     p = inside.softmax(-1)
     direction = torch.zeros_like(p)
     if norm == 1:
@@ -137,16 +136,16 @@ def _swapped_pair(delta: float, k: int, gap: float, swaps: int, norm: int, seed:
         scores = torch.where(keep, kept, floor - gap - free**2)
         return torch.stack([scores[..., 0, :], scores[..., 1, :] + shift], dim=-2)
 
-    found = maximise(
+    highest = maximise(
         lambda z: softmax_ratio(pair(z), keep, norm),
         1 + 2 * keys,
         seed=seed,
         name=f"swapped/{delta}/{k}/{gap}/{swaps}/{norm}",
         steps=steps,
     )
-    return SoftmaxPair(found.value, pair(found.point), keep)
+    return SoftmaxPair(highest.value, pair(highest.point), keep)
 
 
 def _unit(z: torch.Tensor) -> torch.Tensor:
-    """Into [0, 1], ends included: worst cases sit in corners."""
+    """Into [0, 1], ends included: worst cases lie in corners."""
     return (1 + torch.sin(z)) / 2

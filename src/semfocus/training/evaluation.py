@@ -6,6 +6,8 @@ shape is compiled or captured as a CUDA graph.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -43,7 +45,7 @@ class Evaluator:
     def scores(self) -> Scores:
         """The mean of each metric over each set, of each member."""
         if self.cohort.device.type == "cuda" and self.graph is None:
-            self._capture()
+            self.graph = capture_graph(self._chunk)
         for tensor in (self.first, *self.sums.values()):
             tensor.zero_()
         for _ in range(-(-sum(self.counts) // self.size)):
@@ -84,16 +86,19 @@ class Evaluator:
         first, second = (full if part is None else part for part in (ours.lengths, theirs.lengths))
         return Examples(tokens, torch.where(is_train, first, second).expand(tokens.shape[:2]), targets)
 
-    def _capture(self) -> None:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._chunk()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._chunk()
-        self.graph = graph
+
+def capture_graph(work: Callable[[], None], warm_up: int = 1) -> torch.cuda.CUDAGraph:
+    """Record `work` as a CUDA graph. It runs `warm_up` times before, since compiling cannot be captured."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(warm_up):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
 
 
 def chunk_size(cohort: Cohort, tokens_at_once: int | None = None, scores_at_once: int = SCORES_AT_ONCE) -> int:

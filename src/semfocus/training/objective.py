@@ -199,6 +199,12 @@ def known_columns() -> dict[str, str]:
     return {name: text for known in objective_names() for name, text in get_objective(known).column_texts.items()}
 
 
+def is_share(column: str) -> bool:
+    """Whether a column of metrics.jsonl holds shares, which are shown in percent."""
+    metrics = [get_objective(known).columns.get(column) for known in objective_names()]
+    return any(metric is not None and metric.is_share for metric in metrics)
+
+
 def objective_of(task: Task) -> Objective:
     """The objective that a task names, checked against it."""
     objective = get_objective(task.objective)
