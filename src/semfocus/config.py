@@ -20,11 +20,11 @@ from semfocus.errors import UsageError
 from semfocus.tasks import SPLITS, Task, get_task, task_names
 from semfocus.tasks.registry import task_class
 
-FORMAT = 1  # of `RunConfig.identity`: increase it when the same config gives another result than before
+FORMAT = 1  # of `RunConfig.identity`: increase it when the same config gives another result
 OLD_NAMES = {"until": "stop_accuracy"}  # of training's fields, before 0.2
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
-# Larger than anyone trains here, and small enough that a config from elsewhere cannot ask for all memory.
+# Larger than any model here, and small enough that an untrusted config cannot exhaust the memory.
 Few = Annotated[int, Field(ge=1, le=1024)]
 Width = Annotated[int, Field(ge=1, le=2**16)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
@@ -36,7 +36,7 @@ class _Part(BaseModel):
 
 
 class TaskConfig(_Part):
-    """What is learned: a task's name or a data file, its options, and the number of rows (None: all of a file)."""
+    """What is learned: a task's name or a data file, its options, and the number of examples (None: all of a file)."""
 
     name: str
     options: dict[str, Any] = {}
@@ -52,7 +52,7 @@ class TaskConfig(_Part):
 
     @staticmethod
     def with_default_rows(name: str, options: dict[str, Any] | None = None) -> TaskConfig:
-        """All rows of a file or a finite task; of a task without end as many as the task says."""
+        """All examples of a file or a finite task; of any other task, its default numbers of examples."""
         rows: dict[str, int | None] = {"train_rows": None, "heldout_rows": None}
         if name in task_names():
             cls = task_class(name)
@@ -101,7 +101,7 @@ class AttentionConfig(_Part):
 
 
 class ModelConfig(_Part):
-    """The transformer; the quirks of the paper's code are options, all off by default."""
+    """The transformer; the deviations of the paper's code are options, all off by default."""
 
     blocks: Few = 5
     heads: Few = 1
@@ -144,7 +144,7 @@ class TrainingConfig(_Part):
     )
     clip: Rate | None = 0.5  # the largest norm of the gradient over all parameters
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    drop_one_row: bool = False  # a quirk: omit one shuffled training row an epoch, and the last row in evaluation
+    drop_one_row: bool = False  # omit one shuffled training example an epoch, and the last one in evaluation
     stop_accuracy: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     patience: Positive | None = None
 
@@ -169,7 +169,7 @@ class RunConfig(_Part):
     label: str = ""  # a name for people; not part of the identity
 
     def check(self, task: Task) -> None:
-        """The checks that need the task itself: k against the sequence length, rows against what there is."""
+        """The checks that need the task itself: k against the sequence length, examples against the sizes of splits."""
         size = self.attention.size
         if size is not None and size > task.seq_len:
             kind = self.attention.value.size_name
@@ -189,7 +189,7 @@ class RunConfig(_Part):
                 raise UsageError(f"training.drop_one_row leaves nothing of task.{field} = 1; choose two rows or more")
 
     def rows(self, task: Task) -> tuple[int, int]:
-        """How many training and held-out rows the run uses."""
+        """The numbers of training and held-out examples of the run."""
         train, heldout = self.task.train_rows, self.task.heldout_rows
         return train or task.size("train") or 0, heldout or task.size("heldout") or 0
 

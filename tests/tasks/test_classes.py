@@ -1,4 +1,4 @@
-"""Labels as classes."""
+"""Labels are numbered as classes, or refused by name."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def test_classes_are_numbered_by_value_or_by_text(labels, names, classes):
         (["a", "a", " a"], "every row of data.csv has the label 'a'"),
     ],
 )
-def test_labels_that_cannot_be_classes_are_named(labels, message):
+def test_labels_that_cannot_be_classes_are_refused_by_name(labels, message):
     with pytest.raises(DataError, match=re.escape(message)):
         numbered(labels)
 
 
-def test_given_names_make_labels_places():
+def test_with_given_names_labels_are_indices():
     assert numbered([2, 0, 0], ("a", "b", "c")) == (("a", "b", "c"), [2, 0, 0])
 
 
 @pytest.mark.parametrize("label", [3, -1, "a", True])
-def test_a_label_outside_the_given_names_is_named(label):
+def test_a_label_outside_the_given_names_is_refused_by_name(label):
     with pytest.raises(DataError, match=r"line 3: the label .* must be a whole number from 0 to 2"):
         numbered([0, label], ("a", "b", "c"))
 

@@ -1,4 +1,4 @@
-"""Each generator draws from the distribution it promises: exact shares, chi-square at fixed seeds, p > 0.001."""
+"""Each generator draws from its documented distribution: exact shares, chi-square at fixed seeds, p > 0.001."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_modular_arithmetic_favours_zero_exactly_as_multiplication_makes_it() ->
 
 
 def _expected_x_shares(rows: np.ndarray, walk: bool) -> np.ndarray:
-    """How often each rank among the digits should be x: by the walk to the next digit, or uniformly."""
+    """The expected share of x at each rank among the digits: next digit after a uniform position, or uniform digit."""
     shares = np.zeros(12)
     for row in rows:
         places = np.flatnonzero((row[:38] < 5) | (row[:38] == 9))
@@ -78,7 +78,7 @@ def _rank_of_x(rows: np.ndarray) -> np.ndarray:
     return np.bincount(before.sum(axis=1), minlength=12)
 
 
-def test_x_is_found_by_the_walk_and_not_uniformly_over_digits() -> None:
+def test_x_replaces_the_next_digit_after_a_uniform_position_and_not_a_uniform_digit() -> None:
     rows = get_task("solve_equation").sample(N, seed=1).tokens.numpy()
     observed = _rank_of_x(rows)
     walk, uniform = _expected_x_shares(rows, walk=True), _expected_x_shares(rows, walk=False)

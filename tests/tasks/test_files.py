@@ -22,7 +22,7 @@ from tests.tasks.helpers import BITS, DATA_SETS, bits_file, descriptions, write_
 
 
 def rendered(task) -> dict[str, set[str]]:
-    """Each row as text, and the splits that it is in."""
+    """The text of each row, and the splits that contain it."""
     splits_of = {}
     for split in SPLITS:
         batch = task.sample(task.size(split), seed=0, split=split)
@@ -84,7 +84,7 @@ def test_unknown_share_and_width_of_real_text_are_those_of_the_rows(described_cs
     assert task.report.vocabulary == task.vocab_size == len(known) + 1
 
 
-def test_real_text_in_byte_pairs_is_trained_on_train_rows_and_read_back(described_csv):
+def test_byte_pairs_of_real_text_are_fitted_to_train_rows_and_decode_to_the_text(described_csv):
     task = get_task(described_csv, tokenizer="bpe", vocab_size=400, max_length=10_000)
     assert (task.vocab_size, task.report.tokenizer, task.report.unknown_share) == (400, "bpe", 0.0)
     texts = rendered(task)
@@ -97,7 +97,7 @@ def test_real_text_in_byte_pairs_is_trained_on_train_rows_and_read_back(describe
     assert torch.equal(task.parse(task.render(row)), row[row != task.pad_id])
 
 
-def test_byte_pairs_learn_nothing_from_heldout_rows(tmp_path):
+def test_byte_pairs_are_not_fitted_to_heldout_rows(tmp_path):
     plain = get_task(bits_file(tmp_path), tokenizer="bpe", vocab_size=300)
     strange = {"text": "", "label": 0}
     while not strange["text"] or plain.settings.split_of(strange["text"]) == "train":
@@ -171,13 +171,13 @@ def test_vocab_size_keeps_the_most_frequent_train_symbols(tmp_path):
 
 
 @pytest.mark.parametrize("keep", ["start", "end"])
-def test_keep_says_which_part_of_a_long_row_survives(tmp_path, keep):
+def test_keep_decides_which_end_of_a_long_row_is_kept(tmp_path, keep):
     task = get_task(bits_file(tmp_path, [{"text": "1", "label": 1}]), max_length=3, keep=keep)
-    rendered = []
+    texts = []
     for split in SPLITS:
         batch = task.sample(task.size(split), seed=0, split=split)
-        rendered += [task.render(row, n) for row, n in zip(batch.tokens, batch.lengths.tolist(), strict=True)]
-    assert sorted(rendered) == sorted(text[:3] if keep == "start" else text[-3:] for text in [*BITS, "1"])
+        texts += [task.render(row, n) for row, n in zip(batch.tokens, batch.lengths.tolist(), strict=True)]
+    assert sorted(texts) == sorted(text[:3] if keep == "start" else text[-3:] for text in [*BITS, "1"])
     assert (task.seq_len, task.report.width, task.report.rows_truncated) == (3, 3, 100)
 
 
@@ -195,12 +195,12 @@ def test_width_is_that_of_the_longest_train_row(tmp_path):
     "header",
     [("text", "label"), ("TEXT", " Label "), ("sentence", "class"), ("content", "y"), ("review", "Sentiment")],
 )
-def test_columns_are_found_by_common_names(tmp_path, header):
+def test_columns_are_recognised_by_common_names(tmp_path, header):
     task = get_task(write_csv(tmp_path / "a.csv", [(t, i % 2) for i, t in enumerate(BITS)], header))
     assert (task.settings.text_column, task.settings.label_column) == header
 
 
-def test_columns_are_found_by_option_and_text_beats_its_synonyms(tmp_path):
+def test_columns_are_chosen_by_option_and_text_has_precedence_over_its_synonyms(tmp_path):
     rows = [(t, t[::-1], f"id{i}", i % 2) for i, t in enumerate(BITS)]
     path = write_csv(tmp_path / "a.csv", rows, ("text", "content", "id", "label"))
     assert set(rendered(get_task(path))) == set(BITS)
@@ -208,7 +208,7 @@ def test_columns_are_found_by_option_and_text_beats_its_synonyms(tmp_path):
     assert get_task(path, label_column="id").num_classes == 100
 
 
-def test_options_that_were_found_make_the_same_task_when_given(described_csv):
+def test_options_that_were_chosen_from_the_data_give_the_same_task_when_passed(described_csv):
     task = get_task(described_csv, max_length=12)
     again = get_task(described_csv, **task.options)
     assert again == task
@@ -250,7 +250,7 @@ def test_each_option_is_part_of_the_identity(tmp_path, option):
     assert get_task(path, **option).fingerprint() != get_task(path).fingerprint()
 
 
-def test_byte_pairs_that_another_trainer_learned_are_another_identity(tmp_path):
+def test_other_byte_pairs_change_the_identity(tmp_path):
     task = get_task(bits_file(tmp_path), tokenizer="bpe", vocab_size=300)
     other = dataclasses.replace(task, tokeniser=BytePairs.fit(["other text, other merges"] * 9, 300))
     assert other.fingerprint() != task.fingerprint()
@@ -264,7 +264,7 @@ def test_numpy_option_values_are_stored_as_plain_numbers(tmp_path):
 # Token lists
 
 
-def test_token_lists_of_texts_are_taken_as_they_are(tmp_path):
+def test_token_lists_of_texts_are_not_split_further(tmp_path):
     records = [{"tokens": [f"w {t[:3]}", t[3:]], "label": i % 2} for i, t in enumerate(BITS)]
     task = get_task(write_jsonl(tmp_path / "a.jsonl", records))
     assert task.report.tokenizer == "tokens"

@@ -13,7 +13,7 @@ from semfocus.tasks.table import DataWarning
 from tests.tasks.helpers import BITS, bits_file, write_csv, write_jsonl
 
 
-def test_rows_that_tokenise_to_nothing_are_skipped_counted_and_warned_of(tmp_path):
+def test_rows_without_tokens_are_skipped_counted_and_reported_by_a_warning(tmp_path):
     extra = [{"text": "", "label": 1}, {"text": None, "label": 0}, {"text": [], "label": 0}]
     with pytest.warns(DataWarning, match=r"3 of 103 rows tokenise to nothing .* \(the first: line 101\)") as caught:
         task = get_task(bits_file(tmp_path, extra))
@@ -23,7 +23,7 @@ def test_rows_that_tokenise_to_nothing_are_skipped_counted_and_warned_of(tmp_pat
     assert sum(task.report.rows.values()) == 100
 
 
-def test_white_space_alone_is_nothing_to_words_but_something_to_characters(tmp_path):
+def test_white_space_alone_has_no_words_but_has_characters(tmp_path):
     path = bits_file(tmp_path, [{"text": " \t", "label": 1}])
     with pytest.warns(DataWarning, match="1 of 101 rows"):
         get_task(path, tokenizer="whitespace")
@@ -76,7 +76,7 @@ def test_a_bad_option_is_named_with_what_would_be_right(tmp_path, monkeypatch, o
         (("text", "text", "label"), "has 2 columns called 'text'; rename all but one"),
     ],
 )
-def test_columns_that_cannot_be_found_are_listed(tmp_path, header, message):
+def test_an_unrecognised_column_is_an_error_that_lists_the_columns(tmp_path, header, message):
     path = write_csv(tmp_path / "a.csv", [("a", "b", "c")] * 3, header)
     assert message in refusal(path)
 
@@ -108,7 +108,7 @@ def test_a_bad_row_is_named_with_its_line_and_value(tmp_path, record, message):
     assert message in refusal(bits_file(tmp_path, [record]))
 
 
-def test_token_lists_are_not_cut_again(tmp_path):
+def test_token_lists_refuse_a_tokenizer_of_texts(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": [i], "label": i % 2} for i in range(50)])
     assert "tokenizer = 'bpe' needs texts, but column 'text'" in refusal(path, tokenizer="bpe")
 

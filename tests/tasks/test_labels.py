@@ -1,4 +1,4 @@
-"""The label rules: test vectors, the authors' own rows, and agreement with every generator at many lengths."""
+"""The label rules agree with published examples, with the authors' data, and with every generator at many lengths."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_published_vector_has_its_label(name: str, ids: list[int], label: int)
 
 
 @pytest.mark.parametrize(("name", "text", "label"), TEXTS)
-def test_a_written_row_has_its_label(name: str, text: str, label: int) -> None:
+def test_a_text_has_its_label(name: str, text: str, label: int) -> None:
     task = get_task(name)
     assert task.label(task.parse(text)[None]).tolist() == [label]
 
@@ -139,12 +139,12 @@ def test_listops_generator_and_rule_agree_for_many_shapes(low: int, room: int, d
         ("listops", [10, 1, 2, 14, 14], "closes nothing"),
     ],
 )
-def test_a_row_outside_the_language_is_refused_with_the_place(name: str, ids: list[int], message: str) -> None:
+def test_an_example_outside_the_language_is_refused_with_its_position(name: str, ids: list[int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         get_task(name).label(torch.tensor([ids]))
 
 
-def test_an_unknown_symbol_in_a_text_is_named() -> None:
+def test_an_unknown_symbol_in_a_text_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="'7' at place 2"):
         get_task("parity").parse("017")
 

@@ -1,4 +1,4 @@
-"""Files as columns: what is accepted, and what each refusal says."""
+"""Readers of CSV, TSV, JSON lines and Parquet accept what the formats allow and name what they refuse."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_jsonl_skips_blank_lines_but_counts_them(tmp_path):
     assert read(write(tmp_path, "a.jsonl", content)) == [(1, "a b", 1), (3, ["x"], 2)]
 
 
-def test_parquet_rows_lists_and_nulls_arrive_as_they_are(tmp_path):
+def test_parquet_rows_lists_and_nulls_are_read_unchanged(tmp_path):
     path = write_parquet(
         tmp_path / "a.parquet",
         "SELECT * FROM (VALUES ([1, 2], 'a', 0.5), ([], 'b', 0.1), (NULL, NULL, 0.2)) v(text, label, rest)",

@@ -1,4 +1,4 @@
-"""What every task promises of `sample`: streams, widths, splits, the cache, and errors that say what to do."""
+"""`Task.sample`: streams, shapes, splits, the cache, and errors that name the fix."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def test_the_eight_tasks_are_registered() -> None:
     assert task_names()[:8] == PAPER_TASKS
 
 
-# The first rows of each task at seed 7, hashed: a change here changes everybody's data, and needs a new version.
+# The hash of the first examples of each task at seed 7. A change changes every user's data: it needs a new version.
 FROZEN = {
     "parity": (1, "4e8b82f29b5b494e"),
     "even_pairs": (1, "a8e894a1da9aa0a7"),
@@ -43,7 +44,7 @@ FROZEN = {
 
 
 @pytest.mark.parametrize("name", PAPER_TASKS)
-def test_the_same_seed_gives_the_same_rows_on_every_machine(name: str) -> None:
+def test_the_same_seed_gives_the_same_examples_on_every_machine(name: str) -> None:
     batch = _task(name).sample(50, seed=7, cache=False)
     digest = hashlib.sha256(batch.tokens.numpy().tobytes() + batch.labels.numpy().tobytes()).hexdigest()
     assert (_task(name).generator_version, digest[:16]) == FROZEN[name]
@@ -92,7 +93,7 @@ def test_baselines_are_those_of_the_published_tasks() -> None:
     assert get_task("listops", max_length=550).baselines == {"chance": 0.1}
 
 
-def test_listops_is_as_wide_as_its_longest_legal_row() -> None:
+def test_listops_has_the_seq_len_of_its_longest_tree() -> None:
     assert get_task("listops").seq_len == 599
     assert get_task("listops", min_length=100, max_length=200, max_depth=6).seq_len == 199
 
@@ -164,34 +165,38 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "tasks"
 
 
+class CountedParity(Parity):
+    """Parity that records how many examples each call of `generate` draws."""
+
+    calls: ClassVar[list[int]] = []
+
+    def generate(self, lengths, rng):
+        self.calls.append(len(lengths))
+        return super().generate(lengths, rng)
+
+
+class NewParity(CountedParity):
+    generator_version = 2
+
+
 @pytest.fixture
-def draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts how often parity rows are really drawn."""
-    calls: list[int] = []
-    original = Parity.generate
-
-    def counted(self, lengths, rng):
-        calls.append(len(lengths))
-        return original(self, lengths, rng)
-
-    monkeypatch.setattr(Parity, "generate", counted)
-    return calls
+def draws() -> list[int]:
+    CountedParity.calls.clear()
+    return CountedParity.calls
 
 
-def test_the_cache_gives_the_same_rows_without_drawing_again(cache_dir: Path, draws: list[int]) -> None:
-    first = get_task("parity").sample(30, seed=1, cache=True)
-    second = get_task("parity").sample(30, seed=1, cache=True)
+def test_the_cache_gives_the_same_examples_without_drawing_again(cache_dir: Path, draws: list[int]) -> None:
+    first = CountedParity().sample(30, seed=1, cache=True)
+    second = CountedParity().sample(30, seed=1, cache=True)
     assert draws == [30]
     for name in ("tokens", "labels", "lengths"):
         assert torch.equal(getattr(first, name), getattr(second, name))
     assert second.tokens.dtype == torch.int64
 
 
-def test_the_cache_key_covers_everything_that_changes_the_rows(
-    cache_dir: Path, draws: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def draw(n=30, seed=1, length=40, **more):
-        get_task("parity", length=length).sample(n, seed=seed, cache=True, **more)
+def test_the_cache_key_covers_everything_that_changes_the_examples(cache_dir: Path, draws: list[int]) -> None:
+    def draw(n=30, seed=1, length=40, kind=CountedParity, **more):
+        kind(length=length).sample(n, seed=seed, cache=True, **more)
 
     draw()
     for change in (
@@ -201,34 +206,33 @@ def test_the_cache_key_covers_everything_that_changes_the_rows(
         {"split": "test"},
         {"lengths": (1, 9)},
         {"lengths": (1, 9), "per": "batch"},
+        {"kind": NewParity},
     ):
         draw(**change)
-    monkeypatch.setattr(Parity, "generator_version", 2)
-    draw()
     assert len(draws) == 8
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a zip", None])
-def test_a_damaged_cache_file_is_drawn_again_and_mended(
+def test_a_damaged_cache_file_is_drawn_again_and_replaced(
     cache_dir: Path, draws: list[int], damage: bytes | None
 ) -> None:
-    wanted = get_task("parity").sample(30, seed=1, cache=True).tokens
+    wanted = CountedParity().sample(30, seed=1, cache=True).tokens
     (file,) = cache_dir.iterdir()
     if damage is None:  # one flipped bit in the middle of the stored tokens
         whole = bytearray(file.read_bytes())
         whole[400] ^= 1
         damage = bytes(whole)
     file.write_bytes(damage)
-    assert torch.equal(get_task("parity").sample(30, seed=1, cache=True).tokens, wanted)
-    assert torch.equal(get_task("parity").sample(30, seed=1, cache=True).tokens, wanted)
+    assert torch.equal(CountedParity().sample(30, seed=1, cache=True).tokens, wanted)
+    assert torch.equal(CountedParity().sample(30, seed=1, cache=True).tokens, wanted)
     assert draws == [30, 30]
 
 
 def test_the_cache_can_be_switched_off(cache_dir: Path, draws: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    get_task("parity").sample(5, seed=1, cache=False)
+    CountedParity().sample(5, seed=1, cache=False)
     monkeypatch.setenv("SEMFOCUS_CACHE", "off")
-    get_task("parity").sample(5, seed=1, cache=True)
-    get_task("parity").sample(5, seed=1, cache=True)
+    CountedParity().sample(5, seed=1, cache=True)
+    CountedParity().sample(5, seed=1, cache=True)
     assert draws == [5, 5, 5]
     assert not cache_dir.exists()
 
@@ -252,7 +256,7 @@ def test_processes_that_fill_the_cache_at_once_agree_and_leave_one_whole_file(ca
     assert [file.suffix for file in cache_dir.iterdir()] == [".npz"]
 
 
-def test_any_flipped_bit_of_a_cache_file_is_survived(cache_dir: Path) -> None:
+def test_no_flipped_bit_of_a_cache_file_changes_the_examples(cache_dir: Path) -> None:
     wanted = get_task("parity").sample(5, seed=1, cache=True).tokens
     (file,) = cache_dir.iterdir()
     whole = file.read_bytes()
@@ -268,7 +272,7 @@ def test_numpy_integers_are_whole_numbers_too() -> None:
     assert get_task("parity", length=np.int32(7)).options == {"length": 7}
 
 
-def test_a_split_that_holds_none_of_the_smallest_rows_does_not_hang() -> None:
+def test_a_split_without_any_of_the_smallest_trees_does_not_hang() -> None:
     task = get_task("listops", min_length=0, max_length=60, max_depth=5)
     assert len(task.sample(40, seed=8, cache=False)) == 40
 

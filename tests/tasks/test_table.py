@@ -1,4 +1,4 @@
-"""Rows in memory as a task: `Task.from_arrays`, and what all tables share."""
+"""Tasks over arrays in memory (`Task.from_arrays`), and what they share with tasks over files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def multiset(task: TableTask, splits=SPLITS) -> list[tuple]:
     return sorted(rows)
 
 
-def test_real_digits_arrive_whole_with_their_labels(digits):
+def test_real_digits_are_complete_and_keep_their_labels(digits):
     pixels, labels = load_digits(return_X_y=True)
     expected = sorted((row, str(label)) for row, label in zip(pixels.astype(int).tolist(), labels, strict=True))
     assert multiset(digits) == expected
@@ -89,7 +89,7 @@ def test_more_rows_than_a_split_holds_is_an_error_that_names_both(digits):
     assert len(digits.sample(0, seed=0)) == 0
 
 
-def test_what_makes_no_sense_for_fixed_rows_is_refused_clearly(digits):
+def test_lengths_and_label_rules_are_refused_for_fixed_rows(digits):
     with pytest.raises(UsageError, match=r"lengths = \(1, 5\): the rows of digits have the lengths they have"):
         digits.sample(3, seed=0, lengths=(1, 5))
     with pytest.raises(UsageError, match="digits has no rule that labels a row"):
@@ -167,7 +167,7 @@ def test_text_labels_and_given_class_names_are_understood():
     assert named.num_classes == 3
 
 
-def test_rows_without_tokens_are_skipped_counted_and_warned_of_once():
+def test_rows_without_tokens_are_skipped_counted_and_reported_by_one_warning():
     rows = [*SMALL[:7], [], *SMALL[8:], []]
     with pytest.warns(DataWarning) as caught:
         task = Task.from_arrays(rows, [*LABELS, 0], name="mine")
@@ -238,7 +238,7 @@ def test_a_test_share_of_zero_means_no_test_rows():
         task.sample(1, seed=0, split="test")
 
 
-def test_data_errors_are_told_apart_from_wrong_options():
+def test_bad_data_and_wrong_options_are_different_errors():
     with pytest.raises(DataError):
         Task.from_arrays(SMALL, [1] * 100)
 
@@ -255,7 +255,7 @@ def test_equal_rows_share_a_split_and_another_heldout_share_moves_no_test_row(ro
             assert wider.split_of(row) == "heldout"
 
 
-def test_a_place_is_the_start_of_the_sha256_so_that_splits_last_for_ever():
+def test_the_split_of_a_row_is_decided_by_its_sha256_and_does_not_change_between_versions():
     # sha256("abc") is ba7816bf 8f01cfea ...: the place 0xba7816bf / 2^32 = 0.72839...
     assert Shares(heldout_share=0.7284, test_share=0).split_of("abc") == "heldout"
     assert Shares(heldout_share=0.7283, test_share=0).split_of("abc") == "train"

@@ -1,4 +1,4 @@
-"""Text to ids and back."""
+"""Tokenisers map text to ids and back without loss, and unknown pieces to one symbol."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_whole_numbers_are_numbered_by_value_and_parsed_from_text():
 
 
 @given(st.lists(st.integers(0, 20)))
-def test_pieces_read_back_what_they_write(ids):
+def test_pieces_parse_what_they_decode(ids):
     pieces = fit_tokeniser("whitespace", ["a b c d e f g h i j k l m n o p q r s t"], 100)
     assert pieces.parse(pieces.decode(ids)) == ids
 
@@ -71,13 +71,13 @@ def test_byte_pairs_reach_the_wanted_size_and_shorten_real_text(pairs):
     assert sum(map(len, ids)) < 0.6 * sum(len(sentence.encode()) for sentence in SENTENCES)
 
 
-def test_byte_pairs_give_every_real_sentence_back(pairs):
+def test_byte_pairs_restore_every_real_sentence(pairs):
     for sentence in SENTENCES:
         assert pairs.decode(pairs.encode(sentence)) == sentence
 
 
 @given(st.text())
-def test_byte_pairs_know_any_text_and_give_it_back(pairs, text):
+def test_byte_pairs_encode_and_restore_any_text(pairs, text):
     assert pairs.decode(pairs.parse(text)) == text
 
 
@@ -87,13 +87,13 @@ def test_byte_pairs_are_the_same_when_trained_again(pairs):
     assert [again.encode(s) for s in SENTENCES] == [pairs.encode(s) for s in SENTENCES]
 
 
-def test_byte_pairs_without_tokenizers_name_the_extra(monkeypatch):
+def test_byte_pairs_without_the_tokenizers_package_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(MissingExtra, match=r"'bpe' needs the package tokenizers: pip install 'semfocus\[hf\]'"):
         fit_tokeniser("bpe", ["text"], 300)
 
 
-def test_ids_are_written_as_numbers_and_others_refused():
+def test_ids_are_rendered_as_numbers_and_others_are_refused():
     ids = Ids(3)
     assert ids.decode([2, 0]) == "2 0"
     assert ids.parse("2 0") == [2, 0]

@@ -1,4 +1,4 @@
-"""A task for `next_token`: a random string, then the same string again. The model must learn to copy.
+"""A task for `next_token`: a random string twice. The model must learn to copy the first one.
 
 2 0 1 2 0 1    targets    - - 2 0 1 -      at the end of the first string it predicts the second one
 """

@@ -1,4 +1,4 @@
-"""Runs so small that whole trainings take milliseconds, and what is compared of them."""
+"""Configurations of runs that train in milliseconds, and comparisons of trained runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tiny(
     attention: dict[str, Any] | None = None,
     **training: Any,
 ) -> RunConfig:
-    """Five steps an epoch, the last of them short."""
+    """A configuration with five steps an epoch; the last batch is short."""
     return RunConfig(
         task=TaskConfig(name=task, options={"length": 8}, train_rows=rows[0], heldout_rows=rows[1]),
         attention=AttentionConfig(mechanism=mechanism, **(attention or {})),
@@ -69,7 +69,7 @@ def tensors(run: RunDirectory) -> dict[str, Tensor]:
 
 
 def assert_same_bits(runs: Sequence[RunDirectory], expected: Sequence[RunDirectory]) -> None:
-    """Same weights, same metrics, same end."""
+    """Assert that runs have the same weights, metrics and last status."""
     assert [run.id for run in runs] == [run.id for run in expected]
     for mine, other in zip(runs, expected, strict=True):
         assert mine.metrics() == other.metrics()
@@ -82,7 +82,7 @@ def assert_same_bits(runs: Sequence[RunDirectory], expected: Sequence[RunDirecto
 
 
 def process(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
-    """A fresh process at work on this; it costs milliseconds, being forked from one that has imported everything."""
+    """Start a process that calls `target`, in milliseconds: it is forked from one that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pytest", "tests.training.helpers", "semfocus.training.session"])
     started = context.Process(target=target, args=arguments)
@@ -91,7 +91,7 @@ def process(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
 
 
 def exit_code(target: Callable[..., None], *arguments: Any) -> int | None:
-    """How a process that does this ends."""
+    """The exit code of a process that calls `target`."""
     started = process(target, *arguments)
     started.join()
     return started.exitcode

@@ -1,6 +1,6 @@
-"""The encoder once more, as anyone would write it: one model, `nn.Linear`, loops where they are clearer.
+"""A reference encoder: one model of plain `nn` modules, with loops where they are clearer.
 
-Shares no code with `semfocus.model`; weights come from, and gradients go back to, the names of a member's row.
+It shares no code with `semfocus.model`. Its weights and gradients are converted from and to a member's parameters (P,).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from semfocus.spec import Spec
 
-Masks = Callable[[int, Tensor], Tensor]  # (place, what is dropped from) -> factors
+Masks = Callable[[int, Tensor], Tensor]  # (dropout site, input) -> factors
 
 
 class PlainBlock(nn.Module):
@@ -99,7 +99,7 @@ class PlainEncoder(nn.Module):
                 target.data = part.clone()
 
     def _targets(self, name: str, value: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
-        """The parameters that one of the engine's is made of, and the part of `value` that each is."""
+        """The modules' parameters that a member's parameter `name` corresponds to, each with its part of `value`."""
         if name == "embedding":
             return [(self.embedding.weight, value)]
         owner, _, kind = name.rpartition(".")
@@ -111,7 +111,7 @@ class PlainEncoder(nn.Module):
         ]
 
     def row(self, gradients: bool = False) -> Tensor:
-        """The parameters, or their gradients, as the engine lays them out."""
+        """(P,) the parameters, or their gradients, in the layout of a member."""
         parts = []
         for name, shape in self.spec.layout.shapes.items():
             own = [parameter for parameter, _ in self._targets(name, torch.empty(shape))]
@@ -121,7 +121,7 @@ class PlainEncoder(nn.Module):
         return self.spec.layout.join(parts)[0]
 
     def forward(self, tokens: Tensor, lengths: Tensor, masks: Masks = lambda place, x: torch.ones_like(x)) -> Tensor:
-        """Rows (B, width) and their lengths; the CLS and global tokens, and padding to a multiple, are added here."""
+        """(B, C) the logits of tokens (B, L) and lengths (B,). CLS and global tokens and padding are added here."""
         spec, model = self.spec, self.spec.model
         batch, width = tokens.shape
         padded = width
@@ -154,7 +154,7 @@ class PlainEncoder(nn.Module):
 
 
 def pos_enc(length: int, width: int) -> Tensor:
-    """sin(p / 10000^(2i/d)) and cos of the same, side by side."""
+    """(L, d): sin(p / 10000^(2i/d)) and its cosine in alternate columns."""
     table = torch.empty(length, width, dtype=torch.float64)
     for p in range(length):
         for c in range(width):

@@ -89,8 +89,8 @@ def test_each_member_follows_its_own_seed_rate_and_decay(field: str) -> None:
 
 @pytest.mark.parametrize("clip", [None, 0.05], ids=["not clipped", "clipped"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_steps_are_those_of_a_plain_module_and_torch_own_optimiser(name: str, clip: float | None) -> None:
-    """In float64: Adam divides by the size of a gradient, and that of the keys' bias is nothing but rounding."""
+def test_steps_equal_those_of_a_plain_module_with_torchs_own_optimiser(name: str, clip: float | None) -> None:
+    """In float64: Adam divides by the size of a gradient, and the gradient of the keys' bias is pure rounding."""
     options = OPTIMIZERS[name] | {"clip": clip, "decay": 0.7}
     configs = [tiny(seed, "topk:3", model={"dropout": 0.0}, **options) for seed in (1, 2)]
     cohort = learn(configs, dtype=torch.float64)

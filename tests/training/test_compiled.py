@@ -1,19 +1,26 @@
-"""Compiled steps and evaluations give what plain ones give, to rounding."""
+"""Compiled training on a CPU, traced or by C++, learns what eager training learns, to rounding."""
 
 from __future__ import annotations
 
+import operator
+import shutil
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from semfocus.model import EAGER, ForwardFns
+from semfocus.training import Runtime
+from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator
 from semfocus.training.step import TrainStep
-from tests.training.helpers import begin, tiny
+from tests.training.helpers import CPU, begin, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about itself
+
+needs_cpp = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 
 
 def _compare(mechanism: str, **training: Any) -> None:
@@ -21,9 +28,9 @@ def _compare(mechanism: str, **training: Any) -> None:
     results = []
     for parts in (EAGER, ForwardFns.compiled()):
         cohort = begin(configs)
-        stepper = TrainStep(cohort, parts)
-        stepper.begin_epoch(0, 0)
-        stepper.run(5)
+        train_step = TrainStep(cohort, parts)
+        train_step.begin_epoch(0, 0)
+        train_step.run(5)
         results.append((cohort.parameters, Evaluator(cohort, parts).scores()))
     (plain, scores), (compiled, compiled_scores) = results
     assert not torch.allclose(plain, begin(configs).parameters, atol=1e-3)
@@ -33,12 +40,68 @@ def _compare(mechanism: str, **training: Any) -> None:
         assert compiled_scores[column] == pytest.approx(values, rel=1e-4)
 
 
-def test_traced_steps_learn_what_plain_ones_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traced_steps_learn_what_eager_steps_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     _compare("topk:3", optimizer="adamw", lr=0.003, weight_decay=0.1)
 
 
 @pytest.mark.slow
-def test_compiled_steps_learn_what_plain_ones_learn() -> None:
-    """By plain descent: Adam would blow the rounding of a gradient that is zero up to a step."""
+def test_compiled_steps_learn_what_eager_steps_learn() -> None:
+    """By gradient descent: Adam would turn the rounding of a zero gradient into a full step."""
     _compare("topk:3", lr=1.0)
+
+
+def _after(steps: int, mechanism: str, dropout: float, parts: ForwardFns) -> Cohort:
+    cohort = begin([tiny(seed, mechanism, model={"dropout": dropout}, lr=1.0) for seed in (1, 2)])
+    train_step = TrainStep(cohort, parts)
+    train_step.begin_epoch(0, 0)
+    train_step.run(steps)
+    return cohort
+
+
+@needs_cpp
+@pytest.mark.parametrize("mechanism", ["full", "topk:3"])
+def test_steps_compiled_to_cpp_learn_what_eager_steps_learn(mechanism: str) -> None:
+    """Without dropout the blocks are compiled too."""
+    parts = ForwardFns.compiled()
+    for dropout in (0.1, 0.0):
+        plain, compiled = (_after(4, mechanism, dropout, how).parameters for how in (EAGER, parts))
+        moved = (plain - _after(0, mechanism, dropout, EAGER).parameters).abs().max()
+        assert moved > 0.01
+        torch.testing.assert_close(compiled, plain, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("mechanism", ["topk:3", "randomk:3"])
+def test_a_compiled_step_on_a_cpu_computes_the_hash_that_overflows_in_numpy(
+    mechanism: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signed overflow is undefined in C++. Only the hash shifts bits, so no graph may contain a shift."""
+    graphs: list[int] = []
+
+    def look(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append(sum(node.target is operator.rshift for node in graph.graph.nodes))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=look))
+    parts = ForwardFns.compiled()
+    cohort = _after(1, mechanism, 0.1, parts)
+    Evaluator(cohort, parts).scores()
+    assert graphs
+    assert not any(graphs)
+
+
+@needs_cpp
+def test_auto_compiles_on_a_cpu_only_long_jobs_of_full_attention_without_dropout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = ForwardFns()
+    monkeypatch.setattr(ForwardFns, "compiled", lambda: compiled)
+
+    def chosen(mechanism: str, dropout: float, rows: int) -> bool:
+        spec = begin([tiny(1, mechanism, model={"dropout": dropout})]).spec
+        return Runtime(device="cpu").parts(spec, rows, CPU) is compiled
+
+    assert chosen("full", 0.0, 10**12)
+    assert not chosen("full", 0.0, 1000)
+    assert not chosen("full", 0.1, 10**12)
+    assert not chosen("topk:3", 0.0, 10**12)

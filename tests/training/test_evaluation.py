@@ -38,7 +38,7 @@ def test_scores_are_the_mean_loss_and_accuracy_over_whole_sets(mechanism: str, q
             assert scores[f"{split}_accuracy"][i] == pytest.approx(accuracy, abs=1e-12)
 
 
-def test_padded_rows_are_scored_as_a_plain_model_scores_them() -> None:
+def test_padded_examples_have_the_scores_of_a_plain_model() -> None:
     config = tiny(task="listops", rows=(30, 10)).model_copy(update={"task": _short_listops()})
     cohort = begin([config])
     assert cohort.train.lengths is not None

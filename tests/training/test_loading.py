@@ -1,4 +1,4 @@
-"""A trained model taken out of its run directory."""
+"""A trained model is loaded from its run directory, at any checkpoint, without its data."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_kept_checkpoints_load_by_their_epoch_and_by_name(tmp_path: Path) -> Non
         ({"epoch": 2, "step": 10}, "give one of"),
     ],
 )
-def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(
+def test_a_missing_checkpoint_is_refused_with_the_existing_ones(
     tmp_path: Path, asked: dict[str, Any], message: str
 ) -> None:
     (run,) = trained([tiny(1, epochs=5)], tmp_path, keep_epochs=(0, 2))
@@ -86,7 +86,7 @@ def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(
         load(run, **asked)
 
 
-def test_a_status_that_does_not_say_how_long_the_run_is_is_no_way_to_an_epoch(tmp_path: Path) -> None:
+def test_a_checkpoint_cannot_be_loaded_by_epoch_if_the_status_lacks_the_number_of_steps(tmp_path: Path) -> None:
     (run,) = trained([tiny(1)], tmp_path)
     with run.lock() as writer:
         writer.write_status("done", steps="many")
@@ -113,7 +113,7 @@ def test_a_model_loads_and_predicts_without_the_data_it_was_trained_on(tmp_path:
     assert accuracy == pytest.approx(run.metrics()[-1]["heldout_accuracy"])
 
 
-def test_the_same_data_in_another_place_is_the_same_run_and_changed_data_another(tmp_path: Path) -> None:
+def test_the_same_data_at_another_path_is_the_same_run_and_changed_data_another(tmp_path: Path) -> None:
     first, second = tmp_path / "a.csv", tmp_path / "b.csv"
     text = "text,label\n" + "\n".join(f"{'ab' * (i % 9 + 1)},{i % 2}" for i in range(80)) + "\n"
     first.write_text(text)
@@ -135,7 +135,7 @@ def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
         load(run)
 
 
-def test_the_config_of_a_run_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_the_config_of_a_run_is_read_back_unchanged(tmp_path: Path) -> None:
     config = tiny(1, "banded:3+1g", stop_accuracy=0.9, clip=None).model_copy(update={"label": "mine"})
     (run,) = trained([config], tmp_path)
     assert config_of(run) == config

@@ -1,4 +1,4 @@
-"""An objective decides targets, loss and metrics; a run learns by it, stops by it, and is read back by it."""
+"""An objective decides targets, loss, metrics and when a run has learned; runs are trained, stopped and read by it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ def test_objectives_can_be_asked_for_names_and_thresholds_without_torch() -> Non
         (Learned(ACCURACY, 0.5, split="heldout"), 0.5, 0.4, "50 % held-out accuracy"),
     ],
 )
-def test_learned_has_a_metric_a_threshold_and_a_direction(learned: Learned, good: float, bad: float, text: str) -> None:
+def test_learned_compares_a_metric_with_a_threshold_in_its_direction(
+    learned: Learned, good: float, bad: float, text: str
+) -> None:
     assert learned.reached(good)
     assert not learned.reached(bad)
     assert not learned.reached(math.nan)
@@ -199,7 +201,7 @@ def test_fused_kernels_refuse_a_causal_model() -> None:
     assert reason == "every position sees the whole sequence, not only the positions before it"
 
 
-def test_next_token_learns_to_copy_and_the_run_says_so(tmp_path: Path) -> None:
+def test_next_token_learns_to_copy_and_the_run_records_it(tmp_path: Path) -> None:
     configs = [copying(mechanism, epochs=25, stop_accuracy=0.97) for mechanism in ("full", "topk:4")]
     for outcome in train(configs, tmp_path, runtime()):
         rows = outcome.run.metrics()

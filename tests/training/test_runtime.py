@@ -1,4 +1,4 @@
-"""Where and how to run."""
+"""Runtime: invalid settings are refused, and a resumed run keeps those of its first session."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from semfocus.training.runtime import numerics
         ({"compile": "maybe"}, "compile = 'maybe' is not one of auto, on, off"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+def test_an_invalid_setting_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Runtime(**options).torch_device()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
-def test_a_device_that_is_not_there_is_refused_with_those_that_are() -> None:
+def test_a_missing_device_is_refused_with_the_available_ones() -> None:
     with pytest.raises(UsageError, match="'cuda' is not there on this machine; there is: cpu"):
         Runtime(device="cuda").torch_device()
 
 
-def test_what_a_session_leaves_open_is_taken_from_the_one_before() -> None:
+def test_threads_and_compile_are_taken_from_the_first_session_unless_given() -> None:
     before = {"threads": 3, "compiled": False, "device": "cpu"}
     assert Runtime(device="cpu").as_before(before) == Runtime(device="cpu", threads=3, compile="off")
     chosen = Runtime(device="cpu", threads=2, compile="on")
@@ -50,7 +50,7 @@ def test_what_a_session_leaves_open_is_taken_from_the_one_before() -> None:
     assert Runtime(device="cpu").as_before(elsewhere).compile == "auto"
 
 
-def test_epochs_once_kept_are_kept_by_the_next_session_too() -> None:
+def test_the_next_session_keeps_the_epochs_that_an_earlier_one_kept() -> None:
     more = Runtime(device="cpu", keep_epochs=(3, 0)).as_before({"kept_epochs": [5, 3]})
     assert more.keep_epochs == (0, 3, 5)
     for strange in (5, ["1"], [-1], [True], {"1": 2}, None):
@@ -67,7 +67,7 @@ def test_epochs_are_written_as_numbers_or_as_a_ladder() -> None:
             parse_epochs(wrong)
 
 
-def test_threads_and_tf32_are_as_before_after_a_run_and_after_an_error() -> None:
+def test_threads_and_tf32_are_restored_after_a_run_and_after_an_error() -> None:
     def settings() -> tuple[Any, ...]:
         return torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 

@@ -1,4 +1,4 @@
-"""When a run is measured, when it stops, what is kept: none of which changes what is learned."""
+"""Evaluations, early stopping and kept checkpoints: none of them changes the weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.training.helpers import assert_same_bits, begin, run_of, runtime, sta
 
 
 def test_evaluation_cadence_changes_no_weight_and_no_number_that_both_measure(tmp_path: Path) -> None:
-    """Row 21."""
     configs = [tiny(seed, "topk:3", optimizer="adam", lr=0.01, epochs=4) for seed in (1, 2)]
     runs = {every: trained(configs, tmp_path / str(every), evaluate_every=every) for every in (0.5, 1.0, 3.0, 1e9)}
     epochs = {every: [row["epoch"] for row in pair[0].metrics()] for every, pair in runs.items()}
@@ -32,7 +31,7 @@ def test_evaluation_cadence_changes_no_weight_and_no_number_that_both_measure(tm
                 assert row == by_step[row["step"]]
 
 
-def test_a_row_of_metrics_says_epoch_step_rate_losses_and_accuracies_and_nothing_about_clocks(tmp_path: Path) -> None:
+def test_a_row_of_metrics_holds_epoch_step_rate_losses_and_accuracies_and_no_times(tmp_path: Path) -> None:
     (run,) = trained([tiny(lr=0.2, decay=0.5)], tmp_path)
     rows = run.metrics()
     assert [list(row) for row in rows] == [
@@ -43,7 +42,7 @@ def test_a_row_of_metrics_says_epoch_step_rate_losses_and_accuracies_and_nothing
     assert all(type(row["epoch"]) is int for row in rows)
 
 
-def test_until_stops_each_member_at_its_own_first_epoch_there_and_the_rest_go_on(tmp_path: Path) -> None:
+def test_stop_accuracy_stops_each_member_at_its_own_epoch_and_the_others_continue(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 8, "lr": 0.3}
     seeds = (1, 4, 2)
     free = [run.metrics() for run in trained([tiny(s, "topk:3", **settings) for s in seeds], tmp_path / "free")]
@@ -65,7 +64,7 @@ def test_until_stops_each_member_at_its_own_first_epoch_there_and_the_rest_go_on
         )
 
 
-def test_patience_stops_a_member_after_so_many_epochs_without_a_gain(tmp_path: Path) -> None:
+def test_patience_stops_a_member_after_that_many_epochs_without_a_gain(tmp_path: Path) -> None:
     (free,) = trained([tiny(2, epochs=12, lr=0.3)], tmp_path / "free")
     best, expected = (0.0, 0), 12
     for row in free.metrics():
@@ -91,8 +90,8 @@ def test_kept_checkpoints_stay_whatever_the_cadence_of_evaluation(tmp_path: Path
     assert torch.equal(first.tensors["parameters"], begin([tiny(epochs=8)]).parameters[0])
 
 
-def test_kept_checkpoints_survive_an_interruption_and_are_still_made_after_it(tmp_path: Path) -> None:
-    """The second session does not repeat the wish: it belongs to the run."""
+def test_checkpoints_are_kept_across_an_interruption_and_after_it(tmp_path: Path) -> None:
+    """The second session is not given keep_epochs: the run has recorded them."""
     configs = [tiny(seed, epochs=8) for seed in (1, 2)]
     expected = trained(configs, tmp_path / "undisturbed", keep_epochs=(0, 1, 3, 6))
 
@@ -111,26 +110,28 @@ def test_kept_checkpoints_survive_an_interruption_and_are_still_made_after_it(tm
             assert torch.equal(*weights)
 
 
-def test_what_is_kept_is_no_part_of_what_a_run_is(tmp_path: Path) -> None:
+def test_kept_checkpoints_are_not_part_of_the_identity_of_a_run(tmp_path: Path) -> None:
     configs = [tiny(seed) for seed in (1, 2)]
     assert_same_bits(trained(configs, tmp_path / "kept", keep_epochs=(0, 1)), trained(configs, tmp_path / "plain"))
 
 
-def test_saving_more_often_changes_nothing(tmp_path: Path) -> None:
+def test_saving_more_often_changes_no_weight_and_no_metric(tmp_path: Path) -> None:
     configs = [tiny(seed) for seed in (1, 2)]
     seldom, often = trained(configs, tmp_path / "a"), trained(configs, tmp_path / "b", checkpoint_seconds=0)
     assert_same_bits(often, seldom)
 
 
-def test_watchers_are_told_of_every_evaluation(tmp_path: Path) -> None:
-    told: list[Progress] = []
-    train([tiny(1), tiny(2)], tmp_path, runtime(), told.append)
-    told = [progress for progress in told if progress.step % 5 == 0]  # a slow machine is told of others in between
-    assert [progress.step for progress in told] == [0, 5, 10, 15]
-    assert [len(progress.members) for progress in told] == [2] * 4
-    assert told[-1].total_steps == 15
-    assert told[-1].members[0].last["epoch"] == 3
-    assert told[-1].session_steps == 15
+def test_callbacks_receive_every_evaluation(tmp_path: Path) -> None:
+    received: list[Progress] = []
+    train([tiny(1), tiny(2)], tmp_path, runtime(), received.append)
+    received = [
+        progress for progress in received if progress.step % 5 == 0
+    ]  # on a slow machine there are others in between
+    assert [progress.step for progress in received] == [0, 5, 10, 15]
+    assert [len(progress.members) for progress in received] == [2] * 4
+    assert received[-1].total_steps == 15
+    assert received[-1].members[0].last["epoch"] == 3
+    assert received[-1].session_steps == 15
 
 
 class _Stop(Exception):

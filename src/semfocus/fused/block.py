@@ -14,7 +14,7 @@ from torch import Tensor
 
 from semfocus import model
 from semfocus.attention.inputs import prepare_inputs
-from semfocus.attention.kernels.short.dispatch import short_refuses
+from semfocus.attention.kernels.short.dispatch import empty_results, plan, short_refuses
 from semfocus.fused.launch import launch_for, num_splits
 from semfocus.model import NORM_EPSILON, ForwardFns, Padding
 from semfocus.spec import Spec
@@ -134,7 +134,6 @@ class _Block(torch.autograd.Function):
         ctx: Any, x: Tensor, padding: Padding, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool,
         recorded: bool, *weights: Tensor,
     ) -> Tensor:  # fmt: skip
-        from semfocus.attention.kernels.short.ops import empty_results, plan
 
         block = BlockWeights(*weights)
         tf32, trained = bool(torch.backends.cuda.matmul.allow_tf32), recorded and any(ctx.needs_input_grad)

@@ -1,7 +1,7 @@
 """The objective's metrics of every member over its whole training and held-out sets, without dropout.
 
-The two sets are read as one list of examples, in chunks of one size: few examples are computed for nothing, and a GPU
-captures, and a compiler compiles, one shape only.
+The two sets are read as one list of examples, in chunks of equal size: little of the last chunk is wasted, and only one
+shape is compiled or captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from semfocus.training.cohort import Cohort
 from semfocus.training.data import Examples
 from semfocus.training.objective import SPLITS
 
-# Of all members together: what stays in a CPU's cache, what fills a GPU.
+# Of all members together: what fits into a CPU's cache, and what fills a GPU.
 TOKENS_AT_ONCE = {"cpu": 2**14, "cuda": 2**21}
 SCORES_AT_ONCE = 2**29  # of attention: more makes a GPU no faster, takes gigabytes, and exceeds 32-bit indices
 

@@ -22,9 +22,9 @@ MAX_SIZE = 2**31  # that is accepted from a run directory
 
 
 def document(config: RunConfig, task: Task) -> dict[str, Any]:
-    """What config.json holds: the config, what identifies the data, the objective, and the sizes of the model.
+    """The content of config.json: the config, the fingerprint of the data, the objective, and the sizes of the model.
 
-    UsageError if there is no such model.
+    UsageError if task, objective and attention do not fit together.
     """
     spec_of(config, task)
     sizes = {name: getattr(task, name) for name in SIZES}
@@ -86,8 +86,8 @@ def load(
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptData(f"{directory.path / 'config.json'} does not describe a model: {error}") from None
-    row = torch.empty(spec.layout.size, device="meta")
-    expect = dict.fromkeys(("parameters", *MOMENTS[training.optimizer]), row)
+    like = torch.empty(spec.layout.size, device="meta")  # (P,)
+    expect = dict.fromkeys(("parameters", *MOMENTS[training.optimizer]), like)
     saved = directory.load_checkpoint(_step_meant(directory, step, epoch, checkpoint), expect=expect)
     if saved is None:
         raise UsageError(f"run {directory.id} has no checkpoint yet; train it first")
@@ -95,7 +95,7 @@ def load(
 
 
 def _step_meant(run: RunDirectory, step: int | None, epoch: float | None, checkpoint: str) -> int | None:
-    """The step of the checkpoint that was asked for, one way or another; None: the newest."""
+    """The step of the requested checkpoint, given by step, epoch or name; None: the newest."""
     if (step is not None) + (epoch is not None) + (checkpoint != "last") > 1:
         raise UsageError(f"give one of step = {step}, epoch = {epoch}, checkpoint = {checkpoint!r}")
     if checkpoint != "last":
@@ -105,11 +105,11 @@ def _step_meant(run: RunDirectory, step: int | None, epoch: float | None, checkp
             raise UsageError(f"checkpoint = {checkpoint!r} is neither 'last' nor an epoch such as '20'") from None
     if epoch is None:
         return step
-    there = checkpoint_epochs(run)
-    if epoch not in there:
-        known = ", ".join(f"{known:g}" for known in there) or "none"
+    steps = checkpoint_epochs(run)
+    if epoch not in steps:
+        known = ", ".join(f"{known:g}" for known in steps) or "none"
         raise UsageError(
             f"run {run.id} has no checkpoint of epoch {epoch:g}; it has {known}. "
             f"Train with --keep {epoch:g} (keep_epochs in Python) to have one"
         )
-    return there[epoch]
+    return steps[epoch]

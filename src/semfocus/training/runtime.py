@@ -20,7 +20,7 @@ from semfocus.spec import Spec
 
 log = logging.getLogger(__name__)
 
-# FLOP from which compiling pays on a CPU, where it takes some fifteen seconds.
+# Compiling takes about fifteen seconds on a CPU: it pays from this many FLOP on.
 MIN_FLOP_TO_COMPILE = 2e13
 MAX_THREADS = 256  # that are accepted from a run directory
 LADDER = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)  # epochs whose checkpoints show the course of a training
@@ -114,14 +114,14 @@ class Runtime:
             restored = replace(restored, compile="on" if compiled and _can_compile(device) else "off")
         return restored
 
-    def parts(self, spec: Spec, rows: int, device: torch.device) -> ForwardFns:
-        """The model's functions: eager, or compiled if that is asked for or pays for training on `rows` examples.
+    def parts(self, spec: Spec, examples: int, device: torch.device) -> ForwardFns:
+        """The model's functions: eager, or compiled if that is asked for or pays for training on this many examples.
 
         On a GPU it always pays, and fused kernels replace the compiler where they can. On a CPU it pays for full
         attention without random numbers: blocks with dropout stay eager, and sparse attention gained nothing
         (docs/engine.md).
         """
-        worth = _worth_compiling(spec, rows, device)
+        worth = _worth_compiling(spec, examples, device)
         if self.compile == "off" or (self.compile == "auto" and not worth):
             return EAGER
         compiled = ForwardFns.compiled()
@@ -151,9 +151,9 @@ def parse_epochs(text: str) -> tuple[int, ...]:
     return tuple(sorted(epochs))
 
 
-def _worth_compiling(spec: Spec, rows: int, device: torch.device) -> bool:
+def _worth_compiling(spec: Spec, examples: int, device: torch.device) -> bool:
     gains = spec.mechanism.keeps_all and not spec.is_stochastic
-    enough = device.type == "cuda" or (gains and rows * flop_per_row(spec) > MIN_FLOP_TO_COMPILE)
+    enough = device.type == "cuda" or (gains and examples * flop_per_row(spec) > MIN_FLOP_TO_COMPILE)
     return _can_compile(device) and enough
 
 
@@ -171,7 +171,7 @@ def flop_per_row(spec: Spec) -> float:
 
 
 def facts(device: torch.device, threads: int, compiled: bool) -> dict[str, Any]:
-    """All that must be the same for a result to be identical to the bit."""
+    """The settings that must be equal for a result to be identical to the bit."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "device": device.type,

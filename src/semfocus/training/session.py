@@ -25,7 +25,7 @@ ENDED = ("done", "diverged")
 
 @dataclass(frozen=True)
 class Job:
-    """A run to train, and where it lives once it has begun."""
+    """A run to train, and its directory once it has begun."""
 
     config: RunConfig
     task: Task
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def steps_to_go(self) -> int:
-        """Training steps after the newest checkpoint; none when the run has ended."""
+        """Training steps after the newest checkpoint; 0 when the run has ended."""
         if self.state in ENDED:
             return 0
         saved = self.run.checkpoint_steps() if self.run.path.is_dir() else []
@@ -110,7 +110,7 @@ def _locked_members(jobs: Sequence[Job], locks: ExitStack) -> list[Member]:
         try:
             writer = locks.enter_context(job.run.lock())
         except Locked:
-            continue  # its holder trains it
+            continue  # the process that holds the lock trains it
         if (writer.status() or {}).get("state") not in ENDED:
             members.append(Member(job.config, job.task, writer, len(members)))
     return members

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as requests: the trainer finishes its step, saves, and stops."""
+"""Ctrl-C and SIGTERM interrupt a training: the trainer finishes its step, saves, and stops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Interrupted(SemfocusError):
 
 @contextmanager
 def listening() -> Iterator[Interruption]:
-    """Record signals instead of ending by them. A second Ctrl-C ends at once. Only the main thread receives signals."""
+    """Record signals instead of ending the process; a second Ctrl-C ends it. Only the main thread receives signals."""
     request = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield request

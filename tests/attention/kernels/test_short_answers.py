@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from semfocus.attention.kernels.short.configs import MAX_WHOLE_LENGTH
-from semfocus.attention.kernels.short.ops import short_attention
+from semfocus.attention.kernels.short.dispatch import short_attention
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.attention.normalisers import log_sum_exp
 from semfocus.attention.operator import attend

@@ -10,7 +10,7 @@ from tests.compiling import run_compiled
 
 SCRIPT = """
 from semfocus.attention.kernels.short import launch as short
-from semfocus.attention.kernels.short.ops import empty_results
+from semfocus.attention.kernels.short.dispatch import empty_results
 from semfocus.attention.mechanisms import parse_mechanism
 
 for mechanism, length, width, dtype, causal in (

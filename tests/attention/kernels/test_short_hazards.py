@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from semfocus.attention.kernels.short.ops import short_attention
+from semfocus.attention.kernels.short.dispatch import short_attention
 from semfocus.attention.operator import attend
 from tests.attention.kernels.short_cases import by_kernel, check, close, inputs, registered, run
 from tests.conftest import DEVICE

@@ -1,7 +1,6 @@
 """Kernels for sequences of up to 1024 positions: full, banded and block-local attention, top-k and bottom-k.
 
-    dispatch    what `attend` calls, and why a call is refused
-    ops         the torch custom operators, and which of the three kernel families serves a call
+    dispatch    what `attend` calls, why a call is refused, and the torch custom operators
     launch      arguments and grids;  configs: the launch table;  arguments: strided views and compile-time constants
     whole       up to 64 positions, one program per problem
     tiled       longer sequences, keys allowed by position

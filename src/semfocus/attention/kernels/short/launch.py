@@ -22,7 +22,7 @@ from semfocus.attention.kernels.short.arguments import (
     strided,
 )
 from semfocus.attention.kernels.short.configs import MAX_SHORT_LENGTH, MIN_TILE, Launch, launch_for, shrinking
-from semfocus.attention.kernels.short.ops import plan
+from semfocus.attention.kernels.short.dispatch import plan
 from semfocus.attention.mechanisms import Mechanism
 
 WORD = select.WORD.value
