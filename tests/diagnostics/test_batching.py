@@ -12,9 +12,10 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from semfocus import attend
-from semfocus.diagnostics import batching, diagnose
+from semfocus.diagnostics import diagnose
 from semfocus.diagnostics.aggregate import Aggregate
 from semfocus.diagnostics.diagnosing import Diagnosis, observe
+from semfocus.diagnostics.scores import limited
 from semfocus.diagnostics.sketch import EXACT
 from semfocus.tasks.base import Batch
 from tests.diagnostics.models import Calls, attention_layer, encoder, rows, sdpa_model, tokens
@@ -55,10 +56,11 @@ def test_any_room_for_scores_and_grouped_heads(room: int, sizes: list[int], exam
     assert examined == [1] * 5 + sizes
 
 
-def test_copies_are_not_held_beyond_their_limit(monkeypatch: pytest.MonkeyPatch, examined: list[int]) -> None:
-    monkeypatch.setattr(batching, "HELD_BYTES", 2 * 2 * 2 * 6 * 4 * 4)  # queries and keys of two calls
+def test_copies_are_not_held_beyond_their_limit(examined: list[int]) -> None:
+    two_calls = 2 * 2 * 2 * 6 * 4 * 4  # bytes of their queries and keys
     batches = [*pairs(1, (1, 2, 6, 4), (1, 2, 6, 4)), *pairs(4, (2, 6, 4), (2, 6, 4))]
-    assert_same(Given(), batches)
+    with limited(held_bytes=two_calls):
+        assert_same(Given(), batches)
     assert examined == [1] * 5 + [1, 1, 2, 1]  # whatever waits is examined, also of another kind
 
 

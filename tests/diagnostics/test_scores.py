@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from semfocus import attend
 from semfocus.attention import parse_mechanism
 from semfocus.attention.hooks import observing
 from semfocus.attention.inputs import AttentionInputs
-from semfocus.diagnostics import attention_stats
-from semfocus.diagnostics import scores as score_chunks
 from semfocus.diagnostics.attention_stats import PER_QUERY, Measured, Values, examine
+from semfocus.diagnostics.scores import limited
 from tests.diagnostics.plain import plain_statistics
 
 
@@ -51,12 +52,12 @@ def assert_same(actual: dict[str, list[float]], expected: dict[str, list[float]]
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:2+1s+2w", "banded:5", "bottomk:4", "randomk:4"])
 @pytest.mark.parametrize("chunk", [1, 40, 10**6])
-def test_every_number_agrees_with_a_plain_computation(mechanism: str, chunk: int, monkeypatch) -> None:
-    monkeypatch.setattr(score_chunks, "SCORES_IN_CACHES", chunk * 22)
+def test_every_number_agrees_with_a_plain_computation(mechanism: str, chunk: int) -> None:
     q, k, v = (3 * draw(2, 11, 4, seed=i) for i in range(3))
     value = parse_mechanism(mechanism)
     inputs, grouped = posed(q, k, v, value)
-    measured = examine(inputs, grouped, 3)
+    with limited(scores_in_caches=chunk * 22):
+        measured = examine(inputs, grouped, 3)
     scores = (q.double() @ k.double().mT) / 2
     keep = value.keep(scores.float(), None, seed=inputs.choice_seed)
     for head in range(2):
@@ -188,28 +189,37 @@ def test_half_precision_inputs_are_scored_in_float32() -> None:
     assert_same(of_head(measured, 0), expected)
 
 
-def test_memory_is_that_of_a_chunk_and_not_of_all_scores(monkeypatch) -> None:
-    monkeypatch.setattr(score_chunks, "SCORES_IN_CACHES", 2**12)
-    sizes: list[int] = []
-    whole = attention_stats.sort_descending
-    monkeypatch.setattr(
-        attention_stats, "sort_descending", lambda scores: sizes.append(scores.numel()) or whole(scores)
-    )
+def test_memory_is_that_of_a_chunk_and_not_of_all_scores() -> None:
+    class Largest(TorchDispatchMode):
+        """The size of the largest tensor that an operation returns."""
+
+        numel = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            tensors = result if isinstance(result, (tuple, list)) else [result]
+            self.numel = max([self.numel, *(part.numel() for part in tensors if isinstance(part, Tensor))])
+            return result
+
     q = draw(2, 300, 4)
-    examine(*posed(q, q, q, "full"), 4)
-    assert max(sizes) <= 2**12
-    assert sum(sizes) == 2 * 300 * 300
+    call = posed(q, q, q, "full")
+    with limited(scores_in_caches=2**13), Largest() as largest:
+        examine(*call, 4)
+    assert largest.numel <= 2**13 < 2 * 300 * 300
 
 
 @pytest.mark.parametrize("chunk", [1, 40, 10**6])
-def test_rows_are_uneven_where_queries_see_different_keys_whatever_the_chunks(chunk: int, monkeypatch) -> None:
-    monkeypatch.setattr(score_chunks, "SCORES_IN_CACHES", chunk * 22)
+def test_rows_are_uneven_where_queries_see_different_keys_whatever_the_chunks(chunk: int) -> None:
     q = draw(3, 2, 11, 4)
     lengths = torch.tensor([11, 5, 1])
-    for options, expected in (({}, 0), ({"lengths": lengths}, 0), ({"causal": True}, 3)):
-        assert examine(*posed(q, q, q, **options), 3).uneven.tolist() == [expected] * 2
-    # One token sees itself, under a causal mask too.
-    assert examine(*posed(q, q, q, causal=True, lengths=lengths), 3).uneven.tolist() == [2, 2]
     one_key_less = torch.ones(11, 11, dtype=torch.bool)
     one_key_less[7, 4] = False
-    assert examine(*posed(q, q, q, mask=one_key_less), 3).uneven.tolist() == [3, 3]
+    for options, expected in (
+        ({}, 0),
+        ({"lengths": lengths}, 0),
+        ({"causal": True}, 3),
+        ({"causal": True, "lengths": lengths}, 2),  # one token sees itself, under a causal mask too
+        ({"mask": one_key_less}, 3),
+    ):
+        with limited(scores_in_caches=chunk * 22):
+            assert examine(*posed(q, q, q, **options), 3).uneven.tolist() == [expected] * 2

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from semfocus.diagnostics import scores as score_chunks
+from semfocus.diagnostics.scores import limited
 from semfocus.diagnostics.sketch import ADDRESSES, EXACT, Sketch, add_to_all, extremes
 from semfocus.errors import UsageError
 
@@ -103,22 +103,21 @@ def test_an_error_that_cannot_be_meant_is_refused() -> None:
         Sketch(1, 0.0)
 
 
-def test_the_extremes_of_groups_are_the_same_by_one_address_and_by_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extremes_of_groups_are_the_same_by_one_address_and_by_many() -> None:
     groups = torch.tensor([0, 2, 0, 2, 2]).repeat(ADDRESSES)
     given = torch.tensor([[3.0, 1, 5, math.inf, 0.5], [1, 2, 3, 4, 5]]).repeat(1, ADDRESSES)
     alone = extremes(groups, given, 4)
-    monkeypatch.setattr(score_chunks, "LAUNCH_BOUND", {"cpu"})
-    assert torch.equal(extremes(groups, given, 4), alone)
+    with limited(launch_bound=frozenset({"cpu"})):
+        assert torch.equal(extremes(groups, given, 4), alone)
     assert alone[0].tolist() == [[3.0, math.inf, 0.5, math.inf], [1.0, math.inf, 2.0, math.inf]]
     assert (-alone[1]).tolist() == [[5.0, -math.inf, math.inf, -math.inf], [3.0, -math.inf, 5.0, -math.inf]]
 
 
 @pytest.mark.parametrize("sizes", [(100, 90), (100, 4 * EXACT), (4 * EXACT, 4 * EXACT), (0, 50), (0, 4 * EXACT)])
-@pytest.mark.parametrize("bound", [set(), {"cpu"}])
+@pytest.mark.parametrize("launch_bound", [frozenset(), frozenset({"cpu"})])
 def test_sketches_filled_together_are_what_they_are_filled_one_by_one(
-    sizes: tuple[int, int], bound: set[str], monkeypatch: pytest.MonkeyPatch
+    sizes: tuple[int, int], launch_bound: frozenset[str]
 ) -> None:
-    monkeypatch.setattr(score_chunks, "LAUNCH_BOUND", bound)
     together = [Sketch(3, rows=2) for _ in sizes]
     alone = [[Sketch(3) for _ in range(2)] for _ in sizes]
     shuffled = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(1))
@@ -126,7 +125,8 @@ def test_sketches_filled_together_are_what_they_are_filled_one_by_one(
         parts = [torch.stack([values(n, seed + i), values(n, seed + i + 9)]) for i, n in enumerate(sizes)]
         owners = [torch.arange(n) % 3 for n in sizes]
         on = torch.cat([3 * i + owner for i, owner in enumerate(owners)])
-        add_to_all(together, on[shuffled], torch.cat(parts, dim=1)[:, shuffled], sizes)
+        with limited(launch_bound=launch_bound):
+            add_to_all(together, on[shuffled], torch.cat(parts, dim=1)[:, shuffled], sizes)
         for sketches, owner, part in zip(alone, owners, parts, strict=True):
             for sketch, row in zip(sketches, part, strict=True):
                 sketch.add(owner, row)

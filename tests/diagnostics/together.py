@@ -13,15 +13,14 @@ from torch.nn import functional
 from semfocus import attend
 from semfocus.attention import parse_mechanism
 from semfocus.diagnostics import diagnose
-from semfocus.diagnostics import scores as score_chunks
 from semfocus.diagnostics.aggregate import Summary
 from semfocus.diagnostics.diagnosing import Diagnosis
+from semfocus.diagnostics.scores import limited
 
 
 def gathered(work: Callable[[], Any], scores: int = 2**24) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(score_chunks, "LAUNCH_BOUND", {"cpu"})
-        patch.setattr(score_chunks, "SCORES_A_LAUNCH", scores)
+    """The result of `work` with calls batched as on a GPU."""
+    with limited(launch_bound=frozenset({"cpu"}), scores_per_launch=scores):
         return work()
 
 

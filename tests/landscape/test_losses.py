@@ -80,20 +80,14 @@ def _loss(cohort: Cohort, row: Tensor) -> Tensor:
 
 
 def _curvature(cohort: Cohort) -> Curvature:
-    return Curvature(cohort.spec, cohort.train.only([0]))
-
-
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the 13 rows come in two pieces, the last of them short."""
-    monkeypatch.setattr("semfocus.landscape.losses.POSITIONS_WITH_GRADIENTS", {"cpu": 2 * 8 * 10})
+    """Over the rows of the first member: 13, in two chunks for two models, the last of them short."""
+    return Curvature(cohort.spec, cohort.train.only([0]), positions=2 * 8 * 10)
 
 
 def _draws(cohort: Cohort, members: int):
     return lambda i: normal_row(cohort.spec, 0, f"test/{i}").expand(members, -1)
 
 
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("mechanism", ["full", "topk:3"])
 def test_top_eigenpairs_are_those_of_the_dense_hessian_for_every_member(mechanism: str) -> None:
     cohort = _cohort(mechanism)
@@ -121,7 +115,6 @@ def test_top_eigenpairs_are_those_of_the_dense_hessian_for_every_member(mechanis
             assert abs(vector @ vectors[:, -1 - i]).item() == pytest.approx(1.0, abs=1e-3)
 
 
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("activation", ["relu", "gelu", "mish"])
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3+1g"])
 def test_products_and_gradients_are_those_of_the_plain_loss(mechanism: str, activation: str) -> None:

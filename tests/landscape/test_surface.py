@@ -101,11 +101,7 @@ def test_an_interrupted_surface_goes_on_and_is_identical_to_one_that_was_not(
     assert read_part(own_run, directions, whole.meta.key) is None
 
 
-def test_a_killed_surface_has_what_was_saved_and_measures_only_the_rest(
-    own_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("semfocus.landscape.surface.SAVE_SECONDS", 0.0)
-
+def test_a_killed_surface_has_what_was_saved_and_measures_only_the_rest(own_run: RunDirectory) -> None:
     class Killed(Exception):
         pass
 
@@ -114,7 +110,7 @@ def test_a_killed_surface_has_what_was_saved_and_measures_only_the_rest(
             raise Killed
 
     with pytest.raises(Killed):
-        measure_surface(own_run, FEW, RUNTIME, kill)
+        measure_surface(own_run, FEW, RUNTIME, kill, save_seconds=0.0)
     assert read_surface(own_run) is None
     calls: list[int] = []
     surface = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
@@ -123,16 +119,12 @@ def test_a_killed_surface_has_what_was_saved_and_measures_only_the_rest(
 
 
 @pytest.mark.parametrize("spoil", ["machine", "plan"])
-def test_what_another_machine_or_a_stranger_left_half_done_is_begun_anew(
-    own_run: RunDirectory, monkeypatch: pytest.MonkeyPatch, spoil: str
-) -> None:
-    monkeypatch.setattr("semfocus.landscape.surface.SAVE_SECONDS", 0.0)
-
+def test_what_another_machine_or_a_stranger_left_half_done_is_begun_anew(own_run: RunDirectory, spoil: str) -> None:
     def stop(done: int, wanted: int) -> None:
         raise KeyError(done)
 
     with pytest.raises(KeyError):
-        measure_surface(own_run, FEW, RUNTIME, stop)
+        measure_surface(own_run, FEW, RUNTIME, stop, save_seconds=0.0)
     (part,) = (own_run.path / "measurements").glob("surface-*-part.safetensors")
     arrays = read_arrays(own_run, part.stem)
     assert arrays is not None
