@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from semfocus.analysis.dispersion_vs_speedup import stored_points
+from semfocus.analysis.masks_vs_speedup import stored_mask_points
+from semfocus.analysis.results import Results
 from semfocus.cli import app
 from semfocus.errors import UsageError
+from semfocus.report.terminal.theory import dispersion_table, mask_table
 from semfocus.store import RunDirectory
 from semfocus.store.measurements import read_measurement, write_measurement
 from tests.report import measured as made_up
@@ -67,12 +72,15 @@ def test_dispersion_counts_measured_seeds_and_names_what_was_left_out(tmp_path: 
 
 
 @pytest.mark.parametrize("measure", ["dispersion", "masks"])
-def test_a_narrow_terminal_folds_the_table_and_cuts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measure: str
-) -> None:
+def test_a_narrow_terminal_folds_the_table_and_cuts_nothing(tmp_path: Path, measure: str) -> None:
     store(tmp_path)
-    monkeypatch.setattr("semfocus.cli.theory.console", lambda: Console(width=60, soft_wrap=True))
-    shown = speed(tmp_path, "--measure", measure).output
+    results, text = Results.load(tmp_path), StringIO()
+    if measure == "masks":
+        table = mask_table(stored_mask_points(results, "topk:5").points)
+    else:
+        table = dispersion_table(stored_points(results, "topk:5", "95"))
+    Console(width=60, soft_wrap=True, file=text).print(table)
+    shown = text.getvalue()
     assert "\u2026" not in shown
     assert "..." not in shown
     for word in (*TASKS, "speed-up", "measured"):

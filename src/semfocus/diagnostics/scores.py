@@ -21,7 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semfocus.attention.inputs import AttentionInputs, slice_queries
+from semfocus.attention.inputs import AttentionInputs, prepare_inputs, slice_queries
+from semfocus.attention.mechanisms import Full
+from semfocus.attention.normalisers import Softmax
 from semfocus.attention.positions import Positions
 
 
@@ -66,6 +68,16 @@ def held_bytes() -> int:
 
 # A float mask hides a key by a large negative number. Libraries use different numbers; all of them give weight 0.
 HIDDEN = -1e4
+
+
+def full_attention_inputs(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, gqa: bool
+) -> AttentionInputs:
+    """The inputs of softmax attention over every key that the mask leaves, as `attend` prepares them."""
+    return prepare_inputs(
+        q, k, v, Full(), normaliser=Softmax(), causal=causal, mask=mask, lengths=None, scale=scale, dropout_p=0.0,
+        generator=None, seed=None, enable_gqa=gqa, straight_through=False, assume_finite=False,
+    )  # fmt: skip
 
 
 def chunks(inputs: AttentionInputs) -> Iterator[Positions]:
