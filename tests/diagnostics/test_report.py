@@ -13,7 +13,7 @@ from semfocus.store import RunDirectory
 from semfocus.training import Runtime
 
 
-def test_every_measurement_of_real_runs_becomes_a_panel_and_none_is_taken_for_broken(runs: list[RunDirectory]) -> None:
+def test_every_measurement_of_real_runs_becomes_a_panel(runs: list[RunDirectory]) -> None:
     runtime = Runtime(threads=1, compile="off")
     for run in runs[:2]:
         measure_run(run, k=3, rows=20, checkpoint="all")

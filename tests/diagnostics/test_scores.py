@@ -52,7 +52,7 @@ def assert_same(actual: dict[str, list[float]], expected: dict[str, list[float]]
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:2+1s+2w", "banded:5", "bottomk:4", "randomk:4"])
 @pytest.mark.parametrize("chunk", [1, 40, 10**6])
-def test_every_number_agrees_with_a_plain_computation(mechanism: str, chunk: int) -> None:
+def test_every_statistic_agrees_with_a_plain_computation(mechanism: str, chunk: int) -> None:
     q, k, v = (3 * draw(2, 11, 4, seed=i) for i in range(3))
     value = parse_mechanism(mechanism)
     inputs, grouped = posed(q, k, v, value)
@@ -66,7 +66,7 @@ def test_every_number_agrees_with_a_plain_computation(mechanism: str, chunk: int
 
 
 @pytest.mark.parametrize("kind", ["causal", "mask", "bias", "huge bias", "lengths", "fewer queries"])
-def test_keys_that_a_query_may_not_see_count_for_nothing(kind: str) -> None:
+def test_hidden_keys_do_not_count(kind: str) -> None:
     q, k, v = (2 * draw(3, 2, 9, 4, seed=i) for i in range(3))
     options: dict[str, object] = {}
     valid = torch.ones(3, 1, 9, 9, dtype=torch.bool)
@@ -108,7 +108,7 @@ def test_grouped_heads_are_counted_as_the_heads_of_the_queries() -> None:
         assert_same(of_head(grouped, head), of_head(repeated, head))
 
 
-def test_ties_go_to_the_lowest_index_as_the_selection_itself_has_it() -> None:
+def test_ties_go_to_the_lowest_index_as_in_the_selection() -> None:
     q, k = torch.ones(1, 5, 1), torch.tensor([1.0, 2.0, 1.0, 1.0, 2.0]).view(1, 5, 1)
     inputs, grouped = posed(q, k, k, "topk:3")
     measured = examine(inputs, grouped, 3)
@@ -126,7 +126,7 @@ def test_constant_scores_have_separation_zero_and_no_nan() -> None:
     assert not any(values.isnan().any() for values in measured.queries.rows)
 
 
-def test_one_query_and_one_key_are_enough() -> None:
+def test_one_query_and_one_key_can_be_measured() -> None:
     q = torch.ones(1, 1, 2)
     measured = examine(*posed(q, q, q, "full"), 1)
     assert of_queries(measured)["separation"].tolist() == [math.inf]
@@ -134,7 +134,7 @@ def test_one_query_and_one_key_are_enough() -> None:
     assert measured.in_degree.rows[0].tolist() == [1]
 
 
-def test_fully_masked_rows_are_counted_apart_and_spoil_nothing() -> None:
+def test_fully_masked_queries_are_counted_and_left_out() -> None:
     q, k, v = (draw(1, 4, 3, seed=i) for i in range(3))
     mask = torch.ones(4, 4, dtype=torch.bool)
     mask[2] = False
@@ -144,7 +144,7 @@ def test_fully_masked_rows_are_counted_apart_and_spoil_nothing() -> None:
     assert all(values.isfinite().all() for values in measured.queries.rows)
 
 
-def test_scores_that_are_not_finite_are_counted_apart_and_spoil_nothing() -> None:
+def test_queries_with_scores_that_are_not_finite_are_counted_and_left_out() -> None:
     q, k, v = (draw(2, 5, 3, seed=i) for i in range(3))
     clean = examine(*posed(q, k, v, "full"), 2)
     q[1, 3] = math.nan
@@ -158,7 +158,7 @@ def test_scores_that_are_not_finite_are_counted_apart_and_spoil_nothing() -> Non
         torch.testing.assert_close(values, left)
 
 
-def test_a_key_at_minus_infinity_is_not_seen_though_no_mask_hides_it() -> None:
+def test_a_key_with_a_score_of_minus_infinity_counts_as_hidden() -> None:
     q, k, v = (draw(1, 5, 3, seed=i) for i in range(3))
     q[..., 0] = 1.0
     mask = torch.ones(5, 5, dtype=torch.bool)
@@ -209,7 +209,7 @@ def test_memory_is_that_of_a_chunk_and_not_of_all_scores() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 40, 10**6])
-def test_rows_are_uneven_where_queries_see_different_keys_whatever_the_chunks(chunk: int) -> None:
+def test_sequences_whose_queries_see_different_keys_are_uneven_for_any_chunk_size(chunk: int) -> None:
     q = draw(3, 2, 11, 4)
     lengths = torch.tensor([11, 5, 1])
     one_key_less = torch.ones(11, 11, dtype=torch.bool)

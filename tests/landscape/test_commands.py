@@ -68,7 +68,7 @@ def test_sharpness_prints_a_line_for_each_checkpoint_and_writes_its_figures(run_
 
 
 @pytest.mark.parametrize("command", ["surface", "sharpness"])
-def test_rows_below_zero_are_told_that_zero_is_all(command: str, run_of_kind: Kind, tmp_path: Path) -> None:
+def test_negative_rows_are_refused_with_the_meaning_of_zero(command: str, run_of_kind: Kind, tmp_path: Path) -> None:
     run = run_of_kind("pre", "full")
     options = ["--rows", "-3", "--out", str(run.path.parent), "--figures", str(tmp_path)]
     error = CliRunner().invoke(app, [command, run.id, *options]).exception
@@ -99,7 +99,7 @@ def test_every_example_in_the_help_has_a_line_of_its_own(command: str) -> None:
     assert all(line.count("semfocus") == 1 for line in examples)
 
 
-def test_runs_that_cannot_be_shown_together_are_refused(run_of_kind: Kind, tmp_path: Path) -> None:
+def test_runs_of_one_label_or_of_two_tasks_are_refused(run_of_kind: Kind, tmp_path: Path) -> None:
     same = run_of_kind("pre", "full")
     other = run_of_kind("post", "full")
     with pytest.raises(UsageError, match="two of the runs are both full, seed 1"):

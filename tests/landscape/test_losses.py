@@ -35,7 +35,7 @@ def _spec_and_rows(padded: bool, mechanism: str = "topk:3") -> tuple[Spec, Rows,
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3+1g"])
-def test_each_of_many_models_has_the_loss_it_has_alone(padded: bool, mechanism: str) -> None:
+def test_the_loss_of_each_of_many_models_equals_its_loss_alone(padded: bool, mechanism: str) -> None:
     spec, rows, batch = _spec_and_rows(padded, mechanism)
     assert (rows.lengths is not None) == padded
     parameters = torch.stack([initial(spec, seed) for seed in range(3)])
@@ -57,7 +57,7 @@ def test_examples_are_shared_by_the_members_and_not_copied() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 7, 23, 5000])
-def test_a_plan_covers_all_rows_with_chunks_that_waste_less_than_a_row_each(count: int) -> None:
+def test_a_plan_covers_all_rows_in_chunks_of_nearly_equal_size(count: int) -> None:
     spec, _, _ = _spec_and_rows(False)
     planned = plan(spec, count, CPU, positions=2048)
     chunks = -(-count // planned.rows)
@@ -131,7 +131,7 @@ def test_products_and_gradients_are_those_of_the_plain_loss(mechanism: str, acti
         assert (difference - product[member]).norm() < 1e-5 * product[member].norm()
 
 
-def test_long_rows_on_a_cpu_have_second_derivatives_too() -> None:
+def test_long_sequences_on_a_cpu_have_second_derivatives() -> None:
     """There attention would be computed from lists of keys, which can be differentiated only once."""
     config = tiny(1, "topk:3", rows=(3, 2), model=SMALL)
     config = config.model_copy(update={"task": config.task.model_copy(update={"options": {"length": 300}})})
@@ -147,12 +147,12 @@ def _lanczos(matrices: Tensor, count: int = 1, **options):
     return top_eigenpairs(lambda v: torch.einsum("eij,ej->ei", matrices, v), lambda i: draws[i], count, **options)
 
 
-def test_lanczos_takes_the_largest_not_the_largest_in_size() -> None:
+def test_lanczos_gives_the_largest_eigenvalue_not_the_largest_magnitude() -> None:
     matrix = torch.diag(torch.tensor([-9.0, 1.0, 2.0, 0.5], dtype=torch.float64))
     assert _lanczos(matrix[None], count=2, rank=4).values[0].tolist() == pytest.approx([2.0, 1.0])
 
 
-def test_a_matrix_that_is_used_up_early_waits_for_the_others_unchanged() -> None:
+def test_a_matrix_with_an_exhausted_krylov_space_keeps_its_eigenvalue() -> None:
     generator = torch.Generator().manual_seed(1)
     random = torch.randn(30, 30, generator=generator, dtype=torch.float64)
     hard, flat = random + random.T, torch.zeros(30, 30, dtype=torch.float64)
@@ -165,7 +165,7 @@ def test_a_matrix_that_is_used_up_early_waits_for_the_others_unchanged() -> None
     assert top.vectors[2, 0] @ one @ top.vectors[2, 0] == pytest.approx(5.0)
 
 
-def test_too_few_steps_are_told_by_the_residual() -> None:
+def test_too_few_steps_show_in_the_residual() -> None:
     spectrum = torch.linspace(0, 1, 200, dtype=torch.float64)
     top = _lanczos(torch.diag(spectrum)[None], steps=4)
     assert top.steps == 4

@@ -49,7 +49,7 @@ def _marked(run: RunDirectory, sharpness: Sharpness) -> Sharpness:
     return keep(run, Sharpness.from_payload(sharpness.document | {"mark": "stored"}))
 
 
-def test_a_model_without_a_certificate_is_measured_all_the_same(tmp_path: Path) -> None:
+def test_a_model_without_a_certificate_is_measured_without_a_bound(tmp_path: Path) -> None:
     (run,) = trained([tiny(1, "bottomk:3", epochs=1)], tmp_path)
     sharpness = measure_sharpness(run, 10, RUNTIME)
     assert sharpness.certified is None
