@@ -19,7 +19,7 @@ from semfocus.diagnostics.scores import limited
 from semfocus.diagnostics.sketch import EXACT
 from semfocus.tasks.base import Batch
 from tests.diagnostics.models import Calls, attention_layer, encoder, rows, sdpa_model, tokens
-from tests.diagnostics.together import Given, assert_same, draw, facts, gathered, pairs, told
+from tests.diagnostics.reference import Given, as_lists, assert_same, batched, draw, facts, pairs
 from tests.integrations import tiny
 
 
@@ -181,7 +181,7 @@ def test_calls_held_at_an_exception_do_not_reach_the_next_diagnosis() -> None:
             diagnose(model, [tokens(seed=2), torch.zeros(1, 2, 3)], k=3)
         return diagnose(model, [good], k=3)
 
-    assert told(gathered(interrupted)) == told(diagnose(model, [good], k=3))
+    assert as_lists(batched(interrupted)) == as_lists(diagnose(model, [good], k=3))
 
 
 def test_results_can_be_read_between_batches() -> None:
@@ -194,7 +194,7 @@ def test_results_can_be_read_between_batches() -> None:
             summaries = facts(seen.whole()), [facts(layer.whole) for layer in seen.layers()]
         return summaries
 
-    assert gathered(lambda: read(*([batch] for batch in batches))) == read(batches)
+    assert batched(lambda: read(*([batch] for batch in batches))) == read(batches)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +261,6 @@ def test_fifty_calls_take_few_operations_and_few_synchronisations() -> None:
             model(batch)
     with Counting() as watched:
         seen = Aggregate(3)
-        gathered(lambda: (observe(model, batches, seen.see), seen.flush()))
+        batched(lambda: (observe(model, batches, seen.see), seen.flush()))
     assert watched.all - forward.all < 20 * 50
     assert watched.waits - forward.waits < 20

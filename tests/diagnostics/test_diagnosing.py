@@ -31,7 +31,7 @@ from tests.diagnostics.models import (
     seeded,
     tokens,
 )
-from tests.diagnostics.plain import plain_statistics, quantile
+from tests.diagnostics.reference import plain_statistics, quantile
 from tests.integrations import tiny
 
 

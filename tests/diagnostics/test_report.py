@@ -1,4 +1,4 @@
-"""What is measured and stored by us is what the report shows: no kind of measurement is lost on the way."""
+"""The report shows every kind of measurement that is stored."""
 
 from __future__ import annotations
 

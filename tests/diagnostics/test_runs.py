@@ -1,4 +1,4 @@
-"""What is measured on trained runs: the numbers of a plain computation, at any kept checkpoint, stored with the run."""
+"""Measurements of trained runs agree with a plain computation, at any kept checkpoint, and are stored with the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from semfocus.theory import stability
 from semfocus.training import data, load
 from semfocus.training.loading import config_of
 from tests.diagnostics.models import encoder
-from tests.diagnostics.plain import plain_statistics, quantile
+from tests.diagnostics.reference import plain_statistics, quantile
 from tests.measurements import payloads
 from tests.measurements.payloads import stored
 

@@ -1,4 +1,4 @@
-"""What is measured on a call of attention is what a plain float64 computation of all its scores gives."""
+"""Statistics of an attention call agree with a plain float64 computation from all its scores."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from semfocus.attention.hooks import observing
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.diagnostics.attention_stats import PER_QUERY, Measured, Values, examine
 from semfocus.diagnostics.scores import limited
-from tests.diagnostics.plain import plain_statistics
+from tests.diagnostics.reference import plain_statistics
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def posed(*args: object, **options: object) -> tuple[AttentionInputs, bool]:
-    """The problem that a call of attend poses."""
+def inputs_of(*args: object, **options: object) -> tuple[AttentionInputs, bool]:
+    """The inputs that a call of attend reports."""
     seen: list[tuple[AttentionInputs, bool]] = []
     with observing(lambda inputs, grouped: seen.append((inputs, grouped))):
         attend(*args, **options)
@@ -55,7 +55,7 @@ def assert_same(actual: dict[str, list[float]], expected: dict[str, list[float]]
 def test_every_statistic_agrees_with_a_plain_computation(mechanism: str, chunk: int) -> None:
     q, k, v = (3 * draw(2, 11, 4, seed=i) for i in range(3))
     value = parse_mechanism(mechanism)
-    inputs, grouped = posed(q, k, v, value)
+    inputs, grouped = inputs_of(q, k, v, value)
     with limited(scores_in_caches=chunk * 22):
         measured = examine(inputs, grouped, 3)
     scores = (q.double() @ k.double().mT) / 2
@@ -89,7 +89,7 @@ def test_hidden_keys_do_not_count(kind: str) -> None:
         least = torch.finfo(torch.float32).min if kind == "huge bias" else -math.inf
         options["mask"] = torch.where(hidden, least, bias)
         valid = ~hidden
-    measured = examine(*posed(q, k, v, "topk:2", **options), 2)
+    measured = examine(*inputs_of(q, k, v, "topk:2", **options), 2)
     scores = (q.double() @ k.double().mT) / 2 + bias
     for head in range(2):
         parts = [plain_statistics(scores[row, head], valid[row, 0], 2) for row in range(3)]
@@ -101,8 +101,8 @@ def test_hidden_keys_do_not_count(kind: str) -> None:
 
 def test_grouped_heads_are_counted_as_the_heads_of_the_queries() -> None:
     q, k, v = draw(2, 6, 8, 4), draw(2, 3, 8, 4, seed=1), draw(2, 3, 8, 4, seed=2)
-    grouped = examine(*posed(q, k, v, "full", enable_gqa=True), 2)
-    repeated = examine(*posed(q, *(part.repeat_interleave(2, 1) for part in (k, v)), "full"), 2)
+    grouped = examine(*inputs_of(q, k, v, "full", enable_gqa=True), 2)
+    repeated = examine(*inputs_of(q, *(part.repeat_interleave(2, 1) for part in (k, v)), "full"), 2)
     assert len(grouped.queries.sizes) == 6
     for head in range(6):
         assert_same(of_head(grouped, head), of_head(repeated, head))
@@ -110,7 +110,7 @@ def test_grouped_heads_are_counted_as_the_heads_of_the_queries() -> None:
 
 def test_ties_go_to_the_lowest_index_as_in_the_selection() -> None:
     q, k = torch.ones(1, 5, 1), torch.tensor([1.0, 2.0, 1.0, 1.0, 2.0]).view(1, 5, 1)
-    inputs, grouped = posed(q, k, k, "topk:3")
+    inputs, grouped = inputs_of(q, k, k, "topk:3")
     measured = examine(inputs, grouped, 3)
     assert measured.in_degree.rows[0].tolist() == [5, 5, 0, 0, 5]
     keep = inputs.mechanism.keep(q @ k.mT)
@@ -119,7 +119,7 @@ def test_ties_go_to_the_lowest_index_as_in_the_selection() -> None:
 
 def test_constant_scores_have_separation_zero_and_no_nan() -> None:
     q = torch.ones(1, 4, 2)
-    measured = examine(*posed(q, q, q, "full"), 2)
+    measured = examine(*inputs_of(q, q, q, "full"), 2)
     assert of_queries(measured)["separation"].tolist() == [0.0] * 4
     assert of_queries(measured)["delta_full"].tolist() == [0.0] * 4
     assert of_queries(measured)["entropy"].tolist() == pytest.approx([math.log(4)] * 4)
@@ -128,7 +128,7 @@ def test_constant_scores_have_separation_zero_and_no_nan() -> None:
 
 def test_one_query_and_one_key_can_be_measured() -> None:
     q = torch.ones(1, 1, 2)
-    measured = examine(*posed(q, q, q, "full"), 1)
+    measured = examine(*inputs_of(q, q, q, "full"), 1)
     assert of_queries(measured)["separation"].tolist() == [math.inf]
     assert of_queries(measured)["k95"].tolist() == [1.0]
     assert measured.in_degree.rows[0].tolist() == [1]
@@ -138,7 +138,7 @@ def test_fully_masked_queries_are_counted_and_left_out() -> None:
     q, k, v = (draw(1, 4, 3, seed=i) for i in range(3))
     mask = torch.ones(4, 4, dtype=torch.bool)
     mask[2] = False
-    measured = examine(*posed(q, k, v, "full", mask=mask), 2)
+    measured = examine(*inputs_of(q, k, v, "full", mask=mask), 2)
     assert measured.empty.tolist() == [1]
     assert len(of_queries(measured)["delta_full"]) == 3
     assert all(values.isfinite().all() for values in measured.queries.rows)
@@ -146,10 +146,10 @@ def test_fully_masked_queries_are_counted_and_left_out() -> None:
 
 def test_queries_with_scores_that_are_not_finite_are_counted_and_left_out() -> None:
     q, k, v = (draw(2, 5, 3, seed=i) for i in range(3))
-    clean = examine(*posed(q, k, v, "full"), 2)
+    clean = examine(*inputs_of(q, k, v, "full"), 2)
     q[1, 3] = math.nan
     q[0, 2] = math.inf
-    measured = examine(*posed(q, k, v, "full"), 2)
+    measured = examine(*inputs_of(q, k, v, "full"), 2)
     assert measured.not_finite.tolist() == [1, 1]
     for name, values in of_queries(measured).items():
         assert values.isfinite().all(), name
@@ -163,9 +163,9 @@ def test_a_key_with_a_score_of_minus_infinity_counts_as_hidden() -> None:
     q[..., 0] = 1.0
     mask = torch.ones(5, 5, dtype=torch.bool)
     mask[:, 3] = False
-    hidden = examine(*posed(q, k, v, "full", mask=mask), 2)
+    hidden = examine(*inputs_of(q, k, v, "full", mask=mask), 2)
     k[0, 3, 0] = -math.inf
-    measured = examine(*posed(q, k, v, "full"), 2)
+    measured = examine(*inputs_of(q, k, v, "full"), 2)
     assert measured.most_seen.tolist() == [4]
     assert measured.in_degree.rows.sum() == 5 * 2
     for name in ("delta_full", "delta_heavy", "separation", "entropy", "k95"):
@@ -176,15 +176,15 @@ def test_a_key_with_a_score_of_minus_infinity_counts_as_hidden() -> None:
 def test_lengths_and_a_float_mask_hide_together() -> None:
     q, k, v = (draw(2, 1, 6, 4, seed=i) for i in range(3))
     past, inside = torch.ones(6, 6, dtype=torch.bool).tril(), torch.arange(6) < torch.tensor([6, 4]).view(2, 1, 1, 1)
-    both = posed(q, k, v, "full", mask=torch.where(past, 0.0, -1e9), lengths=torch.tensor([6, 4]))
+    both = inputs_of(q, k, v, "full", mask=torch.where(past, 0.0, -1e9), lengths=torch.tensor([6, 4]))
     assert torch.equal(
-        examine(*both, 2).queries.rows, examine(*posed(q, k, v, "full", mask=past & inside), 2).queries.rows
+        examine(*both, 2).queries.rows, examine(*inputs_of(q, k, v, "full", mask=past & inside), 2).queries.rows
     )
 
 
 def test_half_precision_inputs_are_scored_in_float32() -> None:
     q, k, v = (draw(1, 6, 4, seed=i).bfloat16() for i in range(3))
-    measured = examine(*posed(q, k, v, "full"), 2)
+    measured = examine(*inputs_of(q, k, v, "full"), 2)
     expected = plain_statistics((q[0].double() @ k[0].double().mT) / 2, torch.ones(6, 6, dtype=torch.bool), 2)
     assert_same(of_head(measured, 0), expected)
 
@@ -202,7 +202,7 @@ def test_memory_is_that_of_a_chunk_and_not_of_all_scores() -> None:
             return result
 
     q = draw(2, 300, 4)
-    call = posed(q, q, q, "full")
+    call = inputs_of(q, q, q, "full")
     with limited(scores_in_caches=2**13), Largest() as largest:
         examine(*call, 4)
     assert largest.numel <= 2**13 < 2 * 300 * 300
@@ -222,4 +222,4 @@ def test_sequences_whose_queries_see_different_keys_are_uneven_for_any_chunk_siz
         ({"mask": one_key_less}, 3),
     ):
         with limited(scores_in_caches=chunk * 22):
-            assert examine(*posed(q, q, q, **options), 3).uneven.tolist() == [expected] * 2
+            assert examine(*inputs_of(q, q, q, **options), 3).uneven.tolist() == [expected] * 2

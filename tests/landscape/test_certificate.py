@@ -1,4 +1,4 @@
-"""Certified constants against what really trained models do: gradients, finite steps, changes of mask."""
+"""Gradients and finite changes of the loss of trained models stay within the certified constants."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from semfocus.config import TaskConfig
-from semfocus.landscape.directions import normal_row
+from semfocus.landscape.directions import normal_vector
 from semfocus.landscape.losses import Curvature, Losses, Plan, plan, top_eigenpairs
 from semfocus.model import Encoder, forward
 from semfocus.spec import Spec, initial
@@ -85,7 +85,7 @@ def _curvature(cohort: Cohort) -> Curvature:
 
 
 def _draws(cohort: Cohort, members: int):
-    return lambda i: normal_row(cohort.spec, 0, f"test/{i}").expand(members, -1)
+    return lambda i: normal_vector(cohort.spec, 0, f"test/{i}").expand(members, -1)
 
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3"])
@@ -120,7 +120,7 @@ def test_top_eigenpairs_are_those_of_the_dense_hessian_for_every_member(mechanis
 def test_products_and_gradients_are_those_of_the_plain_loss(mechanism: str, activation: str) -> None:
     cohort = _cohort(mechanism, activation)
     parameters, curvature = cohort.parameters.double(), _curvature(cohort)
-    vectors = torch.cat([normal_row(cohort.spec, i, "test") for i in range(2)])
+    vectors = torch.cat([normal_vector(cohort.spec, i, "test") for i in range(2)])
     gradient, product = curvature.gradient(parameters), curvature.product(parameters, vectors)
     for member in range(2):
         slope = torch.func.grad(lambda row: _loss(cohort, row))

@@ -1,4 +1,4 @@
-"""Gradient and curvature at every checkpoint that was kept."""
+"""Gradient and curvature at every kept checkpoint."""
 
 from __future__ import annotations
 

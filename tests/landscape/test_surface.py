@@ -1,4 +1,4 @@
-"""Surfaces of trained runs: the right points, kept with the run, and the same after an interruption."""
+"""Surfaces of trained runs have the right losses, are stored with the run, and resume to the bit."""
 
 from __future__ import annotations
 

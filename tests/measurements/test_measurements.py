@@ -1,4 +1,4 @@
-"""A measurement comes back as a typed value, whatever stands beside it; one that is not what it says is refused."""
+"""A stored measurement is read as a typed value; a malformed one is refused and does not affect others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimiser behind the looseness tables: finds known maxima, the same ones every time, from its own stream."""
+"""The search behind the looseness tables finds known maxima, is deterministic, and uses its own random stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`semfocus theory speed` on stores of made-up runs, and the help of its neighbours."""
+"""`semfocus theory speed` on stores of synthetic runs, and the help of the theory commands."""
 
 from __future__ import annotations
 
