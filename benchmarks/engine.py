@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
 from semfocus.execution.processes import keep_memory
-from semfocus.model import positions
+from semfocus.model import sinusoidal_encoding
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator
 from semfocus.training.runtime import Runtime, flop_per_row, numerics
@@ -47,7 +47,7 @@ class PlainModel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         drop, norm = nn.functional.dropout, functional.layer_norm
-        x = self.embedding(tokens) * math.sqrt(self.d) + positions(tokens.shape[-1], self.d, tokens.device)
+        x = self.embedding(tokens) * math.sqrt(self.d) + sinusoidal_encoding(tokens.shape[-1], self.d, tokens.device)
         x = drop(x, self.p)
         for q, k, v, o, up, down in self.blocks:
             y = norm(x, (self.d,))

@@ -108,13 +108,13 @@ def _timing(epochs: int) -> str:
 def load(root: str, out: str) -> int:
     """Read every run and compare the mechanisms of every group; return the number of groups."""
     from semfocus.analysis.results import Results
-    from semfocus.report.figures.series import METRICS, series
+    from semfocus.report.figures.lines import series
 
     groups = Results.load(Path(root)).groups
     for group in groups:
         _ = group.comparison
         for mechanism in group.mechanisms:
-            for metric in METRICS:
+            for metric in group.records[0].objective.columns:
                 series(group.runs(mechanism), metric)
     return len(groups)
 

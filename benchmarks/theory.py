@@ -26,7 +26,7 @@ from semfocus.config import AttentionConfig, RunConfig, TaskConfig
 from semfocus.diagnostics import diagnose
 from semfocus.landscape import SurfaceSettings, measure_surface
 from semfocus.measurements import Surface, surface_name
-from semfocus.model import Encoder, positions
+from semfocus.model import Encoder, sinusoidal_encoding
 from semfocus.spec import Spec, initial
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.measurements import read_arrays
@@ -99,7 +99,7 @@ def plain_logits(weights: dict[str, Tensor], tokens: Tensor, spec: Spec) -> Tens
         return x @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
     x = functional.embedding(tokens.long(), weights["embedding"]) * d**0.5
-    x = x + positions(tokens.shape[-1], d, tokens.device)
+    x = x + sinusoidal_encoding(tokens.shape[-1], d, tokens.device)
     for i in range(spec.model.blocks):
         q, k, v = linear(functional.layer_norm(x, (d,)), f"blocks.{i}.qkv").chunk(3, dim=-1)
         if spec.mechanism.keeps_largest is not None:

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from semfocus.analysis import Accuracies, accuracy_difference
-from semfocus.analysis.noninferiority import noninferiority_test
+from semfocus.analysis.accuracy import noninferiority_test
 from statistics_check import correlated_normals, print_table, print_tables, simulate_accuracies
 
 CORRELATIONS = (0.0, 0.5, 0.9)

@@ -1,7 +1,7 @@
-"""Shared by all tests: one torch thread, no cache outside the test's own folder, network never wanted, one device.
+"""Shared by all tests: one torch thread, a cache in a temporary folder, no network, one device.
 
 `--plugin my_module` imports a user's module before tests are collected; the conformance suite then covers it too.
-The tests of attention build their tensors on SEMFOCUS_TEST_DEVICE, cpu unless said otherwise: `make test-gpu`.
+The tests of attention build their tensors on SEMFOCUS_TEST_DEVICE (default: cpu; `make test-gpu` sets it).
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from __future__ import annotations
 import os
 import signal
 import warnings
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from semfocus.errors import UsageError
+from semfocus.plugins import load_plugin
+
 torch.set_num_threads(1)
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; tests and what they start do not
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # set by a shell for background jobs; tests need the signal
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The default gives each example 200 ms, which a busy machine may take for none at all. And the same examples every
-# time: what chance finds some day would fail a change that has nothing to do with it. `make test-all` searches.
+# No deadline: on a busy machine any example may take longer than the default of 200 ms. The same examples every time:
+# a random example must not fail an unrelated change. `make test-all` searches at random.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("search", patient)
 settings.register_profile("same", patient, derandomize=True)
@@ -38,7 +40,7 @@ if DEVICE.type == "cuda":
     if not torch.cuda.is_available():
         raise pytest.UsageError(f"SEMFOCUS_TEST_DEVICE={DEVICE}, but torch {torch.__version__} finds no such device")
     with warnings.catch_warnings():
-        # The first product of the backward thread may warn that it has no context yet, which is no test's fault.
+        # The first product of the backward thread may warn that it has no context yet, which no test causes.
         warnings.simplefilter("ignore")
         (torch.ones(2, 2, device=DEVICE, requires_grad=True) @ torch.ones(2, 2, device=DEVICE)).sum().backward()
         # Importing torch's compiler warns of a deprecation in torch 2.11, in whichever test comes first.
@@ -51,16 +53,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="import MODULE first, so that the conformance suite tests what it registers (repeatable)",
+        help="import MODULE (a name or a file) first: the conformance suite then tests what it registers (repeatable)",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for module in config.getoption("--plugin"):
+    for name in config.getoption("--plugin"):
         try:
-            import_module(module)
-        except ImportError as error:
-            raise pytest.UsageError(f"--plugin {module} cannot be imported: {error}") from error
+            load_plugin(name)
+        except UsageError as error:
+            raise pytest.UsageError(f"--plugin {name}: {error}") from error
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -51,8 +53,8 @@ ALLOWED: dict[str, set[str]] = {
         "measurements", "analysis", "report",
     },
     "experiments": {
-        "errors", "execution", "attention", "config", "config_files", "recipes", "tasks", "training", "store",
-        "measurements", "analysis", "report",
+        "errors", "registry", "execution", "attention", "config", "config_files", "recipes", "tasks", "training",
+        "store", "measurements", "analysis", "report",
     },
     "cli": {
         "integrations", "errors", "execution", "tasks", "config_files", "training", "store", "analysis", "report",
@@ -174,3 +176,13 @@ def test_every_public_name_can_be_imported() -> None:
         assert getattr(semfocus, name) is not None
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = semfocus.no_such_name
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.parents[1].glob("benchmarks/*.py")), ids=lambda path: path.name)
+def test_every_name_that_a_benchmark_imports_exists(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "semfocus":
+            module = import_module(node.module or "")
+            for alias in node.names:
+                is_module = hasattr(module, "__path__") and find_spec(f"{node.module}.{alias.name}") is not None
+                assert hasattr(module, alias.name) or is_module, f"{node.module}.{alias.name}"

@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from semfocus.analysis import ACCURACY_MARGIN, SPEEDUP_MARGIN, Interval, equivalence, non_inferiority
-from semfocus.analysis.intervals import jackknife_t, leave_one_out_means, mean_interval
+from semfocus.analysis import ACCURACY_MARGIN, SPEEDUP_MARGIN, Interval, Margin, equivalence, non_inferiority
+from semfocus.analysis.intervals import (
+    jackknife_t,
+    leave_one_out_means,
+    log_interval,
+    mean_interval,
+    one_sided_p,
+    tost_p,
+)
 from semfocus.errors import UsageError
 
 
@@ -73,3 +80,33 @@ def test_importing_the_analysis_does_not_pay_for_scipy_or_torch() -> None:
     code = "import sys, semfocus.analysis; print([m for m in ('scipy', 'torch', 'matplotlib') if m in sys.modules])"
     imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert imported.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("bound", [-0.02, 0.0, 0.01])
+def test_p_beyond_a_bound_is_scipys_t_test_made_two_sided(bound: float) -> None:
+    values = np.array([0.01, 0.02, -0.01, 0.03, 0.005, 0.0, 0.012])
+    interval = mean_interval(values)
+    assert interval is not None
+    above = stats.ttest_1samp(values, bound, alternative="greater").pvalue
+    assert one_sided_p(values.mean(), interval, 7, bound) == pytest.approx(min(1.0, 2 * above))
+    below = stats.ttest_1samp(values, bound, alternative="less").pvalue
+    assert one_sided_p(values.mean(), interval, 7, bound, below=True) == pytest.approx(min(1.0, 2 * below))
+
+
+def test_p_is_five_percent_where_the_intervals_end_touches_the_bound() -> None:
+    interval = Interval(1.0, 3.0)
+    assert one_sided_p(2.0, interval, 10, 1.0) == pytest.approx(0.05)
+    assert tost_p(2.0, interval, 10, Margin(1.0, 3.0)) == pytest.approx(0.05)
+    assert tost_p(2.0, interval, 10, Margin(0.0, 3.0)) == pytest.approx(0.05)
+    assert tost_p(2.0, interval, 10, Margin(0.0, 4.0)) < 0.05
+
+
+def test_seeds_without_any_spread_prove_no_more_than_an_exact_test_could() -> None:
+    assert one_sided_p(2.0, Interval(2.0, 2.0), 10, 1.0) == 2**-9
+    assert one_sided_p(2.0, Interval(2.0, 2.0), 10, 3.0) == 1.0
+
+
+def test_an_open_end_is_left_to_the_other_one() -> None:
+    assert log_interval(Interval(0.0, 1.0)) == Interval(-math.inf, 0.0)
+    assert log_interval(Interval(1.0, math.inf)) == Interval(0.0, math.inf)
+    assert one_sided_p(-1.0, Interval(-math.inf, 0.0), 10, 0.0, below=True) == pytest.approx(0.05)

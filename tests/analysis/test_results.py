@@ -19,6 +19,7 @@ from semfocus.tasks import register_task
 from semfocus.tasks.parity import Parity
 from tests.analysis.made import both, run
 from tests.analysis.test_verdicts_cli import stored
+from tests.measurements import payloads
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_a_store_is_read_once_and_may_be_gone_afterwards(root: Path) -> None:
-    write_measurement(RunStore(root).open(run("parity", "full", 1).id), "dispersion", {"k": 5})
+    write_measurement(RunStore(root).open(run("parity", "full", 1).id), "dispersion", payloads.dispersion())
     results = Results.load(root)
     measurements = results.measurements
     shutil.rmtree(root)

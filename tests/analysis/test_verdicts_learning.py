@@ -8,7 +8,7 @@ from semfocus.analysis.intervals import Interval
 from semfocus.analysis.paired import PairedTest
 from semfocus.analysis.records import Record
 from semfocus.analysis.speedup import Ratio, SpeedUp
-from semfocus.analysis.verdicts.ablations import ADAM_RATES, BLOCKS, DECAYS, HEADS, RATES
+from semfocus.analysis.verdicts.generalisation import ADAM_RATES, BLOCKS, DECAYS, HEADS, RATES
 from semfocus.analysis.verdicts.learning import MASKS
 from semfocus.analysis.verdicts.pairs import faster_decision
 from semfocus.analysis.verdicts.settings import TASKS

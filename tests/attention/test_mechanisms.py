@@ -7,18 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semfocus.attention import (
-    Banded,
-    BlockLocal,
-    BottomK,
-    Full,
-    Mechanism,
-    RandomK,
-    TopK,
-    mechanism_names,
-    parse_mechanism,
-    register_mechanism,
-)
+from semfocus import Banded, BlockLocal, BottomK, Full, RandomK, TopK
+from semfocus.attention import Mechanism, mechanism_names, parse_mechanism, register_mechanism
 from semfocus.attention.positions import Positions
 from semfocus.attention.selection import best_indices, topk_mask, topk_mask_by_sorting
 from semfocus.errors import UsageError
@@ -41,14 +31,17 @@ def window(position: int, width: int, keys: int, causal: bool) -> set[int]:
     return {j for j in range(start, start + width) if j < keys}
 
 
+LOCAL_SHAPES: dict[str, st.SearchStrategy] = {
+    "queries": st.integers(1, 12),
+    "keys": st.integers(1, 12),
+    "width": st.integers(1, 14),
+    "num_globals": st.integers(0, 3),
+    "causal": st.booleans(),
+}
+
+
 @settings(max_examples=150, deadline=None)
-@given(
-    queries=st.integers(1, 12),
-    keys=st.integers(1, 12),
-    width=st.integers(1, 14),
-    num_globals=st.integers(0, 3),
-    causal=st.booleans(),
-)
+@given(**LOCAL_SHAPES)
 def test_a_band_keeps_the_window_of_the_definition(queries, keys, width, num_globals, causal) -> None:
     num_globals = 0 if causal else num_globals
     kept_keys = kept(Banded(width, globals=num_globals), torch.zeros(queries, keys), causal=causal)
@@ -65,13 +58,7 @@ def test_a_band_keeps_the_window_of_the_definition(queries, keys, width, num_glo
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    queries=st.integers(1, 12),
-    keys=st.integers(1, 12),
-    width=st.integers(1, 14),
-    num_globals=st.integers(0, 3),
-    causal=st.booleans(),
-)
+@given(**LOCAL_SHAPES)
 def test_a_block_keeps_the_aligned_block_of_the_query(queries, keys, width, num_globals, causal) -> None:
     num_globals = 0 if causal else num_globals
     kept_keys = kept(BlockLocal(width, globals=num_globals), torch.zeros(queries, keys), causal=causal)

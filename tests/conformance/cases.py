@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from semfocus.attention import Normaliser, mechanism_names, normaliser_names, parse_mechanism, parse_normaliser
-from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs
+from semfocus.attention.inspection import AttentionInfo
 from semfocus.attention.kernels.backend import long_refuses
 from semfocus.attention.mechanisms import Mechanism, mechanism_class
 from semfocus.attention.normalisers import Softmax

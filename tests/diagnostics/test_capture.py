@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semfocus import attend
-from semfocus.attention.hooks import observers, observing
+from semfocus.attention.inspection import observers, observing
 from semfocus.diagnostics.capture import CapturedCall, watching
 from semfocus.errors import UsageError
 from tests.diagnostics.models import (

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from semfocus.attention.hooks import observing
+from semfocus.attention.inspection import observing
 from semfocus.diagnostics import masks
 from semfocus.diagnostics.masks import measure_mask_stability
 from semfocus.errors import UsageError

@@ -28,7 +28,7 @@ def test_every_measurement_of_real_runs_becomes_a_panel(runs: list[RunDirectory]
         "Dispersion over training", "Table 6, topk:3", "Stability of the masks", "Loss surface",
         "Slopes of the loss surface", "Loss surface", "Slopes of the loss surface", "Sharpness along training",
     ]  # fmt: skip
-    assert shown.over == []  # one task is no picture
+    assert shown.cross_task == []  # one task is no picture
     (table,) = [panel for panel in group["panels"] if "rows" in panel]
     assert {line["from"] for line in table["rows"]} == {"two models, 1 pair", "one model, 1 seed"}  # k is not 5
     assert all(re.fullmatch(r"∞|[\d.e+-]+", cell) for line in table["rows"] for cell in line["cells"])

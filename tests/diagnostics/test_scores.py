@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from semfocus import attend
 from semfocus.attention import parse_mechanism
-from semfocus.attention.hooks import observing
 from semfocus.attention.inputs import AttentionInputs
+from semfocus.attention.inspection import observing
 from semfocus.diagnostics.attention_stats import PER_QUERY, Measured, Values, examine
 from semfocus.diagnostics.scores import limited
 from tests.diagnostics.reference import plain_statistics

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from semfocus.cli import app
-from semfocus.errors import Diverged, Locked, UsageError
+from semfocus.errors import CorruptData, Diverged, Locked, UsageError
 from semfocus.experiments.estimate import arithmetic, estimate
 from semfocus.experiments.registry import described, get_study, markdown_table, studies
 from semfocus.experiments.run import Outcome, Plan, plan, run
@@ -64,9 +64,10 @@ def test_a_study_trains_prints_a_table_a_task_and_draws_its_curves(tmp_path: Pat
     assert "4 of 4 runs done" in err
     for activation in ("gelu", "mish"):
         assert f"listops, activation {activation}: 1 seeds" in out
-        drawn = tmp_path / f"figure_2-listops-activation-{activation}"
-        assert drawn.with_suffix(".svg").exists()
-        assert drawn.with_suffix(".png").exists()
+    assert {path.name for path in tmp_path.glob("figure_2*")} == {"figure_2.svg", "figure_2.png"}
+    drawn = (tmp_path / "figure_2.svg").read_text()
+    assert all(f"listops, activation {activation}" in drawn for activation in ("gelu", "mish")), "a column each"
+    assert "Content-Security-Policy" in (tmp_path / "report.html").read_text()
     assert out.count("epochs to 95 %") == 2
     assert len(contents(tmp_path)) == 4
     assert all(RunDirectory(path.parent).kept_steps() == [0] for path in contents(tmp_path))
@@ -268,6 +269,21 @@ def test_the_table_of_studies_in_the_guide_is_the_one_that_the_command_prints(ca
     semfocus("studies")
     shown = capsys.readouterr().out
     assert all(each.name in shown for each in studies())
+
+
+def test_a_damaged_run_is_named_and_left_out_and_the_others_are_compared(tmp_path: Path, capsys, undrawn: None) -> None:
+    job = planned("controls", out=tmp_path, **SMALL)
+    run(job, RUNTIME)
+    damaged = job.jobs[0].run
+    (damaged.path / "metrics.jsonl").write_text('{"step": 1, "epoch": 1, "train_accuracy": "high"}\n')
+    semfocus("run", "controls", *FLAGS, "--out", str(tmp_path), *ALONE)
+    out, err = capsys.readouterr()
+    assert f"{damaged.id} is left out: corrupt" in err
+    assert "parity: 2 seeds" in out
+    for each in job.jobs:
+        (each.run.path / "metrics.jsonl").write_text("{\n[\n")
+    with pytest.raises(CorruptData, match="every run of controls is damaged"):
+        run(planned("controls", out=tmp_path, **SMALL), RUNTIME)
 
 
 @pytest.mark.slow

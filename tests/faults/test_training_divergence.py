@@ -2,40 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from semfocus.config import RunConfig
 from semfocus.execution import train
-from semfocus.training import step
+from semfocus.tasks.even_pairs import EvenPairs
+from semfocus.tasks.registry import TASKS
+from semfocus.training.objective import OBJECTIVES, Classification, get_objective
 from semfocus.training.step import TrainStep
 from tests.training.helpers import begin, runtime, states, tensors, tiny, trained
 
-CONFIGS = [tiny(seed, "topk:3", optimizer="adam", lr=0.01) for seed in (1, 2, 3)]
 
+class FaultyLoss(Classification):
+    """Classification, until a fault is injected: then one training step has a loss or gradient that is not finite."""
 
-def _spoil(kind: str, member: int, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the loss, or only the gradient, of this member not finite at step `at`."""
-    real = step.forward
-    calls = iter(range(1000))
+    name = "faulty_loss"
 
-    def forward(parameters: dict[str, Tensor], *arguments: Any) -> Tensor:
-        logits = real(parameters, *arguments)
-        if next(calls) != at:
-            return logits
-        bias = parameters["readout.bias"][member].sum()
-        if kind == "gradient":
-            extra = (bias - bias).abs().sqrt()  # zero, with the gradient infinity times zero
+    def __init__(self) -> None:
+        self._kind, self._member, self._steps_left = "", 0, -1
+
+    def inject(self, kind: str, *, member: int, step: int) -> None:
+        """Make the loss, or the gradient alone, of this member not finite at this step from now on."""
+        self._kind, self._member, self._steps_left = kind, member, step
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        losses = super().loss(logits, targets)  # (E, B)
+        if not losses.requires_grad:  # an evaluation
+            return losses
+        self._steps_left -= 1
+        if self._steps_left != -1:
+            return losses
+        own = losses[self._member].sum()
+        if self._kind == "gradient":
+            extra = (own - own).abs().sqrt()  # zero, with the gradient infinity times zero
         else:
-            extra = bias * 0 + float("nan" if kind == "nan loss" else "inf")
-        chosen = torch.zeros(logits.shape[0])
-        chosen[member] = 1.0
-        return torch.where(chosen[:, None, None] > 0, logits + extra, logits)
+            extra = own * 0 + float("nan" if self._kind == "nan loss" else "inf")
+        is_own = torch.arange(len(losses)) == self._member
+        return torch.where(is_own.unsqueeze(-1), losses + extra, losses)
 
-    monkeypatch.setattr(step, "forward", forward)
+
+class FaultyPairs(EvenPairs):
+    name = "faulty_pairs"
+    objective = "faulty_loss"
+
+
+@pytest.fixture
+def objective() -> Iterator[FaultyLoss]:
+    """The objective of the task `faulty_pairs`, without a fault yet."""
+    fresh = type("FreshFaultyLoss", (FaultyLoss,), {})  # objectives are instantiated once a class
+    with OBJECTIVES.temporarily(fresh), TASKS.temporarily(FaultyPairs):
+        yield get_objective(fresh.name)
+
+
+def _configs() -> list[RunConfig]:
+    return [tiny(seed, "topk:3", task="faulty_pairs", optimizer="adam", lr=0.01) for seed in (1, 2, 3)]
 
 
 def _steps(train_step: TrainStep, count: int) -> list[Tensor]:
@@ -50,12 +75,12 @@ def _steps(train_step: TrainStep, count: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", ["nan loss", "infinite loss", "gradient"])
 def test_a_member_stops_before_the_update_and_its_siblings_are_the_same_to_the_bit(
-    monkeypatch: pytest.MonkeyPatch, kind: str
+    objective: FaultyLoss, kind: str
 ) -> None:
-    undisturbed = begin(CONFIGS)
+    undisturbed = begin(_configs())
     expected = _steps(TrainStep(undisturbed), 5)
-    _spoil(kind, member=1, at=2, monkeypatch=monkeypatch)
-    cohort = begin(CONFIGS)
+    objective.inject(kind, member=1, step=2)
+    cohort = begin(_configs())
     parameters = _steps(TrainStep(cohort), 5)
     assert cohort.alive.tolist() == [True, False, True]
     assert cohort.died_at.tolist() == [-1, 2, -1]
@@ -70,10 +95,10 @@ def test_a_member_stops_before_the_update_and_its_siblings_are_the_same_to_the_b
     assert all(moments.isfinite().all() for moments in cohort.moments.values())
 
 
-def test_the_gradient_of_that_test_is_not_finite_while_its_loss_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradient_of_that_test_is_not_finite_while_its_loss_is(objective: FaultyLoss) -> None:
     finite: list[tuple[bool, bool]] = []
-    _spoil("gradient", member=1, at=2, monkeypatch=monkeypatch)
-    train_step = TrainStep(begin(CONFIGS))
+    objective.inject("gradient", member=1, step=2)
+    train_step = TrainStep(begin(_configs()))
     real = train_step.update
 
     def update(loss: Tensor, gradients: tuple[Tensor, ...]) -> None:
@@ -88,11 +113,11 @@ def test_the_gradient_of_that_test_is_not_finite_while_its_loss_is(monkeypatch: 
 
 @pytest.mark.parametrize("kind", ["nan loss", "gradient"])
 def test_such_a_run_is_marked_diverged_and_the_others_train_to_their_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, objective: FaultyLoss, kind: str
 ) -> None:
-    configs = [tiny(seed, "topk:3", lr=0.5) for seed in (1, 2, 3)]
+    configs = [tiny(seed, "topk:3", task="faulty_pairs", lr=0.5) for seed in (1, 2, 3)]
     alone = [trained([config], tmp_path / "alone")[0] for config in configs]
-    _spoil(kind, member=1, at=7, monkeypatch=monkeypatch)
+    objective.inject(kind, member=1, step=7)
     outcomes = train(configs, tmp_path / "together", runtime())
     assert states(outcomes) == ["done", "diverged", "done"]
     status = outcomes[1].run.status()
@@ -107,7 +132,7 @@ def test_such_a_run_is_marked_diverged_and_the_others_train_to_their_ends(
     assert states(train(configs, tmp_path / "together", runtime())) == ["done", "diverged", "done"]
 
 
-def test_a_rate_far_too_large_ends_as_diverged_and_not_as_an_error(tmp_path: Path) -> None:
+def test_a_learning_rate_far_too_large_ends_as_diverged_and_not_as_an_error(tmp_path: Path) -> None:
     configs = [tiny(seed, lr=lr, clip=None) for seed, lr in ((1, 0.1), (2, 1e30), (3, 1e38), (4, 0.1))]
     outcomes = train(configs, tmp_path, runtime())
     assert states(outcomes) == ["done", "diverged", "diverged", "done"]
@@ -117,8 +142,8 @@ def test_a_rate_far_too_large_ends_as_diverged_and_not_as_an_error(tmp_path: Pat
     assert again.run.status() == before
 
 
-def test_numbers_that_leave_the_finite_with_the_very_last_update_count_as_diverged(tmp_path: Path) -> None:
-    """No further step would tell, so the last evaluation does."""
+def test_a_run_that_becomes_infinite_by_its_last_update_counts_as_diverged(tmp_path: Path) -> None:
+    """No further step would detect it, so the last evaluation does."""
     (outcome,) = train([tiny(1, lr=1e38, clip=None, epochs=1, batch_size=50)], tmp_path, runtime())
     assert outcome.state == "diverged"
     assert "after the last step" in outcome.run.status()["reason"]

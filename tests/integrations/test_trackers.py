@@ -16,9 +16,7 @@ import pytest
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
 from semfocus.errors import MissingExtra, UsageError
-from semfocus.integrations.trackers import Sink, TrackerFailed, parse_sink, tracking
-from semfocus.integrations.trackers.backends import Run
-from semfocus.integrations.trackers.sink import MAX_OPEN_LOGS
+from semfocus.integrations.trackers import MAX_OPEN_LOGS, Run, Sink, TrackerFailed, parse_sink, tracking
 from semfocus.training.objective import CLASSIFICATION
 
 METRICS = (*CLASSIFICATION.columns, "lr", "epoch")

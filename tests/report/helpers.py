@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from semfocus import recipes
+from semfocus.analysis.records import Record
 from semfocus.config import RunConfig
 from semfocus.store import RunDirectory, RunStore
 from semfocus.training.loading import document
@@ -92,3 +93,15 @@ def store(root: Path, *args: Any, state: str = "done", **kwargs: Any) -> Path:
     for config in configs(*args, **kwargs):
         made(root, config, state)
     return root
+
+
+def record(config: RunConfig, state: str = "done", measured: list[dict[str, Any]] | None = None) -> Record:
+    """One run as analysis reads it, without a directory."""
+    task = config.task.build()
+    metrics = rows(config) if measured is None else measured
+    return Record(config.run_id(task), document(config, task), metrics, state, 1.0)
+
+
+def records(*args: Any, **kwargs: Any) -> list[Record]:
+    """Runs of twenty epochs; arguments as for `configs`."""
+    return [record(config) for config in configs(*args, training__epochs=20, **kwargs)]

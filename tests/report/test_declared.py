@@ -14,8 +14,15 @@ from matplotlib.figure import Figure
 
 from semfocus.analysis.results import Results
 from semfocus.errors import UsageError
+from semfocus.execution.executor import train_jobs
+from semfocus.experiments.experiment import config_key
+from semfocus.experiments.registry import studies
+from semfocus.experiments.run import plan
+from semfocus.experiments.study import Study
+from semfocus.measurements.store import KINDS
 from semfocus.report.figures.declared import draw_panels
 from semfocus.report.figures.drawing import keeping_figures
+from semfocus.training.runtime import Runtime
 from tests.report import measured as made_up
 from tests.report.helpers import configs, made, rows
 
@@ -201,3 +208,28 @@ def test_files_are_numbered_by_panel(results: Results, tmp_path: Path) -> None:
     assert [path.name for path in written] == ["figure_1-1.svg", "figure_1-2.svg"]
     again = draw_panels(panels, results, tmp_path / "again", formats=("svg",))
     assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
+
+
+@pytest.fixture(scope="module")
+def smoke_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One store for all studies: they share runs."""
+    return tmp_path_factory.mktemp("smoke")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", studies(), ids=lambda study: study.name)
+def test_every_panel_of_every_study_is_drawn_from_its_runs(study: Study, smoke_runs: Path, tmp_path: Path) -> None:
+    """Panels on measurements draw nothing, for these runs were not measured."""
+    tasks = list(dict.fromkeys(config.task.name for config in study.experiment(seeds=1).configs))
+    experiment = study.experiment(tasks[:2], scale="smoke", seeds=1)
+    job = plan(experiment, smoke_runs)
+    train_jobs(job.jobs, job.store, Runtime(device="cpu", threads=1, compile="off"))
+    results = Results.load(job.store).only(job.ids.values())
+    for place, panel in enumerate(experiment.panels):
+        shown = {job.ids[config_key(config)] for config in experiment.shown(place)}
+        stem = tmp_path / f"{study.name}-{place}"
+        files = draw_panels([panel], results, stem, shown=lambda _, shown=shown: shown, formats=("svg",))
+        needs = {kind for kind in KINDS if any(kind in name for name in (panel.along, *panel.metrics))}
+        assert needs or panel.kind in ("curves", "sweep")
+        assert bool(files) == (not needs), panel.title
+        assert all(path.stat().st_size > 1000 for path in files)

@@ -21,8 +21,8 @@ from semfocus.report.figures.diagnosis import (
 )
 from semfocus.report.figures.drawing import keeping_figures
 from semfocus.report.page.diagnosis import write_runs_page
-from semfocus.report.tables import LAYER_HEADS, SPREAD_HEADS, TextTable, condition_table, norm_table, spread_table
 from semfocus.report.terminal.tables import rich_table
+from semfocus.report.text import LAYER_HEADS, SPREAD_HEADS, TextTable, condition_table, norm_table, spread_table
 
 PERCENTS = ("50", "75", "90", "95", "100")
 LONG = "a_task_with_quite_a_long_name"

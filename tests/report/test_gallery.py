@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from semfocus.analysis.comparison import compare_records
 from semfocus.analysis.groups import group_records
 from semfocus.analysis.records import Record
 from semfocus.report.figures.curves import draw_curves
-from semfocus.report.figures.gallery import draw_all, write_figures
+from semfocus.report.figures.gallery import ablations, draw_all, main_groups, write_figures
 from semfocus.report.figures.heatmap import cell_texts, strength
+from semfocus.report.figures.lines import quantiles, series
 from semfocus.report.figures.style import PALETTES
 from semfocus.report.text import epochs_text, interval_text
 from tests.analysis.test_comparison import record
-from tests.analysis.test_groups import record as made_up
-from tests.report.helpers import configs, store
+from tests.report.helpers import configs, records, store
+from tests.report.helpers import record as made_up
 
 
 def test_the_figure_is_written_twice_over_and_is_the_same_each_time(tmp_path: Path) -> None:
@@ -94,3 +97,55 @@ def test_epochs_are_written_as_median_and_range_or_never() -> None:
     assert epochs_text(comparison.arm("full")) == ("3", "2-4")
     assert epochs_text(comparison.arm("topk:5")) == ("never", "")
     assert interval_text(comparison.arm("full")) == ""
+
+
+def measured(values: list[float], name: str = "train_accuracy") -> list[dict[str, Any]]:
+    others = dict.fromkeys(("train_loss", "train_accuracy", "heldout_loss", "heldout_accuracy"), 0.5)
+    return [{"epoch": i + 1, "step": i + 1, **others, name: value} for i, value in enumerate(values)]
+
+
+def test_each_setting_varied_alone_is_an_ablation_and_adam_with_its_own_rate_is_one_step() -> None:
+    runs = [*records(), *records(model__blocks=2), *records(training__lr=0.3)]
+    runs += records(training__optimizer="adam", training__lr=0.001, training__decay=0.99999)
+    groups = group_records(runs).groups
+    varied = {one.setting: [name for name, _ in one.columns] for one in ablations(groups)}
+    assert varied == {
+        "model.blocks": ["blocks 2", "blocks 5"],
+        "training.lr": ["learning rate 0.1", "learning rate 0.3"],
+        "training.optimizer": ["adam, learning rate 0.001", "sgd, learning rate 0.1"],
+    }
+    assert len(main_groups(groups)) == 1
+
+
+def test_quartiles_are_numpys_and_a_run_that_is_not_finite_counts_as_the_largest() -> None:
+    values = np.array([[1.0, 5.0], [2.0, 1.0], [4.0, 2.0], [8.0, 9.0]])
+    expected = np.quantile(values, (0.25, 0.5, 0.75), axis=0)
+    np.testing.assert_allclose(np.stack(quantiles(values)), expected)
+    values[3, 0] = np.nan
+    low, middle, high = quantiles(values)
+    assert (low[0], middle[0]) == (1.75, 3.0)
+    assert np.isnan(high[0])
+    assert np.isfinite(high[1])
+
+
+def test_a_run_that_stopped_early_keeps_its_last_value_and_one_in_progress_is_left_out_of_the_curve() -> None:
+    (config,) = configs(seeds=1, mechanisms=["full"], training__epochs=4)
+    runs = [
+        made_up(config, measured=measured([0.5, 1.0])),
+        made_up(config, measured=measured([0.5, 0.6, 0.7, 0.8])),
+        made_up(config, state="running", measured=measured([0.0])),
+    ]
+    curve = series(runs, "train_accuracy")
+    assert curve is not None
+    assert curve.runs == 2
+    np.testing.assert_allclose(curve.middle, [0.5, 0.8, 0.85, 0.9])
+
+
+def test_runs_in_progress_are_drawn_as_far_as_all_have_come() -> None:
+    (config,) = configs(seeds=1, mechanisms=["full"], training__epochs=4)
+    runs = [made_up(config, "running", measured(values)) for values in ([0.5, 0.6, 0.7], [0.5, 0.8])]
+    curve = series(runs, "train_accuracy")
+    assert curve is not None
+    assert curve.in_progress
+    np.testing.assert_allclose(curve.middle, [0.5, 0.7])
+    assert series([made_up(config, "empty", [])], "train_accuracy") is None

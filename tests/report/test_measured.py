@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from semfocus.cli import app
 from semfocus.errors import UsageError
 from semfocus.measurements import Dispersion
 from semfocus.report.figures.style import PALETTES
-from semfocus.report.page import cross_task_panels, measured, measured_surfaces, pictures
+from semfocus.report.page.measured import measured
 from semfocus.report.page.page import render
+from semfocus.report.page.pictures import Drawn, PictureMaker, PictureSpec
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.measurements import write_measurement
 from semfocus.training.loading import document
@@ -52,19 +54,19 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return render(Results.load(root))
 
 
+class Undrawn(dict[str, Any], PictureMaker):
+    """Draws nothing; keeps by title what each picture would be drawn from."""
+
+    def __call__(self, spec: PictureSpec, beside: Path | None = None) -> dict[str, Any]:
+        assert isinstance(spec.draw, partial)
+        self[spec.title] = spec.draw.args
+        data = f"data:{spec.title}"
+        return {"title": spec.title, "note": spec.note, "light": data, "dark": data, "width": None}
+
+
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Pictures by title, not drawn: what they would be drawn from."""
-    seen: dict[str, Any] = {}
-
-    def note(title: str, words: str, draw: Any, **kwargs: Any) -> dict[str, Any]:
-        seen[title] = draw.args
-        return {"title": title, "note": words, "light": f"data:{title}", "dark": f"data:{title}", "width": None}
-
-    monkeypatch.setattr(measured, "picture", note)
-    monkeypatch.setattr(cross_task_panels, "picture", note)
-    monkeypatch.setattr(measured_surfaces, "picture", note)
-    return seen
+def undrawn() -> Undrawn:
+    return Undrawn()
 
 
 def test_runs_without_measurements_have_no_such_section(tmp_path: Path) -> None:
@@ -124,9 +126,9 @@ def test_table_6_has_w_and_x_of_the_runs_beside_the_paper_s_and_marks_what_is_va
     assert worst.count('class="number vacuous"') == 4  # W, X and what the sharper bounds say
 
 
-def test_numbers_are_medians_over_seeds_and_pairs_are_of_one_seed(tmp_path: Path, undrawn: dict[str, Any]) -> None:
+def test_numbers_are_medians_over_seeds_and_pairs_are_of_one_seed(tmp_path: Path, undrawn: Undrawn) -> None:
     root = measured_store(tmp_path / "runs", seeds=3)
-    words = text_of(render(Results.load(root)))
+    words = text_of(render(Results.load(root), picture=undrawn))
     assert "two models, 3 pairs" in words
     assert "Median over 3 seeds." in words
     (lines,) = undrawn["Dispersion over training"]
@@ -136,56 +138,54 @@ def test_numbers_are_medians_over_seeds_and_pairs_are_of_one_seed(tmp_path: Path
     assert lines[0]["checkpoints"]["20"]["delta_full"]["95"] == pytest.approx(sorted(last)[1])
 
 
-def test_surfaces_stand_side_by_side_full_first_and_of_one_seed(tmp_path: Path, undrawn: dict[str, Any]) -> None:
+def test_surfaces_stand_side_by_side_full_first_and_of_one_seed(tmp_path: Path, undrawn: Undrawn) -> None:
     root = measured_store(tmp_path / "runs", seeds=2)
     first = min(record.seed for record in Results.load(root).records)
-    words = text_of(render(Results.load(root)))
+    words = text_of(render(Results.load(root), picture=undrawn))
     (surfaces,) = undrawn["Loss surface"]
     assert list(surfaces) == ["full", "topk:5"]
     assert f"seed {first}, 21 x 21 points over 100 rows, one colour scale for all" in words
 
 
-def test_what_was_measured_in_another_way_is_not_mixed_in(tmp_path: Path, undrawn: dict[str, Any]) -> None:
+def test_what_was_measured_in_another_way_is_not_mixed_in(tmp_path: Path, undrawn: Undrawn) -> None:
     root = measured_store(tmp_path / "runs", seeds=2)
     run = runs_of(root)["topk:5"]
     write_measurement(run, "dispersion", made_up.dispersion(run) | {"split": "heldout"})
-    words = text_of(render(Results.load(root)))
+    words = text_of(render(Results.load(root), picture=undrawn))
     assert "1 measured in another way left out." in words
     assert "two models, 1 pair" in words
 
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:5"])
 @pytest.mark.parametrize("name", ["dispersion", "mask_stability"])
-def test_runs_of_one_mechanism_are_of_one_k(tmp_path: Path, undrawn: dict[str, Any], mechanism: str, name: str) -> None:
+def test_runs_of_one_mechanism_are_of_one_k(tmp_path: Path, undrawn: Undrawn, mechanism: str, name: str) -> None:
     root = measured_store(tmp_path / "runs", seeds=3)
     run = runs_of(root)[mechanism]
     write_measurement(run, name, getattr(made_up, name)(run) | {"k": 2})
-    notes = _notes(root)
+    notes = _notes(root, undrawn)
     title = {"dispersion": "Dispersion over training", "mask_stability": "Stability of the masks"}[name]
     assert "Median over 2 to 3 seeds. 1 measured in another way left out." in notes[title]
 
 
-def test_mechanisms_may_have_each_a_k_of_its_own(tmp_path: Path, undrawn: dict[str, Any]) -> None:
+def test_mechanisms_may_have_each_a_k_of_its_own(tmp_path: Path, undrawn: Undrawn) -> None:
     root = measured_store(tmp_path / "runs")
     run = runs_of(root)["topk:5"]
     write_measurement(run, "dispersion", made_up.dispersion(run) | {"k": 8})
-    notes = _notes(root)
+    notes = _notes(root, undrawn)
     assert "left out" not in notes["Dispersion over training"]
     assert [line["mechanism"] for line in undrawn["Dispersion over training"][0]] == ["full", "topk:5"]
 
 
-def test_masks_of_different_checkpoints_are_not_mixed_and_the_last_is_shown(
-    tmp_path: Path, undrawn: dict[str, Any]
-) -> None:
+def test_masks_of_different_checkpoints_are_not_mixed_and_the_last_is_shown(tmp_path: Path, undrawn: Undrawn) -> None:
     root = measured_store(tmp_path / "runs")
     run = runs_of(root)["full"]
     write_measurement(run, "mask_stability", made_up.mask_stability(run) | {"checkpoint": "0"})
-    assert "One seed. 1 measured in another way left out." in _notes(root)["Stability of the masks"]
+    assert "One seed. 1 measured in another way left out." in _notes(root, undrawn)["Stability of the masks"]
     assert [line["mechanism"] for line in undrawn["Stability of the masks"][0]] == ["topk:5"]
 
 
-def _notes(root: Path) -> dict[str, str]:
-    section = measured.measured(Results.load(root))
+def _notes(root: Path, undrawn: Undrawn) -> dict[str, str]:
+    section = measured(Results.load(root), undrawn)
     return {panel["title"]: panel["note"] for group in section.groups for panel in group["panels"]}
 
 
@@ -215,60 +215,53 @@ BROKEN: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "payload"), BROKEN)
 def test_a_measurement_that_is_not_one_is_named_and_the_rest_is_shown(
-    tmp_path: Path, undrawn: dict[str, Any], name: str, payload: dict[str, Any]
+    tmp_path: Path, undrawn: Undrawn, name: str, payload: dict[str, Any]
 ) -> None:
     root = measured_store(tmp_path / "runs")
     run = runs_of(root)["topk:5"]
     write_measurement(run, name, payload)
-    words = text_of(render(Results.load(root)))
+    words = text_of(render(Results.load(root), picture=undrawn))
     assert f"{run.id} corrupt: the measurement '{name}' is not shown:" in words
     assert "1 not readable as a run" in words
     assert "Loss surface" in undrawn  # of the full run, or of both
 
 
-def test_a_surface_without_its_losses_is_left_out_and_a_damaged_one_is_named(
-    tmp_path: Path, undrawn: dict[str, Any]
-) -> None:
+def test_a_surface_without_its_losses_is_left_out_and_a_damaged_one_is_named(tmp_path: Path, undrawn: Undrawn) -> None:
     root = measured_store(tmp_path / "runs")
     runs = runs_of(root)
     (runs["full"].path / "measurements" / "surface.safetensors").unlink()
     (runs["topk:5"].path / "measurements" / "surface.safetensors").write_bytes(b"\x00" * 40)
-    words = text_of(render(Results.load(root)))
+    words = text_of(render(Results.load(root), picture=undrawn))
     assert "Loss surface" not in undrawn
     assert "Slopes of the loss surface" in undrawn
     assert f"{runs['topk:5'].id} its loss surface is not shown:" in words
 
 
-def test_pictures_beyond_the_budget_are_left_out_and_tables_stay(
-    tmp_path: Path, undrawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measured, "MOST_BYTES", 600)  # what stands for a picture is its title: one task has room
-    page = render(Results.load(measured_store(tmp_path / "runs", ("even_pairs", "parity"))))
-    words = text_of(page)
-    assert sum(map(len, re.findall(r'src="(data:[^"]*)"', page))) <= 600
-    assert words.count("Left out, for the page would grow too large") == 1
-    assert words.count("Table 6, topk:5") == 2
+def test_pictures_beyond_the_budget_are_left_out_and_tables_stay(tmp_path: Path, undrawn: Undrawn) -> None:
+    results = Results.load(measured_store(tmp_path / "runs", ("even_pairs", "parity")))
+    section = measured(results, undrawn, max_bytes=600)  # what stands for a picture is its title: one task has room
+    panels = [*section.cross_task, *(panel for group in section.groups for panel in group["panels"])]
+    assert sum(len(panel.get("light", "")) + len(panel.get("dark", "")) for panel in panels) <= 600
+    assert sum(panel["note"].startswith("Left out, for the page would grow too large") for panel in panels) == 1
+    assert sum(panel["title"] == "Table 6, topk:5" for panel in panels) == 2
 
 
-def test_what_has_not_changed_is_not_drawn_again_and_what_has_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_not_changed_is_not_drawn_again_and_what_has_is(tmp_path: Path) -> None:
     drawn: list[str] = []
 
-    def both(draw: Any, kind: str) -> pictures.Drawn:
+    def note(draw: Any, kind: str) -> Drawn:
         drawn.append(draw.func.__name__)
-        return pictures.Drawn("data:light", "data:dark", None)
+        return Drawn("data:light", "data:dark", None)
 
-    monkeypatch.setattr(pictures, "_both", both)
-    monkeypatch.setattr(pictures, "_drawn", {})
+    picture = PictureMaker(note)
     root = measured_store(tmp_path / "runs")
-    first = render(Results.load(root))
+    first = render(Results.load(root), picture=picture)
     assert len(drawn) == 5
-    assert render(Results.load(root)) == first
+    assert render(Results.load(root), picture=picture) == first
     assert len(drawn) == 5
     run = runs_of(root)["topk:5"]
     write_measurement(run, "sharpness", made_up.sharpness(run) | {"hessian_top": [9.0, 8.0, 7.0, 6.0]})
-    render(Results.load(root))
+    render(Results.load(root), picture=picture)
     assert drawn[5:] == ["draw_sharpness"]
 
 
@@ -291,9 +284,9 @@ def test_markup_in_a_mechanism_s_name_stays_text_in_every_panel(tmp_path: Path) 
     assert "<script" not in drawn
 
 
-def test_masks_of_two_tasks_are_held_against_how_soon_they_learn(tmp_path: Path, undrawn: dict[str, Any]) -> None:
+def test_masks_of_two_tasks_are_held_against_how_soon_they_learn(tmp_path: Path, undrawn: Undrawn) -> None:
     root = measured_store(tmp_path / "runs", ("even_pairs", "parity"), seeds=2)
-    (panel,) = [one for one in measured.measured(Results.load(root)).over if one["title"].startswith("Stability")]
+    (panel,) = [one for one in measured(Results.load(root), undrawn).cross_task if one["title"].startswith("Stability")]
     (points,) = undrawn["Stability of masks against speed"]
     assert [(point.task, point.seeds, point.kept is None) for point in points] == [
         ("even_pairs", 2, False), ("parity", 2, False),

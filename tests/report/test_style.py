@@ -8,7 +8,6 @@ import itertools
 import numpy as np
 import pytest
 
-from semfocus.analysis.mechanism_order import mechanism_order
 from semfocus.attention.mechanisms import mechanism_class, mechanism_names
 from semfocus.recipes import COMPACT, GRID
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
@@ -109,16 +108,3 @@ def test_any_text_has_a_style_and_always_the_same() -> None:
     for name in ("", "topk:", "<script>", "topk:99999999999999999999", "ünknown:5", "\ud800"):
         assert isinstance(mechanism_style(name), MechanismStyle)
         assert mechanism_style(name) == mechanism_style(name)
-
-
-def test_mechanisms_are_listed_with_full_attention_first_and_sizes_rising() -> None:
-    names = ["banded:9", "topk:40", "zebra", "topk:5", "banded:5+1g", "full", "banded:5"]
-    assert sorted(names, key=mechanism_order) == [
-        "full",
-        "topk:5",
-        "topk:40",
-        "banded:5",
-        "banded:9",
-        "banded:5+1g",
-        "zebra",
-    ]

@@ -134,12 +134,12 @@ def test_arrays_come_back_bit_for_bit_and_apart_from_the_json(tmp_path: Path) ->
     }
     assert read_arrays(run, "surface") is None
     write_arrays(run, "surface", arrays)
-    found = read_arrays(run, "surface")
-    assert found is not None
-    assert set(found) == set(arrays)
+    read = read_arrays(run, "surface")
+    assert read is not None
+    assert set(read) == set(arrays)
     for name, array in arrays.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        assert read[name].dtype == array.dtype
+        np.testing.assert_array_equal(read[name], array)
     assert measurement_names(run) == []
     delete_arrays(run, "surface")
     delete_arrays(run, "surface")

@@ -18,18 +18,17 @@ from sklearn.datasets import load_digits
 from semfocus.randomness import stream
 from semfocus.tasks import SPLITS, Task, get_task
 from semfocus.tasks.tokenisers import BytePairs
-from tests.tasks.own_files import BITS, bits_file, write_csv, write_jsonl
-from tests.tasks.real_text import NAMES, described
+from tests.tasks.helpers import BITS, DATA_SETS, bits_file, descriptions, write_csv, write_jsonl
 
 
 def rendered(task) -> dict[str, set[str]]:
     """Each row as text, and the splits that it is in."""
-    found = {}
+    splits_of = {}
     for split in SPLITS:
         batch = task.sample(task.size(split), seed=0, split=split)
         for row, length in zip(batch.tokens, batch.lengths.tolist(), strict=True):
-            found.setdefault(task.render(row, length), set()).add(split)
-    return found
+            splits_of.setdefault(task.render(row, length), set()).add(split)
+    return splits_of
 
 
 # Real data
@@ -38,16 +37,16 @@ def rendered(task) -> dict[str, set[str]]:
 @pytest.fixture(scope="module")
 def described_csv(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("real") / "described.csv"
-    return write_csv(path, [(name, sentence) for sentence, name in described()], ("Category", "Sentence"))
+    return write_csv(path, [(name, sentence) for sentence, name in descriptions()], ("Category", "Sentence"))
 
 
 def test_real_text_in_a_csv_file_becomes_words_with_the_right_labels(described_csv):
     task = get_task(described_csv)
-    assert task.class_names == NAMES
+    assert task.class_names == DATA_SETS
     assert task.report.tokenizer == "whitespace"
-    assert task.report.rows_read == len(described()) > 300
+    assert task.report.rows_read == len(descriptions()) > 300
     labels_of = {}
-    for sentence, name in described():
+    for sentence, name in descriptions():
         labels_of.setdefault(sentence, set()).add(name)
     batch = task.sample(task.size("train"), seed=0)
     columns = (batch.tokens, batch.labels.tolist(), batch.lengths.tolist())
@@ -74,14 +73,14 @@ def test_real_text_can_be_learned_from_the_train_split(described_csv):
 
 def test_unknown_share_and_width_of_real_text_are_those_of_the_rows(described_csv):
     task = get_task(described_csv, max_length=20)
-    train = [s for s, _ in described() if task.settings.split_of(s) == "train"]
-    heldout = [s for s, _ in described() if task.settings.split_of(s) == "heldout"]
+    train = [s for s, _ in descriptions() if task.settings.split_of(s) == "train"]
+    heldout = [s for s, _ in descriptions() if task.settings.split_of(s) == "heldout"]
     known = {word for sentence in train for word in sentence.split()}
     words = [word for sentence in heldout for word in sentence.split()[:20]]
     assert task.report.unknown_share == pytest.approx(sum(word not in known for word in words) / len(words))
     assert 0.2 < task.report.unknown_share < 0.8
     assert task.seq_len == task.report.width == 20
-    assert task.report.rows_truncated == sum(len(sentence.split()) > 20 for sentence, _ in described())
+    assert task.report.rows_truncated == sum(len(sentence.split()) > 20 for sentence, _ in descriptions())
     assert task.report.vocabulary == task.vocab_size == len(known) + 1
 
 
@@ -91,7 +90,7 @@ def test_real_text_in_byte_pairs_is_trained_on_train_rows_and_read_back(describe
     texts = rendered(task)
     longest = max(len(task.parse(text)) for text, splits in texts.items() if "train" in splits)
     assert task.seq_len == longest
-    whole = {sentence for sentence, _ in described() if len(task.parse(sentence)) <= longest}
+    whole = {sentence for sentence, _ in descriptions() if len(task.parse(sentence)) <= longest}
     assert len(whole) > 300
     assert whole <= set(texts)
     row = task.sample(1, seed=0, split="test").tokens[0]
@@ -174,11 +173,11 @@ def test_vocab_size_keeps_the_most_frequent_train_symbols(tmp_path):
 @pytest.mark.parametrize("keep", ["start", "end"])
 def test_keep_says_which_part_of_a_long_row_survives(tmp_path, keep):
     task = get_task(bits_file(tmp_path, [{"text": "1", "label": 1}]), max_length=3, keep=keep)
-    found = []
+    rendered = []
     for split in SPLITS:
         batch = task.sample(task.size(split), seed=0, split=split)
-        found += [task.render(row, n) for row, n in zip(batch.tokens, batch.lengths.tolist(), strict=True)]
-    assert sorted(found) == sorted(text[:3] if keep == "start" else text[-3:] for text in [*BITS, "1"])
+        rendered += [task.render(row, n) for row, n in zip(batch.tokens, batch.lengths.tolist(), strict=True)]
+    assert sorted(rendered) == sorted(text[:3] if keep == "start" else text[-3:] for text in [*BITS, "1"])
     assert (task.seq_len, task.report.width, task.report.rows_truncated) == (3, 3, 100)
 
 

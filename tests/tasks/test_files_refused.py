@@ -10,7 +10,7 @@ import pytest
 from semfocus.errors import DataError, UsageError
 from semfocus.tasks import get_task
 from semfocus.tasks.table import DataWarning
-from tests.tasks.own_files import BITS, bits_file, write_csv, write_jsonl
+from tests.tasks.helpers import BITS, bits_file, write_csv, write_jsonl
 
 
 def test_rows_that_tokenise_to_nothing_are_skipped_counted_and_warned_of(tmp_path):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from semfocus.errors import UsageError
 from semfocus.tasks import get_task
+from tests.tasks.helpers import NNCH_TASKS
 
 VECTORS = [
     ("parity", [1, 0, 1, 0, 1, 0, 0], 1),
@@ -70,23 +71,14 @@ def test_the_label_rule_agrees_with_the_authors_on_every_reference_row(ours: str
     with np.load(data_dir / "nnch_reference.npz") as reference:
         tokens, labels = reference[f"{theirs}__tokens"], reference[f"{theirs}__labels"]
     assert tokens.shape == (2000, 40)
-    found = get_task(ours).label(torch.from_numpy(tokens.astype(np.int64)))
-    assert (found.numpy() == labels).sum() == 2000
+    computed = get_task(ours).label(torch.from_numpy(tokens.astype(np.int64)))
+    assert (computed.numpy() == labels).sum() == 2000
 
 
 SHORTEST = {"solve_equation": 3}
-NNCH = [
-    "parity",
-    "even_pairs",
-    "missing_duplicate",
-    "cycle_navigation",
-    "stack_manipulation",
-    "modular_arithmetic",
-    "solve_equation",
-]
 
 
-@pytest.mark.parametrize("name", NNCH)
+@pytest.mark.parametrize("name", NNCH_TASKS)
 @settings(max_examples=25, deadline=None)
 @given(length=st.integers(1, 130), seed=st.integers(0, 2**32), split=st.sampled_from(["train", "heldout", "test"]))
 def test_generator_and_rule_agree_at_every_length(name: str, length: int, seed: int, split: str) -> None:
@@ -98,7 +90,7 @@ def test_generator_and_rule_agree_at_every_length(name: str, length: int, seed: 
         assert torch.equal(task.parse(task.render(row)), row)
 
 
-@pytest.mark.parametrize("name", NNCH)
+@pytest.mark.parametrize("name", NNCH_TASKS)
 @pytest.mark.parametrize("per", ["row", "batch"])
 def test_generator_and_rule_agree_on_rows_of_mixed_lengths(name: str, per: str) -> None:
     task, low = get_task(name), SHORTEST.get(name, 1)
@@ -113,7 +105,7 @@ def test_generator_and_rule_agree_on_rows_of_mixed_lengths(name: str, per: str) 
 
 
 def test_a_row_of_ten_thousand_tokens_works() -> None:
-    for name in NNCH:
+    for name in NNCH_TASKS:
         task = get_task(name, length=10_000)
         batch = task.sample(3, seed=0)
         assert torch.equal(task.label(batch.tokens, batch.lengths), batch.labels)

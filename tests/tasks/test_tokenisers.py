@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from semfocus.errors import MissingExtra, UsageError
 from semfocus.tasks.tokenisers import BytePairs, Ids, Pieces, fit_tokeniser
-from tests.tasks.real_text import described
+from tests.tasks.helpers import descriptions
 
-SENTENCES = [sentence for sentence, _ in described()]
+SENTENCES = [sentence for sentence, _ in descriptions()]
 
 
 @pytest.fixture(scope="module")

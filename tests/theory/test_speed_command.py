@@ -15,7 +15,7 @@ from semfocus.analysis.masks_vs_speedup import stored_mask_points
 from semfocus.analysis.results import Results
 from semfocus.cli import app
 from semfocus.errors import UsageError
-from semfocus.report.terminal.theory import dispersion_table, mask_table
+from semfocus.report.terminal.tables import dispersion_table, mask_table
 from semfocus.store import RunDirectory
 from semfocus.store.measurements import read_measurement, write_measurement
 from tests.report import measured as made_up

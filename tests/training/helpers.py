@@ -68,10 +68,10 @@ def tensors(run: RunDirectory) -> dict[str, Tensor]:
     return {"step": torch.tensor(checkpoint.step), **checkpoint.tensors}
 
 
-def assert_same_bits(found: Sequence[RunDirectory], expected: Sequence[RunDirectory]) -> None:
+def assert_same_bits(runs: Sequence[RunDirectory], expected: Sequence[RunDirectory]) -> None:
     """Same weights, same metrics, same end."""
-    assert [run.id for run in found] == [run.id for run in expected]
-    for mine, other in zip(found, expected, strict=True):
+    assert [run.id for run in runs] == [run.id for run in expected]
+    for mine, other in zip(runs, expected, strict=True):
         assert mine.metrics() == other.metrics()
         weights = tensors(other)
         assert tensors(mine).keys() == weights.keys()

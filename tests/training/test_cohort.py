@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from semfocus.config import RunConfig
 from semfocus.model import forward
-from semfocus.training import step
 from semfocus.training.cohort import Cohort
 from semfocus.training.step import TrainStep
 from tests.training.helpers import begin, tiny
@@ -25,20 +24,22 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 
 
-def learn(configs: list[RunConfig], epochs: int = 3, dtype: torch.dtype = torch.float32) -> Cohort:
+def learn(
+    configs: list[RunConfig], epochs: int = 3, dtype: torch.dtype = torch.float32, step: type[TrainStep] = TrainStep
+) -> Cohort:
     cohort = begin(configs)
     cohort.parameters = cohort.parameters.to(dtype)
-    cohort.moments = {name: rows.to(dtype) for name, rows in cohort.moments.items()}
-    stepper = TrainStep(cohort)
+    cohort.moments = {name: moments.to(dtype) for name, moments in cohort.moments.items()}
+    train_step = step(cohort)
     for epoch in range(epochs):
-        stepper.begin_epoch(epoch, 0)
-        stepper.run(cohort.steps_per_epoch)
+        train_step.begin_epoch(epoch, 0)
+        train_step.run(cohort.steps_per_epoch)
     return cohort
 
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "randomk:3", "banded:3+1g"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_a_member_learns_the_same_alone_and_in_any_company(mechanism: str, optimizer: str) -> None:
+def test_a_member_learns_the_same_alone_and_in_any_cohort(mechanism: str, optimizer: str) -> None:
     base = OPTIMIZERS[optimizer]
     configs = [
         tiny(1, mechanism, **base | {"lr": base["lr"] * 3}),
@@ -52,30 +53,30 @@ def test_a_member_learns_the_same_alone_and_in_any_company(mechanism: str, optim
         assert not torch.allclose(alone.parameters, begin([config]).parameters, atol=5e-3)
         for other in (cohort.parameters[i], reversed_.parameters[2 - i]):
             torch.testing.assert_close(other, alone.parameters[0], rtol=1e-4, atol=2e-6)
-        for name, rows in alone.moments.items():
-            torch.testing.assert_close(cohort.moments[name][i], rows[0], rtol=1e-4, atol=2e-6)
+        for name, moments in alone.moments.items():
+            torch.testing.assert_close(cohort.moments[name][i], moments[0], rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize(
     ("mechanism", "dropout", "draws"),
     [("topk:3", 0.0, False), ("topk:3", 0.1, True), ("randomk:3", 0.0, True), ("randomk:3", 0.1, True)],
 )
-def test_a_step_draws_anew_where_anything_is_random(
-    monkeypatch: pytest.MonkeyPatch, mechanism: str, dropout: float, draws: bool
+def test_a_step_draws_new_seeds_for_every_member_where_anything_is_random(
+    mechanism: str, dropout: float, draws: bool
 ) -> None:
-    seen: list[torch.Tensor | None] = []
-    real = step.forward
+    class Recorded(TrainStep):
+        def seeds(self) -> torch.Tensor | None:
+            drawn.append(super().seeds())
+            return drawn[-1]
 
-    def watched(parameters: Any, tokens: Any, lengths: Any, spec: Any, seeds: torch.Tensor | None, parts: Any) -> Any:
-        seen.append(seeds)
-        return real(parameters, tokens, lengths, spec, seeds, parts)
-
-    monkeypatch.setattr(step, "forward", watched)
-    learn([tiny(1, mechanism, model={"dropout": dropout}), tiny(2, mechanism, model={"dropout": dropout})], epochs=2)
-    found = [seeds for seeds in seen if seeds is not None]
-    assert len(found) == (10 if draws else 0)
-    every = torch.stack(found) if draws else torch.zeros(0)
-    assert every.unique().numel() == every.numel()
+    drawn: list[torch.Tensor | None] = []
+    configs = [tiny(seed, mechanism, model={"dropout": dropout}) for seed in (1, 2)]
+    learn(configs, epochs=2, step=Recorded)
+    assert len(drawn) == 10
+    assert [seeds is not None for seeds in drawn] == [draws] * 10
+    if draws:
+        every = torch.stack([seeds for seeds in drawn if seeds is not None])
+        assert every.unique().numel() == every.numel()
 
 
 @pytest.mark.parametrize("field", ["seed", "lr", "decay"])
@@ -122,7 +123,7 @@ def _train_plainly(plain: PlainEncoder, cohort: Cohort, member: int, config: Run
     return norms
 
 
-def test_every_epoch_is_a_new_permutation_of_the_rows_and_the_last_batch_may_be_short() -> None:
+def test_every_epoch_is_a_new_permutation_of_the_examples_and_the_last_batch_may_be_short() -> None:
     cohort = begin([tiny(1), tiny(2)])
     assert cohort.steps_per_epoch == 5
     orders = []
@@ -141,17 +142,17 @@ def test_the_order_of_a_member_does_not_depend_on_its_cohort() -> None:
     assert torch.equal(together[:, 1], alone[:, 0])
 
 
-def test_rows_that_fill_up_the_last_batch_teach_nothing() -> None:
-    """43 rows in steps of 10 against the same rows, all in their order, in whole and short batches of torch's."""
+def test_examples_that_pad_the_last_batch_do_not_change_the_update() -> None:
+    """43 examples in steps of 10, against the same examples in whole and short batches of plain torch."""
     config = tiny(1, model={"dropout": 0.0}, lr=1.0, clip=None, epochs=1)
     cohort = begin([config])
     rows, weights = cohort.order(0)
-    assert (rows[-1, 0][weights[-1] == 0] == 0).all()  # row 0 stands there
-    stepper = TrainStep(cohort)
-    stepper.begin_epoch(0, 0)
-    stepper.run(4)
+    assert (rows[-1, 0][weights[-1] == 0] == 0).all()  # example 0 pads the batch
+    train_step = TrainStep(cohort)
+    train_step.begin_epoch(0, 0)
+    train_step.run(4)
     before = PlainEncoder(cohort.spec, cohort.parameters[0].clone())
-    stepper.run(1)
+    train_step.run(1)
     last = rows[-1, 0, :3]
     tokens, labels = cohort.train.tokens[0, last].long(), cohort.train.targets[0, last].long()
     functional.cross_entropy(before(tokens, torch.full((3,), 8)), labels).backward()
@@ -159,7 +160,7 @@ def test_rows_that_fill_up_the_last_batch_teach_nothing() -> None:
     torch.testing.assert_close(cohort.parameters[0], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_quirk_leaves_out_one_shuffled_row_an_epoch() -> None:
+def test_drop_one_row_leaves_out_one_shuffled_example_an_epoch() -> None:
     cohort = begin([tiny(1, rows=(41, 21), drop_one_row=True)])
     assert cohort.steps_per_epoch == 4
     left_out = set()
@@ -171,7 +172,7 @@ def test_the_quirk_leaves_out_one_shuffled_row_an_epoch() -> None:
     assert len(left_out) > 1
 
 
-def test_a_member_taken_out_as_a_module_computes_what_it_computes_in_the_cohort() -> None:
+def test_a_member_as_a_module_computes_the_same_logits_as_in_the_cohort() -> None:
     cohort = learn([tiny(1, "topk:3"), tiny(2, "topk:3")])
     tokens = cohort.heldout.tokens.long()
     logits = forward(cohort.spec.layout.split(cohort.parameters), tokens, None, cohort.spec)
@@ -179,7 +180,7 @@ def test_a_member_taken_out_as_a_module_computes_what_it_computes_in_the_cohort(
         torch.testing.assert_close(cohort.member(i)(tokens[i]), logits[i], rtol=1e-5, atol=1e-6)
 
 
-def test_columns_between_parameters_stay_zero() -> None:
+def test_unused_columns_between_parameters_stay_zero() -> None:
     cohort = learn([tiny(1, optimizer="adamw", lr=0.01, weight_decay=0.1)])
     taken = torch.zeros(cohort.spec.layout.size, dtype=torch.bool)
     for view in cohort.spec.layout.split(taken.unsqueeze(0)).values():

@@ -1,8 +1,9 @@
-"""What is measured: loss and accuracy over whole sets, whatever the chunks, the padding and the device."""
+"""Evaluation measures loss and accuracy over whole sets, whatever the chunks, the padding and the device."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from semfocus.config import TaskConfig
-from semfocus.training import data, evaluation, step
-from semfocus.training.evaluation import Evaluator
+from semfocus.training.cohort import Cohort
+from semfocus.training.evaluation import Evaluator, chunk_size
 from semfocus.training.step import TrainStep
 from tests.training.helpers import begin, tiny
 from tests.training.plain import PlainEncoder
@@ -20,14 +21,11 @@ from tests.training.plain import PlainEncoder
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3"])
 @pytest.mark.parametrize("quirk", [False, True], ids=["every row", "not the last row"])
-def test_scores_are_the_mean_loss_and_accuracy_over_whole_sets(
-    monkeypatch: pytest.MonkeyPatch, mechanism: str, quirk: bool
-) -> None:
-    monkeypatch.setitem(evaluation.TOKENS_AT_ONCE, "cpu", 2 * 8 * 4)  # four rows at a time, the last chunk short
+def test_scores_are_the_mean_loss_and_accuracy_over_whole_sets(mechanism: str, quirk: bool) -> None:
     configs = [tiny(seed, mechanism, drop_one_row=quirk) for seed in (1, 2)]
     cohort = begin(configs)
     cohort.parameters *= 3
-    scores = Evaluator(cohort).scores()
+    scores = Evaluator(cohort, size=5).scores()  # the last chunk is short
     for i in range(2):
         plain = PlainEncoder(cohort.spec, cohort.parameters[i])
         for split, rows in (("train", cohort.train), ("heldout", cohort.heldout)):
@@ -65,7 +63,7 @@ def test_padding_in_one_set_alone_is_masked_there_and_changes_nothing_in_the_oth
         assert scores["heldout_loss"][i] == pytest.approx(loss, rel=1e-5)
 
 
-def test_a_member_that_is_lost_spoils_no_score_but_its_own() -> None:
+def test_nan_in_one_member_changes_no_score_of_the_others() -> None:
     cohort = begin([tiny(1), tiny(2)])
     expected = Evaluator(cohort).scores()
     cohort.parameters[0] = float("nan")
@@ -85,42 +83,45 @@ def test_a_member_that_is_lost_spoils_no_score_but_its_own() -> None:
         (2**14, 2 * 64 * 9, 8),
     ],
 )
-def test_chunks_fit_the_device_and_are_nearly_full(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, scores: int, size: int
-) -> None:
-    """43 training and 21 held-out rows of 8 tokens, two members, one head."""
-    monkeypatch.setitem(evaluation.TOKENS_AT_ONCE, "cpu", tokens)
-    monkeypatch.setattr(evaluation, "SCORES_AT_ONCE", scores)
-    assert evaluation.chunk_size(begin([tiny(1), tiny(2)])) == size
+def test_chunks_fit_the_device_and_are_nearly_full(tokens: int, scores: int, size: int) -> None:
+    """43 training and 21 held-out examples of 8 tokens, two members, one head."""
+    assert chunk_size(begin([tiny(1), tiny(2)]), tokens, scores) == size
+
+
+class AppleCohort(Cohort):
+    """A cohort that computes as on an `mps` device, which this machine need not have."""
+
+    sum_dtype = torch.float32
 
 
 class _NoFloat64(TorchDispatchMode):
-    """Refuses what Apple's GPUs cannot hold."""
+    """Fails at every tensor of float64, which Apple's GPUs do not support."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves(found):
+        result = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(result):
             assert not (isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float64), func
-        return found
+        return result
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "randomk:3", "banded:3+1g", "block_local:3"])
-def test_nothing_on_the_device_is_float64_where_there_is_none(
-    monkeypatch: pytest.MonkeyPatch, mechanism: str, optimizer: str
-) -> None:
-    """As on an `mps` device, which tests cannot count on."""
-    for module in (evaluation, step):
-        monkeypatch.setattr(module, "accumulator", lambda device: torch.float32)
-    cohort = begin([tiny(1, mechanism, optimizer=optimizer, lr=0.01)])
-    scores = Evaluator(cohort).scores()  # position pos_enc are made on the host, in float64, and kept
-    stepper = TrainStep(cohort)
-    stepper.begin_epoch(0, 0)
+def test_nothing_on_the_device_is_float64_where_the_device_does_not_support_it(mechanism: str, optimizer: str) -> None:
+    cohort = AppleCohort(**vars(begin([tiny(1, mechanism, optimizer=optimizer, lr=0.01)])))
+    scores = Evaluator(cohort).scores()  # the positional encoding is computed on the host, in float64, and cached
+    train_step = TrainStep(cohort)
+    train_step.begin_epoch(0, 0)
     with _NoFloat64():
-        stepper.run(2)
+        train_step.run(2)
         after = Evaluator(cohort).scores()
     assert after["train_loss"] != scores["train_loss"]
-    assert data.accumulator(torch.device("mps")) == torch.float32
+
+
+def test_sums_are_float64_where_the_device_supports_it() -> None:
+    cohort = begin([tiny(1)])
+    on_mps = SimpleNamespace(device=torch.device("mps"))
+    assert cohort.sum_dtype == torch.float64
+    assert Cohort.sum_dtype.fget(on_mps) == torch.float32
 
 
 def _short_listops() -> TaskConfig:

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,22 @@ from semfocus import recipes
 from semfocus.analysis.results import Results
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
 from semfocus.errors import UsageError
+from semfocus.execution import train
 from semfocus.fused import refuses
 from semfocus.landscape.losses import Losses, Plan
-from semfocus.landscape.trained_model import open_subject
+from semfocus.landscape.trained_model import open_trained_model
 from semfocus.store import RunDirectory
-from semfocus.tasks import NO_TARGET, Batch, get_task, register_task
+from semfocus.tasks import NO_TARGET, Batch, get_task
 from semfocus.tasks.even_pairs import EvenPairs
 from semfocus.tasks.export import Recipe, export
-from semfocus.training import load, train
+from semfocus.tasks.registry import TASKS
+from semfocus.training import load
 from semfocus.training.cohort import spec_of
 from semfocus.training.objective import (
     ACCURACY,
     CLASSIFICATION,
     LOSS,
+    OBJECTIVES,
     Learned,
     Metric,
     Objective,
@@ -76,7 +80,7 @@ def test_objectives_can_be_asked_for_names_and_thresholds_without_torch() -> Non
     code = (
         "import sys\nfrom semfocus.training.objective import CLASSIFICATION as o\n"
         "assert list(o.columns) == ['train_loss', 'train_accuracy', 'heldout_loss', 'heldout_accuracy']\n"
-        "assert o.learned.text == '95 % training accuracy'\nassert 'torch' not in sys.modules"
+        "assert o.learned.text() == '95 % training accuracy'\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -95,7 +99,7 @@ def test_learned_has_a_metric_a_threshold_and_a_direction(learned: Learned, good
     assert not learned.reached(math.nan)
     assert learned.metric.is_better(good, bad)
     assert learned.metric.is_better(bad, learned.metric.worst)
-    assert learned.text == text
+    assert learned.text() == text
     assert learned.direction == (">=" if good > bad else "<=")
 
 
@@ -211,7 +215,7 @@ def test_next_token_learns_to_copy_and_the_run_says_so(tmp_path: Path) -> None:
         has_target = heldout.labels != NO_TARGET
         share = (predicted == heldout.labels)[has_target].double().mean().item()
         assert share == pytest.approx(rows[-1]["heldout_accuracy"], abs=1e-6)
-        subject = open_subject(outcome.run)
+        subject = open_trained_model(outcome.run)
         losses = Losses(subject.spec, subject.rows, Plan(members=1, rows=100))
         losses.matrix.copy_(subject.parameters)
         assert losses()[0].item() == pytest.approx(rows[-1]["train_loss"], rel=1e-4)
@@ -219,7 +223,7 @@ def test_next_token_learns_to_copy_and_the_run_says_so(tmp_path: Path) -> None:
 
 
 def test_a_task_that_is_not_in_the_paper_can_be_compared_without_a_setting(tmp_path: Path) -> None:
-    found = semfocus.compare(
+    comparison = semfocus.compare(
         "copy_string",
         attention=["full", "topk:4"],
         seeds=1,
@@ -229,7 +233,7 @@ def test_a_task_that_is_not_in_the_paper_can_be_compared_without_a_setting(tmp_p
         threads=1,
         out=tmp_path,
     )
-    assert [arm.mechanism for arm in found.arms] == ["full", "topk:4"]
+    assert [arm.mechanism for arm in comparison.arms] == ["full", "topk:4"]
     assert (tmp_path / "report.html").exists()
     for scale, rows, length in (("paper", (400, 100), 24), ("quick", (400, 100), 20), ("smoke", (60, 30), 12)):
         config = recipes.at_scale("copy_string", "full", 1, scale=scale)
@@ -237,7 +241,6 @@ def test_a_task_that_is_not_in_the_paper_can_be_compared_without_a_setting(tmp_p
         assert config.task.build().seq_len == length
 
 
-@register_objective
 class LowLoss(Silent):
     """Learned once the training loss is low; measures nothing else."""
 
@@ -246,15 +249,19 @@ class LowLoss(Silent):
     learned = Learned(LOSS, 0.6)
 
 
-@register_task
 class EvenPairsByLoss(EvenPairs):
     name = "even_pairs_by_loss"
     objective = "low_loss"
 
 
-def test_an_objective_learned_by_its_loss_stops_and_converges_below_the_threshold(
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+def _by_loss() -> Iterator[None]:
+    with OBJECTIVES.temporarily(LowLoss), TASKS.temporarily(EvenPairsByLoss):
+        yield
+
+
+@pytest.mark.usefixtures("_by_loss")
+def test_an_objective_learned_by_its_loss_stops_and_converges_below_the_threshold(tmp_path: Path) -> None:
     config = tiny(
         1, task="even_pairs_by_loss", lr=0.02, optimizer="adam", epochs=40, stop_accuracy=0.9, model={"dropout": 0.0}
     )
@@ -268,10 +275,11 @@ def test_an_objective_learned_by_its_loss_stops_and_converges_below_the_threshol
     assert len(Results.load(tmp_path).records) == 1
 
 
+@pytest.mark.usefixtures("_by_loss")
 def test_a_task_without_accuracy_can_be_compared(tmp_path: Path) -> None:
     sizes = ["task.train_rows=60", "task.heldout_rows=20", "model.blocks=1", "training.optimizer=adam"]
     choices: dict[str, Any] = {"seeds": 1, "epochs": 30, "overrides": [*sizes, "training.lr=0.01"]}
-    found = semfocus.compare(
+    comparison = semfocus.compare(
         "even_pairs_by_loss",
         attention=["full"],
         options={"length": 4},
@@ -280,13 +288,12 @@ def test_a_task_without_accuracy_can_be_compared(tmp_path: Path) -> None:
         out=tmp_path,
         **choices,
     )
-    assert found.arm("full").times.median is not None
+    assert comparison.arm("full").times.median is not None
     assert (tmp_path / "report.html").exists()
 
 
-def test_patience_counts_from_the_lowest_loss_and_survives_a_restart(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.usefixtures("_by_loss")
+def test_patience_counts_from_the_lowest_loss_and_survives_a_restart(tmp_path: Path) -> None:
     config = tiny(1, task="even_pairs_by_loss", lr=1e-9, epochs=9, patience=2, model={"dropout": 0.0})
     (outcome,) = train([config], tmp_path, runtime())
     rows, status = outcome.run.metrics(), outcome.run.status() or {}

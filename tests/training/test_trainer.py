@@ -53,11 +53,11 @@ def test_until_stops_each_member_at_its_own_first_epoch_there_and_the_rest_go_on
     outcomes = train(configs, tmp_path / "until", runtime())
     assert states(outcomes) == ["done"] * 3
     for outcome, config, rows, epoch in zip(outcomes, configs, free, expected, strict=True):
-        found, status = outcome.run.metrics(), outcome.run.status()
-        assert [row["epoch"] for row in found] == list(range(1, epoch + 1))
+        own_rows, status = outcome.run.metrics(), outcome.run.status()
+        assert [row["epoch"] for row in own_rows] == list(range(1, epoch + 1))
         assert status["step"] == epoch * 5
         assert ("accuracy reached 0.55" in status["reason"]) is (epoch < 8)
-        assert found[0] == rows[0]
+        assert own_rows[0] == rows[0]
         # The cohort shrinks when a member leaves: from then on the others are the same to rounding.
         (alone,) = trained([config], tmp_path / "alone")
         torch.testing.assert_close(
@@ -103,8 +103,8 @@ def test_kept_checkpoints_survive_an_interruption_and_are_still_made_after_it(tm
     out = tmp_path / "stopped"
     with pytest.raises(_Stop):
         train(configs, out, runtime(checkpoint_seconds=0, keep_epochs=(0, 1, 3, 6)), stop)
-    found = trained(configs, out, checkpoint_seconds=0)
-    for mine, other in zip(found, expected, strict=True):
+    resumed = trained(configs, out, checkpoint_seconds=0)
+    for mine, other in zip(resumed, expected, strict=True):
         assert mine.kept_steps() == other.kept_steps() == [30, 15, 5, 0]
         for step in (0, 5, 15, 30):
             weights = [run.load_checkpoint(step).tensors["parameters"] for run in (mine, other)]

@@ -3,7 +3,8 @@
     for group in group_records(records).groups:
         print(group.name, group.comparison.sentences())
 
-A group is named by its task and by the settings that differ between the groups of that task: `listops, blocks 6`.
+A group is named by its task and by the settings that differ between the groups of that task: `listops, blocks 6`. Its
+mechanisms have one order everywhere: `mechanism_order`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from semfocus.analysis.comparability import (
     Settings,
@@ -22,10 +23,12 @@ from semfocus.analysis.comparability import (
     task_label,
 )
 from semfocus.analysis.comparison import Comparison, compare_records
-from semfocus.analysis.mechanism_order import mechanism_order
 from semfocus.analysis.records import Fault, Record
-from semfocus.errors import SemfocusError
+from semfocus.attention.mechanisms import parse_mechanism
+from semfocus.errors import SemfocusError, UsageError
 from semfocus.tasks import get_task, task_names
+
+FAMILIES = ("full", "topk", "bottomk", "randomk", "banded", "block_local")  # the paper's, in the order of its legends
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,3 +134,31 @@ def _sort_key(value: Any) -> tuple[int, float, str]:
     """Numbers by size before texts; the two are never compared with each other."""
     is_number = isinstance(value, (int, float))
     return (0 if is_number else 1, float(value) if is_number else 0.0, str(value))
+
+
+class MechanismParts(NamedTuple):
+    """`banded:5+1g` is ("banded", 5, {"globals": 1})."""
+
+    family: str
+    size: int | None  # None: it takes none
+    extras: dict[str, int]  # every optional field by name, 0 where it is not used
+
+
+def mechanism_parts(text: str) -> MechanismParts | None:
+    """The parts of a mechanism in its text form; None where no registered mechanism has this text."""
+    try:
+        mechanism = parse_mechanism(text)
+    except (UsageError, ValueError):
+        return None
+    values: dict[str, int] = {name: getattr(mechanism, name) for name in mechanism.__match_args__}
+    extras = {name: values.pop(name) for name in mechanism.suffixes.values()}
+    return MechanismParts(mechanism.name, next(iter(values.values()), None), extras)
+
+
+def mechanism_order(text: str) -> tuple[int, tuple[int, ...], int, str]:
+    """A sort key: full attention first, then by family, extras (fewest first) and size; unknown mechanisms last."""
+    parts = mechanism_parts(text)
+    if parts is None:
+        return len(FAMILIES) + 1, (), 0, text
+    rank = FAMILIES.index(parts.family) if parts.family in FAMILIES else len(FAMILIES)
+    return rank, tuple(parts.extras.values()), parts.size or 0, text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from semfocus.lazy import attach
 
 if TYPE_CHECKING:
-    from semfocus.attention.info import AttentionInfo
+    from semfocus.attention.inspection import AttentionInfo
     from semfocus.attention.layer import Attention
     from semfocus.attention.mechanisms import (
         Banded,
@@ -56,7 +56,7 @@ __all__ = [
 _HOMES = {
     "attend": "operator",
     "Attention": "layer",
-    "AttentionInfo": "info",
+    "AttentionInfo": "inspection",
     "Normaliser": "normalisers",
     "Sigmoid": "normalisers",
     "Softmax": "normalisers",

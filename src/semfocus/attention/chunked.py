@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from semfocus.attention.base import SelectionInputs
-from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs, slice_queries
+from semfocus.attention.inspection import AttentionInfo
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.attention.normalisers import Softmax, log_sum_exp
 from semfocus.attention.positions import Positions

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from semfocus.attention.base import SelectionInputs
-from semfocus.attention.info import AttentionInfo, info_from_mask
 from semfocus.attention.inputs import AttentionInputs, common_lead
+from semfocus.attention.inspection import AttentionInfo, info_from_mask
 from semfocus.attention.selection import can_sync, topk_mask
 
 MAX_BATCH = 2**16 - 1  # torch's CUDA kernels raise an error for a larger batch

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from semfocus.attention.info import AttentionInfo
+from semfocus.attention.inspection import AttentionInfo
 from semfocus.attention.mechanisms import Mechanism
 from semfocus.attention.normalisers import Normaliser, Softmax
 from semfocus.attention.operator import as_mechanism, as_normaliser, attend

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from semfocus.attention.chunked import chunked
 from semfocus.attention.dense import dense, fused
-from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs
+from semfocus.attention.inspection import AttentionInfo
 
 
 def local(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:

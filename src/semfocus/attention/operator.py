@@ -18,9 +18,8 @@ from torch import Tensor
 
 from semfocus.attention.chunked import chunked
 from semfocus.attention.dense import dense, sdpa
-from semfocus.attention.hooks import observers, report
-from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs, prepare_inputs
+from semfocus.attention.inspection import AttentionInfo, observers, report
 from semfocus.attention.kernels.backend import triton, triton_refuses
 from semfocus.attention.kernels.short.configs import MAX_SHORT_LENGTH, MAX_WHOLE_LENGTH
 from semfocus.attention.local import local

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from semfocus.attention.info import AttentionInfo, info_from_mask
 from semfocus.attention.inputs import AttentionInputs
+from semfocus.attention.inspection import AttentionInfo, info_from_mask
 
 
 def reference(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:

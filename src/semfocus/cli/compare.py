@@ -8,9 +8,23 @@ from typing import Annotated, Literal
 
 import typer
 
-from semfocus.cli.options import Compile, Device, ExecutorName, Jobs, Keep, Out, Sets, Threads, Track
-from semfocus.cli.shared import assignments, names_of
-from semfocus.cli.training import fail_if_needed, print_comparison, print_files, print_run
+from semfocus.cli.shared import (
+    Compile,
+    Device,
+    ExecutorName,
+    Jobs,
+    Keep,
+    Out,
+    Sets,
+    Threads,
+    Track,
+    assignments,
+    fail_if_needed,
+    names_of,
+    print_comparison,
+    print_files,
+    print_run,
+)
 
 
 def compare_command(
@@ -27,8 +41,9 @@ def compare_command(
     epochs: Annotated[int | None, typer.Option(help="Instead of the paper's number for the task.")] = None,
     stop_accuracy: Annotated[
         float | None,
-        typer.Option("--stop-accuracy", "--until", help="Stop a run at this training accuracy, e.g. 0.95."),
+        typer.Option(help="Stop a run at this training accuracy, e.g. 0.95."),
     ] = None,
+    until: Annotated[float | None, typer.Option(hidden=True)] = None,
     option: Annotated[list[str] | None, typer.Option(help="An option of the task, e.g. length=60. Repeatable.")] = None,
     sets: Sets = None,
     out: Out = None,
@@ -58,6 +73,8 @@ def compare_command(
     from semfocus.report.terminal.progress import ProgressTable
     from semfocus.training import Runtime, parse_epochs
 
+    if until is not None:
+        typer.echo("--until is now --stop-accuracy; the old name will go", err=True)
     experiment = comparison_of(
         task,
         attention=names_of("attention", attention),
@@ -65,7 +82,7 @@ def compare_command(
         quick=quick,
         recipe=recipe,
         epochs=epochs,
-        stop_accuracy=stop_accuracy,
+        stop_accuracy=until if stop_accuracy is None else stop_accuracy,
         options=assignments(option),
         overrides=sets or (),
     )

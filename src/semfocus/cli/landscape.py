@@ -57,7 +57,7 @@ def surface_command(
     from semfocus.landscape import SurfaceSettings, measure_surface
     from semfocus.landscape.runs import by_mechanism, label_runs, row_limit, shared_task, with_shared_extent
     from semfocus.report.figures.landscape import write_surface_figures
-    from semfocus.report.terminal.theory import surface_line
+    from semfocus.report.terminal.tables import surface_line
     from semfocus.store import FIGURES, RunStore
     from semfocus.training import Runtime
 
@@ -94,7 +94,7 @@ def sharpness_command(
     from semfocus.landscape import measure_sharpness
     from semfocus.landscape.runs import by_mechanism, label_runs, row_limit, shared_task
     from semfocus.report.figures.landscape import write_sharpness_figures
-    from semfocus.report.terminal.theory import sharpness_lines
+    from semfocus.report.terminal.tables import sharpness_lines
     from semfocus.store import FIGURES, RunStore
     from semfocus.training import Runtime
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from semfocus.cli.options import RunsDirectory
+from semfocus.cli.shared import RunsDirectory
 from semfocus.errors import UsageError
 
 

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from semfocus.cli.options import RunsDirectory
-from semfocus.cli.shared import console
+from semfocus.cli.shared import RunsDirectory, console
 from semfocus.errors import SemfocusError
 
 

@@ -7,16 +7,45 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from semfocus.errors import UsageError
+from semfocus.errors import Diverged, Locked, SemfocusError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from semfocus.analysis.comparison import Comparison
+    from semfocus.execution import RunOutcome
+    from semfocus.experiments.run import Outcome
+
 UNLIMITED = 10_000  # columns
+
+RunsDirectory = Annotated[
+    Path | None, typer.Argument(help="The directory of runs. Default: SEMFOCUS_RUNS, else ./runs.")
+]
+Out = Annotated[Path | None, typer.Option(help="Where runs live. Default: SEMFOCUS_RUNS, else ./runs.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; with the same number results repeat to the bit.")]
+Compile = Annotated[
+    Literal["auto", "on", "off"], typer.Option(help="Compile the model; auto: where it pays, always on a GPU.")
+]
+Jobs = Annotated[
+    int | None, typer.Option(help="Mechanisms to train at a time, in processes of their own. Default: one a core.")
+]
+Keep = Annotated[
+    str, typer.Option(help="Epochs whose checkpoints stay: 0,1,5 (0: before training), or ladder for 0,1,2,5 to 500.")
+]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Change any field of the configuration, e.g. training.lr=0.3.")
+]
+ExecutorName = Annotated[
+    str, typer.Option("--executor", help="Who trains: auto, serial, processes, or one that a plugin registers.")
+]
+Track = Annotated[
+    list[str] | None, typer.Option(help="Follow in a tracker: tensorboard:DIR, wandb:PROJECT or trackio:PROJECT.")
+]
 
 
 def assignments(texts: list[str] | None) -> dict[str, Any]:
@@ -72,3 +101,50 @@ def name_figures(written: Sequence[Path]) -> None:
     shown = [path for path in written if path.suffix == ".svg" and not path.stem.endswith("-dark")]
     if shown:
         typer.echo("\nfigures (also as .pdf and .png, and -dark): " + ", ".join(map(str, shown)))
+
+
+def print_run(outcome: RunOutcome) -> None:
+    """One run: where it is, how it ended, its last evaluation."""
+    rows = outcome.run.metrics()
+    typer.echo(f"{outcome.run.path}: {outcome.state}" + (f", {json.dumps(rows[-1])}" if rows else ""))
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """The table of mechanisms, and what the data support."""
+    from semfocus.report.terminal.tables import comparison_table
+    from semfocus.report.text import baseline_text
+
+    typer.echo(f"{comparison.task}: {comparison.seeds} seeds, at most {comparison.horizon:g} epochs\n")
+    console().print(comparison_table(comparison))
+    typer.echo(f"\naccuracy without learning: {baseline_text(comparison)}\n")
+    for line in comparison.sentences():
+        typer.echo(line)
+
+
+def print_files(outcome: Outcome) -> None:
+    """Where the figures and the page are, and what was left out."""
+    for fault in outcome.faults:
+        typer.echo(f"{fault.name} is left out: {fault.text}", err=True)
+    if outcome.figures:
+        typer.echo(f"\ncurves: {', '.join(nearby(path) for path in outcome.figures)}")
+    if outcome.page:
+        typer.echo(f"page: {nearby(outcome.page)}")
+
+
+def fail_if_needed(outcomes: Sequence[RunOutcome]) -> None:
+    """Raise the error whose exit code tells of runs that are held, failed or diverged."""
+    sys.stdout.flush()
+    held = [outcome.run for outcome in outcomes if outcome.state == "held"]
+    failed = [outcome.run for outcome in outcomes if outcome.state == "failed"]
+    diverged = sum(outcome.state == "diverged" for outcome in outcomes)
+    if held:
+        holders = "; ".join(f"{run.id} by {run.holder() or 'another process'}" for run in held)
+        raise Locked(f"{len(held)} runs are held elsewhere and left out: {holders}")
+    if failed:
+        names = ", ".join(run.id for run in failed)
+        raise SemfocusError(f"{len(failed)} runs failed for want of memory and are left out: {names}")
+    if diverged:
+        raise Diverged(
+            f"{diverged} runs diverged (loss or gradient not finite) and count as never there; "
+            "try a smaller training.lr"
+        )

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from semfocus.cli.options import Compile, Device, ExecutorName, Jobs, Out, Sets, Threads, Track
-from semfocus.cli.shared import console, names_of
+from semfocus.cli.shared import Compile, Device, ExecutorName, Jobs, Out, Sets, Threads, Track, console, names_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -106,11 +105,11 @@ def _studies_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: bool) -> None:
-    from semfocus.cli.training import fail_if_needed, print_comparison, print_files
+    from semfocus.cli.shared import fail_if_needed, print_comparison, print_files
     from semfocus.experiments.estimate import work_of
     from semfocus.experiments.run import run
     from semfocus.integrations.trackers import tracking
-    from semfocus.report.terminal.study_progress import StudyProgressTable
+    from semfocus.report.terminal.progress import StudyProgressTable
 
     typer.echo(_heading(job), err=True)
     there = len(job.jobs) - len(job.waiting)

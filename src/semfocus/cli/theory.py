@@ -28,7 +28,7 @@ def regions_command(out: FigureDirectory = Path("figures")) -> None:
     semfocus theory regions --out paper/figures
     """
     from semfocus.report.figures.theory import write_region_figures
-    from semfocus.report.terminal.theory import region_table
+    from semfocus.report.terminal.tables import region_table
 
     typer.echo("Share of what one model can reach (c1 + c2 <= 1) in which the paper's condition holds:\n")
     console().print(region_table())
@@ -104,8 +104,8 @@ def speed_command(
 def _dispersion(results: Results, mechanism: str, percentile: str, out: Path) -> None:
     from semfocus.analysis.dispersion_vs_speedup import WHENS, dispersion_against_speed, drawn_points, stored_points
     from semfocus.report.figures.drawing import both_themes
-    from semfocus.report.figures.speedup_scatter import draw_dispersion_vs_speedup
-    from semfocus.report.terminal.theory import correlation_lines, dispersion_table, left_out_lines
+    from semfocus.report.figures.scatter import draw_dispersion_vs_speedup
+    from semfocus.report.terminal.tables import correlation_lines, dispersion_table, left_out_lines
 
     points = stored_points(results, mechanism, percentile)
     correlations = {when: dispersion_against_speed(points, when) for when in WHENS}
@@ -122,8 +122,8 @@ def _dispersion(results: Results, mechanism: str, percentile: str, out: Path) ->
 def _masks(results: Results, mechanism: str, out: Path) -> None:
     from semfocus.analysis.masks_vs_speedup import OUTCOMES, masks_against, stored_mask_points
     from semfocus.report.figures.drawing import both_themes
-    from semfocus.report.figures.speedup_scatter import draw_masks_vs_speedup
-    from semfocus.report.terminal.theory import correlation_lines, left_out_lines, mask_line, mask_table
+    from semfocus.report.figures.scatter import draw_masks_vs_speedup
+    from semfocus.report.terminal.tables import correlation_lines, left_out_lines, mask_line, mask_table
 
     measured = stored_mask_points(results, mechanism)
     points = measured.points

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from semfocus.cli.options import RunsDirectory
+from semfocus.cli.shared import RunsDirectory
 
 if TYPE_CHECKING:
     from semfocus.analysis.records import Fault

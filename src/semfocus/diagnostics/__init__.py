@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from semfocus.lazy import attach
 
 if TYPE_CHECKING:
-    from semfocus.analysis.conditions import Conditions, condition
     from semfocus.analysis.dispersion_vs_speedup import Point, dispersion_against_speed, dispersion_points
+    from semfocus.analysis.table6 import Conditions, condition
     from semfocus.diagnostics.checkpoints import diagnose_checkpoint
     from semfocus.diagnostics.diagnosing import Diagnosis, diagnose
     from semfocus.diagnostics.masks import measure_mask_stability
@@ -40,7 +40,7 @@ __all__ = [
 
 _HOMES = {
     "analysis.dispersion_vs_speedup": ("Point", "dispersion_against_speed", "dispersion_points"),
-    "analysis.conditions": ("Conditions", "condition"),
+    "analysis.table6": ("Conditions", "condition"),
     "diagnostics.checkpoints": ("diagnose_checkpoint",),
     "diagnostics.diagnosing": ("Diagnosis", "diagnose"),
     "diagnostics.masks": ("measure_mask_stability",),

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from semfocus.analysis.conditions import finite
+from semfocus.analysis.table6 import finite
 from semfocus.diagnostics.attention_stats import PER_QUERY, UNSEEN, Measured, Values, examine, heads_of
 from semfocus.diagnostics.batching import CallBatch, CallBatcher
 from semfocus.diagnostics.capture import CapturedCall

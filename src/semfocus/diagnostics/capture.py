@@ -5,7 +5,7 @@
         model(tokens)                    see(CapturedCall) is called once for each attention call, in order
     watch.unseen()                       attention modules that ran without a captured call
 
-Calls are captured in three ways. `attend` reports its inputs (`attention.hooks`). The attention registry of the
+Calls are captured in three ways. `attend` reports its inputs (`attention.inspection`). The attention registry of the
 transformers library is wrapped (`patch_transformers`). Torch's own functions are replaced by wrappers that report the
 call and then call the original with the same arguments:
 
@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from semfocus.attention.hooks import observing
 from semfocus.attention.inputs import AttentionInputs
+from semfocus.attention.inspection import observing
 from semfocus.diagnostics import patch_transformers
 from semfocus.diagnostics.scores import full_attention_inputs
 from semfocus.errors import UsageError

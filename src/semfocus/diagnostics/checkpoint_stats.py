@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from semfocus.analysis.conditions import finite
+from semfocus.analysis.table6 import finite
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.config import RunConfig
 from semfocus.diagnostics.aggregate import PERCENTS, Aggregate, Summary

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from semfocus.analysis.conditions import Conditions, condition
+from semfocus.analysis.table6 import Conditions, condition
 from semfocus.diagnostics.aggregate import PERCENTS, Aggregate, Layer, Summary
 from semfocus.diagnostics.capture import CapturedCall, watching
 from semfocus.diagnostics.sentences import sentences

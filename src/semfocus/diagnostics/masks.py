@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semfocus.analysis.conditions import finite
-from semfocus.attention.hooks import observing
+from semfocus.analysis.table6 import finite
 from semfocus.attention.inputs import AttentionInputs
+from semfocus.attention.inspection import observing
 from semfocus.attention.positions import Positions
 from semfocus.attention.selection import best_indices
 from semfocus.diagnostics.aggregate import spread

@@ -27,7 +27,7 @@ from semfocus.diagnostics.sentences import left_out
 from semfocus.errors import UsageError
 from semfocus.measurements import Dispersion, MaskStability, keep
 from semfocus.measurements.kinds import LAST
-from semfocus.report.tables import TextTable, condition_table, newest_rows, norm_table
+from semfocus.report.text import TextTable, condition_table, newest_rows, norm_table
 from semfocus.store import RunDirectory, RunStore
 from semfocus.training.loading import checkpoint_epochs, load
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from semfocus.lazy import attach
 
 if TYPE_CHECKING:
-    from semfocus.execution.driver import train
-    from semfocus.execution.executor import Executor, RunOutcome, executor_names, register_executor
+    from semfocus.execution.executor import Executor, RunOutcome, executor_names, register_executor, train
     from semfocus.execution.processes import LostProcess
     from semfocus.execution.resuming import resume
 
@@ -26,6 +25,6 @@ __getattr__, __dir__ = attach(
         "executor_names": "semfocus.execution.executor",
         "register_executor": "semfocus.execution.executor",
         "resume": "semfocus.execution.resuming",
-        "train": "semfocus.execution.driver",
+        "train": "semfocus.execution.executor",
     },
 )

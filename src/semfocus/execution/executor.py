@@ -1,4 +1,6 @@
-"""Who trains cohorts: an `Executor` takes them one by one, in several processes, or on other machines.
+"""`train([RunConfig, ...])`, and who does the work: an `Executor` takes cohorts one by one, in processes, or elsewhere.
+
+Finished runs are skipped, interrupted ones go on, runs that another process holds are left to it.
 
 @register_executor
 class Mine(Executor):
@@ -13,13 +15,16 @@ semfocus compare even_pairs --executor mine --plugin my_module
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from semfocus.config import RunConfig
 from semfocus.errors import SemfocusError, UsageError
+from semfocus.execution.cohorts import form_cohorts, open_runs, plan_jobs
 from semfocus.registry import Registry
 from semfocus.store import RunDirectory, RunStore
 from semfocus.training.runtime import Runtime
@@ -88,3 +93,40 @@ def outcomes_of(cohorts: Iterable[Sequence[Job]], failed: Sequence[str] = ()) ->
             state = state if state in ENDED else "failed" if job.id in failed else "held"
             outcomes.append(RunOutcome(job.config, job.run, state))
     return outcomes
+
+
+def train(
+    configs: Sequence[RunConfig],
+    out: Path | str | None = None,
+    runtime: Runtime = Runtime(),
+    on_progress: Callback | None = None,
+    *,
+    executor: str = AUTO,
+    watcher: Callback | None = None,
+) -> list[RunOutcome]:
+    """Train these runs and return how each stands, in the same order.
+
+    Interrupted: all save, then it raises Interrupted. Several processes import the main module: in a script, call
+    this below `if __name__ == "__main__":`. `watcher` is the old name of `on_progress`.
+    """
+    if watcher is not None:
+        warnings.warn("train(watcher=...) is now train(on_progress=...)", DeprecationWarning, stacklevel=2)
+        on_progress = on_progress or watcher
+    store = RunStore(out)
+    return train_jobs(plan_jobs(configs, store), store, runtime, on_progress, executor)
+
+
+def train_jobs(
+    jobs: Sequence[Job],
+    store: RunStore,
+    runtime: Runtime = Runtime(),
+    on_progress: Callback | None = None,
+    executor: str = AUTO,
+) -> list[RunOutcome]:
+    """The same for jobs that are planned already."""
+    cohorts = form_cohorts(jobs, runtime)
+    chosen = make_executor(executor, runtime, len(cohorts))  # what cannot start is named before anything is written
+    open_runs(jobs, store)
+    ran = chosen.run(cohorts, store, on_progress or (lambda progress: None)) if cohorts else []
+    states = {outcome.run.id: outcome.state for outcome in ran}
+    return [RunOutcome(job.config, job.run, states.get(job.id) or job.state) for job in jobs]

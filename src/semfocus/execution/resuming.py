@@ -15,8 +15,7 @@ from typing import Any
 
 from semfocus.config import RunConfig
 from semfocus.errors import CorruptData, UsageError
-from semfocus.execution.driver import train
-from semfocus.execution.executor import AUTO, RunOutcome
+from semfocus.execution.executor import AUTO, RunOutcome, train
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks import Task
 from semfocus.training.loading import config_of

@@ -1,1 +1,1 @@
-"""The paper's experiments as plain functions that return configurations."""
+"""WHICH runs: experiments as plain data, the paper's studies, `compare`, and the one path from plan to page."""

@@ -17,8 +17,11 @@ from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.config_files import apply_overrides, parse_config
 from semfocus.errors import UsageError
 from semfocus.execution.executor import AUTO
-from semfocus.experiments.experiment import Experiment, distinct
+from semfocus.experiments.experiment import Experiment, curves_of, distinct
 from semfocus.experiments.run import plan, run
+from semfocus.tasks import Task, task_names
+from semfocus.tasks.registry import task_class
+from semfocus.training.objective import get_objective
 from semfocus.training.runtime import Runtime, parse_epochs
 
 
@@ -51,7 +54,9 @@ def comparison_of(
             configs.append(parse_config(apply_overrides(config.model_dump(mode="json"), changes)))
     name = Path(task).stem if "." in task else task
     question = f"Which attention learns {name} in the fewest epochs, and which is right on rows it has not seen?"
-    return Experiment(name, name, question, tuple(distinct(configs)), figure=f"curves-{name}")
+    objective = get_objective(task_class(task).objective if task in task_names() else Task.objective)
+    panels = (curves_of(objective),)
+    return Experiment(name, name, question, tuple(distinct(configs)), panels, figure=f"curves-{name}")
 
 
 def compare(

@@ -25,7 +25,7 @@ from semfocus.config import RunConfig
 from semfocus.errors import SemfocusError
 from semfocus.execution.cohorts import cohort_key, cohort_limit
 from semfocus.experiments.run import Plan
-from semfocus.report.terminal.study_progress import Work
+from semfocus.report.terminal.progress import Work
 from semfocus.store import RunDirectory
 from semfocus.store.writer import NEWEST_KEPT
 from semfocus.tasks import Task

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.config import RunConfig
 from semfocus.errors import UsageError, unknown
+from semfocus.training.objective import LOSS, Objective
 
 Change = Mapping[str, Any]  # dotted field of the configuration -> value: {"model.blocks": 6}
 
@@ -43,6 +44,13 @@ class Panel:
 
 
 CURVES = Panel("learning curves", ("train_loss", "train_accuracy", "heldout_accuracy"))
+
+
+def curves_of(objective: Objective) -> Panel:
+    """Every metric over training, and what is measured on held-out examples beside the loss."""
+    train = [metric.column("train") for metric in objective.metrics]
+    others = [metric for metric in objective.metrics if metric != LOSS] or [LOSS]
+    return replace(CURVES, metrics=(*train, *(metric.column("heldout") for metric in others)))
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from semfocus.analysis.comparison import Comparison, compare_records
 from semfocus.analysis.groups import Group
+from semfocus.analysis.records import Fault
 from semfocus.analysis.results import Results
-from semfocus.errors import UsageError
+from semfocus.errors import CorruptData, UsageError
 from semfocus.execution.cohorts import plan_jobs
-from semfocus.execution.driver import train_jobs
-from semfocus.execution.executor import AUTO, RunOutcome
+from semfocus.execution.executor import AUTO, RunOutcome, train_jobs
 from semfocus.experiments.experiment import Experiment, config_key
 from semfocus.store import RunStore
 from semfocus.store.measurements import measurement_names
@@ -52,6 +52,7 @@ class Outcome:
     comparisons: list[Comparison]  # one for each task and setting
     figures: list[Path]
     page: Path | None
+    faults: list[Fault]  # runs of the experiment that are damaged, and left out
 
     def measured(self) -> dict[str, int]:
         """For each measurement that the experiment needs, how many runs have it."""
@@ -73,14 +74,17 @@ def run(plan: Plan, runtime: Runtime = Runtime(), on_progress: Callable | None =
     runtime = replace(runtime, keep_epochs=tuple(sorted({*runtime.keep_epochs, *experiment.keep_epochs})))
     outcomes = train_jobs(plan.jobs, plan.store, runtime, on_progress, executor)
     everything = Results.load(plan.store)
-    results = everything.only({job.id for job in plan.jobs})
+    ids = {job.id for job in plan.jobs}
+    results, faults = everything.only(ids), [fault for fault in everything.faults if fault.name in ids]
+    if not results.records:
+        raise CorruptData(f"every run of {experiment.name} is damaged: {'; '.join(fault.text for fault in faults)}")
     comparisons = [_comparison(group, plan) for group in results.groups]
     if not any(record.metrics for record in results.records):
-        return Outcome(experiment, outcomes, comparisons, [], None)
+        return Outcome(experiment, outcomes, comparisons, [], None, faults)
     from semfocus.report.page.page import write_page
 
     page = write_page(everything, root / "report.html")
-    return Outcome(experiment, outcomes, comparisons, _draw(plan, results), page)
+    return Outcome(experiment, outcomes, comparisons, _draw(plan, results), page, faults)
 
 
 def _comparison(group: Group, plan: Plan) -> Comparison:

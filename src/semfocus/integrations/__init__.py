@@ -1,1 +1,1 @@
-"""semfocus inside other libraries, one package for each."""
+"""semfocus inside other libraries."""

@@ -5,13 +5,12 @@
         writer.append_metrics({"step": 40, "train_loss": 0.3})
         writer.save_checkpoint(40, tensors, meta)
 
-`runs` finds, creates and removes runs; `directory` reads one; `writer` writes to one and `cohort` to many; `locks`
+`runs` finds, creates and removes runs; `directory` reads one; `writer` writes to one or to a whole cohort; `locks`
 keeps a second writer out. `logs`, `checkpoints` and `measurements` are the parts of a run, `formats` the versions of
 its documents. `atomic` writes files; `safe_json` and `tensors` read untrusted ones.
 """
 
 from semfocus.store.checkpoints import Checkpoint, DamagedCheckpoint
-from semfocus.store.cohort import Save, load_common, save_checkpoints, write_statuses
 from semfocus.store.directory import RunDirectory, is_run_id
 from semfocus.store.locks import Holder
 from semfocus.store.measurements import (
@@ -22,7 +21,7 @@ from semfocus.store.measurements import (
     write_measurement,
 )
 from semfocus.store.runs import FIGURES, Entry, RunStore
-from semfocus.store.writer import RunWriter
+from semfocus.store.writer import RunWriter, Save, load_common, save_checkpoints, write_statuses
 
 __all__ = [
     "FIGURES",

@@ -7,7 +7,7 @@
 
 The manifest is written last and holds a checksum of everything, itself included: a checkpoint without a manifest, or
 with another checksum, is damaged. Checkpoints are ordered by step, never by a clock. This module reads checkpoints
-and encodes them; `cohort` writes them.
+and encodes them; `writer` writes them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """WHAT is learned: the paper's eight tasks, a user's own data, and how to look at them."""
 
-from semfocus.tasks.base import SPLITS, LengthTask, Task
-from semfocus.tasks.batch import NO_TARGET, Batch, next_tokens
+from semfocus.tasks.base import LengthTask, Task
+from semfocus.tasks.batch import NO_TARGET, SPLITS, Batch, next_tokens
 from semfocus.tasks.registry import get_task, register_task, task_names
 
 __all__ = [

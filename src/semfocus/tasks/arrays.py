@@ -1,7 +1,7 @@
-"""A task over rows that are in memory already.
+"""A task over arrays or lists in memory.
 
 Task.from_arrays(pixels, digits)                                   (n, L) integers, numpy or torch
-Task.from_arrays(padded, labels, lengths=lengths)                  what stands beyond a length is padding
+Task.from_arrays(padded, labels, lengths=lengths)                  positions from a length on are padding
 Task.from_arrays([[3, 1, 2], [0, 2], ...], ["yes", "no", ...])     rows of different lengths
 """
 
@@ -34,7 +34,7 @@ class ArrayOptions(Shares):
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayTask(TableTask):
-    """Rows of token ids, taken as they are."""
+    """Rows of token ids, without a tokeniser."""
 
     name = "arrays"
     summary = "rows of token ids in memory, through Task.from_arrays"
@@ -93,7 +93,7 @@ class ArrayTask(TableTask):
 
 
 def _plain(values: Any) -> Any:
-    """A torch tensor as the numpy array that it is; anything else as it came."""
+    """A torch tensor as a numpy array; anything else unchanged."""
     return values.detach().cpu().numpy() if hasattr(values, "detach") else values
 
 
@@ -164,7 +164,7 @@ def _items(origin: Origin, rows: list[NDArray[np.int64]], labels: Any) -> list[I
 
 
 def _digest(items: list[Item], width: int) -> str:
-    """The hash of all rows and labels, whatever type they came in and whatever their padding holds."""
+    """The hash of all rows and labels; it depends neither on their types nor on their padding."""
     total = hashlib.sha256(f"{width}\n".encode())
     for item in items:
         total.update(content_bytes(item.content) + b"\t" + repr(item.label).encode() + b"\n")

@@ -15,9 +15,9 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,30 +25,35 @@ from numpy.typing import NDArray
 from semfocus.errors import UsageError, check_int
 from semfocus.randomness import Stream, stream
 from semfocus.tasks import cache as disk
-from semfocus.tasks.batch import NO_TARGET, Batch, Rows, as_batch, within
+from semfocus.tasks.batch import (
+    NO_TARGET,
+    SPLITS,
+    Batch,
+    DrawRequest,
+    Per,
+    Progress,
+    Rows,
+    Span,
+    Split,
+    as_batch,
+    within,
+)
 
 if TYPE_CHECKING:
     import torch
-
-Split = Literal["train", "heldout", "test"]
-SPLITS: tuple[Split, ...] = ("train", "heldout", "test")
-Span = tuple[int, int]
-Per = Literal["row", "batch"]
-Progress = Callable[[int, int], None]  # rows done, rows wanted
-
 
 _OLD_NAMES = {"num_symbols": "vocab_size", "width": "seq_len"}  # of a task's properties, before 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """A source of labelled sequences. Its dataclass fields are its options; everything else follows from them."""
+    """A source of labelled sequences. Its dataclass fields are its options, and decide everything else."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    generator_version: ClassVar[int] = 1  # increase it when the same seed gives other rows than before
+    generator_version: ClassVar[int] = 1  # increase it when the same seed gives other examples
     objective: ClassVar[str] = "classification"  # or "next_token", or one registered with `register_objective`
-    # How many examples a run takes where rows can be drawn without end; None: the configuration must say.
+    # How many examples a run takes of a task without a fixed size; None: the configuration must say.
     default_train_rows: ClassVar[int | None] = 5000
     default_heldout_rows: ClassVar[int | None] = 2000
     published_baselines: ClassVar[Mapping[str, float]] = {}  # for the default options
@@ -64,7 +69,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def symbols(self) -> tuple[str, ...]:
-        """The text of each id, for render and parse; a subclass may write `symbols = ("0", "1")`."""
+        """The text of each id, for `render` and `parse`; a subclass may write `symbols = ("0", "1")`."""
 
     @property
     @abstractmethod
@@ -84,7 +89,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def seq_len(self) -> int:
-        """L, the number of columns of every batch; it follows from the options, not from the sample."""
+        """L, the number of columns of every batch; the options decide it, not the drawn examples."""
 
     @property
     def num_symbols(self) -> int:
@@ -125,11 +130,11 @@ class Task(ABC):
         return run_seed
 
     def size(self, split: Split) -> int | None:
-        """The number of rows of a split; None when rows can be drawn without end."""
+        """The number of examples of a split; None when examples are drawn without limit."""
         return None
 
     def fingerprint(self) -> dict[str, Any]:
-        """What defines the rows of this task, as plain JSON values; it is part of a run's identity."""
+        """What defines the examples of this task, as plain JSON values; it is part of a run's identity."""
         return {"task": self.name, "version": self.generator_version, "options": self.options}
 
     def sample(
@@ -143,10 +148,10 @@ class Task(ABC):
         cache: bool | None = None,
         progress: Progress | None = None,
     ) -> Batch:
-        """Draw `n` labelled rows. Seed and split name independent streams; the same call gives the same rows.
+        """Draw `n` labelled examples. Seed and split name independent streams; the same call gives the same examples.
 
-        `lengths=(1, 40)` draws a length uniformly from that range, both ends included, for each row or
-        (`per="batch"`) once for all. `cache` keeps the rows on disk (default: only tasks that draw slowly).
+        `lengths=(1, 40)` draws a length uniformly from that range, both ends included, for each example or
+        (`per="batch"`) once for all. `cache` stores the examples on disk (default: only tasks that draw slowly).
         """
         n, seed = check_int("n", n, at_least=0), check_int("seed", seed)
         if split not in SPLITS:
@@ -155,9 +160,10 @@ class Task(ABC):
             raise UsageError(f"per = {per!r} is not one of row, batch")
         span = None if lengths is None else self._checked_span(lengths)
 
+        request = DrawRequest(n=n, seed=seed, split=split, lengths=span, per=per, progress=progress)
+
         def draw() -> Rows:
-            rng = stream(seed, f"tasks/{self.name}/{split}")
-            return self.draw(n, span, per, rng, seed=seed, split=split, progress=progress)
+            return self.draw(request, stream(seed, f"tasks/{self.name}/{split}"))
 
         if cache if cache is not None else self.cached_by_default:
             key = {**self.fingerprint(), "seed": seed, "split": split, "n": n, "lengths": span, "per": per}
@@ -167,23 +173,13 @@ class Task(ABC):
         return as_batch(rows)
 
     @abstractmethod
-    def draw(
-        self,
-        n: int,
-        span: Span | None,
-        per: Per,
-        rng: Stream,
-        *,
-        seed: int,
-        split: Split,
-        progress: Progress | None,
-    ) -> Rows:
-        """Draw rows; the arguments have been checked."""
+    def draw(self, request: DrawRequest, rng: Stream) -> Rows:
+        """Draw the requested examples from `rng`."""
 
     def label(self, tokens: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
-        """The label of each row from its tokens alone, by a rule that shares no code with the generator.
+        """The label of each example of `tokens` (n, L), by a rule that shares no code with the generator.
 
-        Without `lengths` a row ends where its trailing padding begins.
+        Without `lengths` (n,) an example ends where its trailing padding begins.
         """
         import torch
 
@@ -206,10 +202,10 @@ class Task(ABC):
 
     @abstractmethod
     def label_rows(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`label`, in numpy, with checked arguments."""
+        """`label` in numpy, with checked arguments: tokens (n, L) and lengths (n,) to labels (n,) or (n, L)."""
 
     def render(self, row: torch.Tensor | Sequence[int], length: int | None = None) -> str:
-        """A row as people write it, without its padding: `0110`, `[MAX 2 [MIN 7 4 ] 3 ]`."""
+        """One example as text, without its padding: `0110`, `[MAX 2 [MIN 7 4 ] 3 ]`."""
         ids = np.asarray(row).astype(np.int64)
         if length is None:
             length = int(self._content_lengths(ids[None])[0])
@@ -219,13 +215,13 @@ class Task(ABC):
         return self._joint().join(texts[i] for i in ids[:length])
 
     def render_label(self, label: int | Sequence[int]) -> str:
-        """A label as people write it: the name of its class, or the symbols of those positions that have a target."""
+        """A label as text: the name of its class, or the symbols of the positions that have a target."""
         if isinstance(label, int):
             return self.class_names[label]
         return self._joint().join(self.symbols[i] for i in label if i != NO_TARGET)
 
     def parse(self, text: str) -> torch.Tensor:
-        """The ids of a row written as `render` writes it; spaces between one-character symbols do not matter."""
+        """The ids of an example, the inverse of `render`; spaces between one-character symbols are ignored."""
         import torch
 
         pieces = list("".join(text.split())) if self._joint() == "" else text.split()
@@ -237,7 +233,7 @@ class Task(ABC):
 
     @staticmethod
     def from_arrays(tokens: Any, labels: Any, **options: Any) -> Task:
-        """A task over rows that are already in memory; see `semfocus.tasks.arrays.ArrayTask.build`."""
+        """A task over arrays in memory; see `semfocus.tasks.arrays.ArrayTask.build`."""
         from semfocus.tasks.arrays import ArrayTask
 
         return ArrayTask.build(tokens, labels, **options)
@@ -250,7 +246,7 @@ class Task(ABC):
         return tokens.shape[1] - np.argmax(is_token[:, ::-1], axis=1)
 
     def _filler(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Where `pad_id` stands for something inside a row (missing_duplicate completes odd rows with it)."""
+        """(n, L) where `pad_id` is content, not padding: missing_duplicate ends examples of odd length with it."""
         return np.zeros(tokens.shape, dtype=bool)
 
     def _checked_span(self, lengths: Span) -> Span:
@@ -268,7 +264,7 @@ class Task(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class LengthTask(Task):
-    """A task whose sequences can have any length from `shortest` on; subclasses write `generate` and `label_rows`."""
+    """A task of sequences of any length from `shortest` on; subclasses write `generate` and `label_rows`."""
 
     shortest: ClassVar[int] = 1
 
@@ -285,24 +281,13 @@ class LengthTask(Task):
 
     @abstractmethod
     def generate(self, lengths: NDArray[np.int64], rng: Stream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens (n, L) and labels of sequences of these lengths; tokens beyond a length are overwritten."""
+        """Draw tokens (n, L) and labels of these lengths (n,); tokens beyond a length are overwritten by padding."""
 
-    def draw(
-        self,
-        n: int,
-        span: Span | None,
-        per: Per,
-        rng: Stream,
-        *,
-        seed: int,
-        split: Split,
-        progress: Progress | None,
-    ) -> Rows:
-        low, high = span or (self.length, self.length)
+    def draw(self, request: DrawRequest, rng: Stream) -> Rows:
+        low, high = request.lengths or (self.length, self.length)
         if low < self.shortest:
             raise UsageError(f"lengths = ({low}, {high}): {self.name} needs at least {self.shortest} tokens a row")
-        lengths = low + rng.integers(high - low + 1, n if per == "row" else 1)
-        lengths = np.broadcast_to(lengths, (n,)).copy()
+        lengths = low + request.choose(high - low + 1, rng)
         tokens, labels = self.generate(lengths, rng)
         tokens[~within(lengths, self.seq_len)] = self.pad_id
         return Rows(tokens, labels, lengths)

@@ -1,17 +1,42 @@
-"""A batch of labelled sequences, as numpy arrays and as torch tensors, and the labels of next-token prediction."""
+"""A request for labelled sequences, the batch that answers it (in numpy and in torch), and next-token labels."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semfocus.randomness import Stream
+
 if TYPE_CHECKING:
     import torch
 
+Split = Literal["train", "heldout", "test"]
+SPLITS: tuple[Split, ...] = ("train", "heldout", "test")
+Span = tuple[int, int]  # the shortest and the longest length, both included
+Per = Literal["row", "batch"]
+Progress = Callable[[int, int], None]  # examples drawn, examples requested
 NO_TARGET = -100  # the label of a position where nothing is predicted; torch's default for `ignore_index`
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawRequest:
+    """The arguments of `Task.sample`, checked."""
+
+    n: int
+    seed: int
+    split: Split
+    lengths: Span | None = None  # None: the lengths that the task's options give
+    per: Per = "row"  # "batch": one length for all examples
+    progress: Progress | None = None
+
+    def choose(self, count: int, rng: Stream) -> NDArray[np.int64]:
+        """(n,) uniform in 0 .. count-1: one number for each example, or one for all (`per="batch"`)."""
+        numbers = rng.integers(count, self.n if self.per == "row" else 1)
+        return np.broadcast_to(numbers, (self.n,)).copy()
 
 
 class Rows(NamedTuple):

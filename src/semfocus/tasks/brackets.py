@@ -1,8 +1,8 @@
-"""Fully bracketed expressions modulo 5: how they are drawn, and, apart from that, how they are read.
+"""Fully bracketed expressions modulo 5: a generator, and a parser that shares no code with it.
 
 E(1) = d     E(2) = -d     E(3) = (d)     E(4) = (-d)     E(L) = (E(l) op E(L-3-l)), l uniform on 1 .. L-4
 
-(1 + (-3 * -3))        every binary operator has its brackets, so that there is no precedence to know
+(1 + (-3 * -3))        every binary operator has its own brackets, so that no precedence is needed
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Alphabet:
-    """Which ids stand for brackets and operators; ids 0 .. 4 are the digits. Operators come in the order + - *."""
+    """The ids of brackets and operators (in the order + - *); ids 0 .. 4 are the digits."""
 
     operators: tuple[int, ...]
     opening: int
@@ -36,49 +36,51 @@ class Alphabet:
 
 
 class _Level(NamedTuple):
+    """The segments of one nesting depth: atoms (a digit, perhaps with minus and brackets) and binary operations."""
+
     is_atom: NDArray[np.bool_]
-    values: Ints  # of the atoms; of the rest once their children are known
-    operators: Ints  # of the rest: 0, 1, 2 for + - *
+    values: Ints  # of the atoms, 0 for operations
+    operators: Ints  # of the operations: 0, 1, 2 for + - *
 
 
 def draw_expressions(lengths: Ints, width: int, alphabet: Alphabet, rng: Stream) -> tuple[Ints, Ints]:
     """Expressions of these lengths as tokens (n, width), and their values modulo 5.
 
-    All rows grow together, one level of brackets at a time: an iteration splits every open segment once.
+    All expressions are drawn together, one level of brackets at a time: an iteration splits every open segment once.
     """
     tokens = np.zeros((len(lengths), width), dtype=np.int64)
-    row, start, size = np.arange(len(lengths)), np.zeros(len(lengths), dtype=np.int64), lengths
+    example, start, size = np.arange(len(lengths)), np.zeros(len(lengths), dtype=np.int64), lengths
     levels: list[_Level] = []
     while len(size):
         is_atom = size <= 4
         values = np.zeros(len(size), dtype=np.int64)
-        values[is_atom] = _write_atoms(tokens, row[is_atom], start[is_atom], size[is_atom], alphabet, rng)
-        row, start, size = row[~is_atom], start[~is_atom], size[~is_atom]
+        values[is_atom] = _write_atoms(tokens, example[is_atom], start[is_atom], size[is_atom], alphabet, rng)
+        example, start, size = example[~is_atom], start[~is_atom], size[~is_atom]
         left = 1 + rng.integers(size - 4, len(size))
         operators = rng.integers(len(alphabet.operators), len(size))
-        tokens[row, start] = alphabet.opening
-        tokens[row, start + 1 + left] = np.asarray(alphabet.operators)[operators]
-        tokens[row, start + size - 1] = alphabet.closing
+        tokens[example, start] = alphabet.opening
+        tokens[example, start + 1 + left] = np.asarray(alphabet.operators)[operators]
+        tokens[example, start + size - 1] = alphabet.closing
         levels.append(_Level(is_atom, values, operators))
-        row = np.repeat(row, 2)
+        example = np.repeat(example, 2)
         start = np.stack([start + 1, start + 2 + left], axis=1).ravel()
         size = np.stack([left, size - 3 - left], axis=1).ravel()
     return tokens, _fold(levels)
 
 
-def _write_atoms(tokens: Ints, row: Ints, start: Ints, size: Ints, alphabet: Alphabet, rng: Stream) -> Ints:
+def _write_atoms(tokens: Ints, example: Ints, start: Ints, size: Ints, alphabet: Alphabet, rng: Stream) -> Ints:
     digits = rng.integers(MODULUS, len(size))
     bracketed, negative = size >= 3, size % 2 == 0
-    tokens[row[bracketed], start[bracketed]] = alphabet.opening
-    tokens[row[bracketed], (start + size - 1)[bracketed]] = alphabet.closing
+    tokens[example[bracketed], start[bracketed]] = alphabet.opening
+    tokens[example[bracketed], (start + size - 1)[bracketed]] = alphabet.closing
     place = start + bracketed
-    tokens[row[negative], place[negative]] = alphabet.minus
-    tokens[row, place + negative] = digits
+    tokens[example[negative], place[negative]] = alphabet.minus
+    tokens[example, place + negative] = digits
     return np.where(negative, -digits, digits) % MODULUS
 
 
 def _fold(levels: Sequence[_Level]) -> Ints:
-    """The values of the first level, from the leaves up: the children of a level are the next one, two by two."""
+    """The values of the first level, from the leaves up: the next level holds the operands of this one in pairs."""
     below = np.zeros(0, dtype=np.int64)
     for level in reversed(levels):
         left, right = below[0::2], below[1::2]
@@ -95,11 +97,11 @@ def evaluate(
     negate: Callable[[Value], Value],
     combine: Callable[[int, Value, Value], Value],
 ) -> Value:
-    """Read one expression by shifting and reducing; `atom` turns a leaf's id into a value.
+    """The value of one expression, by a shift-reduce parser without recursion; `atom` turns a leaf's id into a value.
 
-    Works for any nesting depth, and refuses what is not a bracketed expression.
+    Raises UsageError where the tokens are not a bracketed expression.
     """
-    frames: list[list] = [[]]  # one per open bracket: [value], [value, operator], or [value, operator, value]
+    frames: list[list] = [[]]  # one for each open bracket: [value], [value, operator], or [value, operator, value]
     minus_pending = False
     for place, token in enumerate(tokens):
         frame = frames[-1]
@@ -124,7 +126,7 @@ def evaluate(
 
 
 def render_expression(symbols: Sequence[str]) -> str:
-    """Symbols with a space around each binary operator: `((-3 + 4) * 2)`."""
+    """The symbols as text, with a space around each binary operator: `((-3 + 4) * 2)`."""
     pieces: list[str] = []
     for symbol in symbols:
         follows_value = bool(pieces) and (pieces[-1].isalnum() or pieces[-1] == ")")

@@ -1,8 +1,8 @@
-"""Rows kept on disk, for tasks that are slow to draw.
+"""A cache of examples on disk, for tasks that are slow to draw.
 
-The directory is SEMFOCUS_CACHE (`off` switches caching off everywhere), else the user's cache folder.
-A file is named by the hash of all that decides its rows, is written in one step (two processes that fill
-it at once write the same bytes), and is checked when read: a damaged one is drawn again.
+The directory is SEMFOCUS_CACHE (`off` switches caching off everywhere), else the user's cache folder. The name of a
+file is the hash of everything that decides its examples. Files are written atomically (two processes that fill the same
+one write the same bytes) and checked when read: a damaged one is drawn again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 def directory() -> Path | None:
-    """Where cached rows live; None when caching is off."""
+    """The directory of cached examples; None when caching is off."""
     place = os.environ.get("SEMFOCUS_CACHE", "")
     if place.lower() in ("off", "0", "no", "false"):
         return None
@@ -37,7 +37,7 @@ def directory() -> Path | None:
 
 
 def remember(key: Mapping[str, Any], draw: Callable[[], Columns], shape: tuple[int, int]) -> Columns:
-    """The rows stored under `key`, or those that `draw` gives, stored for the next time."""
+    """The examples stored under `key`; without them, those that `draw` returns, which are then stored."""
     folder = directory()
     if folder is None:
         return draw()
@@ -55,7 +55,7 @@ def remember(key: Mapping[str, Any], draw: Callable[[], Columns], shape: tuple[i
 def _packed(columns: Columns) -> bytes:
     tokens, labels, lengths = (column.astype(_narrow(column)) for column in columns)
     buffer = io.BytesIO()
-    # A zip entry carries a checksum, so that a flipped byte is noticed on reading.
+    # A zip entry has a checksum, so that reading detects a flipped byte.
     np.savez(buffer, tokens=tokens, labels=labels, lengths=lengths)
     return buffer.getvalue()
 

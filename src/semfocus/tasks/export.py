@@ -1,4 +1,4 @@
-"""Rows written to a file that other programs read, with a manifest from which the file can be made again.
+"""Examples as a file for other programs, with a manifest from which the file can be made again.
 
 listops.jsonl                    {"text": "[MAX 2 [MIN 7 4 ] 3 ]", "label": "4"}
 listops.jsonl.manifest.json      task, options, seed, split, n, and the hash of the rows
@@ -18,16 +18,17 @@ from typing import Any
 from semfocus import __version__
 from semfocus.errors import CorruptData, DataError, MissingExtra, UsageError
 from semfocus.store.atomic import replacing, write_json, write_text
-from semfocus.tasks.base import Progress, Split, Task
+from semfocus.tasks.base import Task
+from semfocus.tasks.batch import Progress, Split
 from semfocus.tasks.registry import get_task
 
 FORMATS = (".jsonl", ".tsv", ".parquet")
-Record = tuple[str, str]  # rendered row, name of its class
+Record = tuple[str, str]  # rendered example, rendered label
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What decides the exported rows."""
+    """The settings that decide the exported examples."""
 
     task: str
     options: dict[str, Any]
@@ -37,7 +38,7 @@ class Recipe:
 
     @staticmethod
     def read(path: Path) -> tuple[Recipe, str]:
-        """The recipe in a manifest, and the hash of the rows that it gave."""
+        """The recipe in a manifest, and the hash of its examples."""
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
             recipe = Recipe(**{name: stored[name] for name in ("task", "options", "n", "seed", "split")})
@@ -49,7 +50,7 @@ class Recipe:
 
 
 def export(recipe: Recipe, out: Path, progress: Progress | None = None) -> Path:
-    """Draw the rows and write them to `out` (the suffix is the format) and their manifest beside it."""
+    """Write the examples to `out` (the suffix is the format) and a manifest beside it; return the manifest's path."""
     if out.suffix not in FORMATS:
         raise UsageError(f"--out {out} must end in one of {', '.join(FORMATS)}")
     task = get_task(recipe.task, **recipe.options)
@@ -79,7 +80,7 @@ def export(recipe: Recipe, out: Path, progress: Progress | None = None) -> Path:
 
 
 def export_again(manifest: Path, out: Path, progress: Progress | None = None) -> Path:
-    """Make the rows of a manifest again, and say so if they are not the same."""
+    """Export the examples of a manifest again; CorruptData if they differ from the recorded hash."""
     recipe, wanted = Recipe.read(manifest)
     written = export(recipe, out, progress)
     if Recipe.read(written)[1] != wanted:

@@ -1,10 +1,10 @@
 """A task over a user's own file: `get_task("reviews.csv")`.
 
     text,label
-    what a film,1              words, because most rows contain white space
+    what a film,1              tokens are words, because most rows contain white space
     never again,0
 
-Everything that is chosen from the data (vocabulary, merges, width) is chosen from the train rows alone.
+Everything that is fitted to the data (vocabulary, merges, width) is fitted to the train rows alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from semfocus.tasks.tokenisers import SMALLEST_BPE, fit_tokeniser
 
 TOKENIZERS = ("auto", "char", "whitespace", "bpe", "tokens")
 
-# Without an option, a column is found by one of these names; the first beats the others.
+# Without an option, a column is chosen by one of these names; the first has precedence.
 TEXT_NAMES = (
     *("text", "texts", "sentence", "sentences", "sequence", "tokens", "content", "document"),
     *("review", "message", "input", "inputs", "x"),
@@ -43,10 +43,10 @@ class FileOptions(Shares):
 
     text_column: str | None = None
     label_column: str | None = None
-    tokenizer: str = "auto"  # token lists as they are; words if half the texts contain white space; else characters
+    tokenizer: str = "auto"  # auto: tokens for token lists; whitespace if half the texts contain it; else char
     vocab_size: int = 10_000  # the unknown symbol is not counted
     max_length: int = 256
-    keep: Keep = "start"  # the part of a longer row that survives
+    keep: Keep = "start"  # which end of a longer row to keep
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,31 +132,31 @@ def _find_column(source: Source, role: str, given: str | None, names: Sequence[s
     columns = source.columns
     if given is None:
         folded = {column: column.strip().casefold() for column in columns}
-        found = [c for c in columns if folded[c] == names[0]] or [c for c in columns if folded[c] in names]
+        matches = [c for c in columns if folded[c] == names[0]] or [c for c in columns if folded[c] in names]
     elif given in columns:
-        found = [column for column in columns if column == given]
+        matches = [column for column in columns if column == given]
     else:
         raise unknown(f"column of {source.path}", given, columns)
     listed = ", ".join(map(repr, columns))
-    if not found:
+    if not matches:
         raise DataError(
             f"{source.path} has no column called {role} or similar; its columns: {listed}; "
             f"name one with {role}_column (a CSV or TSV file must begin with a line of column names)"
         )
-    if len(set(found)) > 1:
+    if len(set(matches)) > 1:
         raise DataError(
-            f"{source.path} has several columns that could hold the {role}: {', '.join(map(repr, found))}; "
+            f"{source.path} has several columns that could hold the {role}: {', '.join(map(repr, matches))}; "
             f"name one with {role}_column"
         )
-    if len(found) > 1:
-        raise DataError(f"{source.path} has {len(found)} columns called {found[0]!r}; rename all but one")
-    return found[0]
+    if len(matches) > 1:
+        raise DataError(f"{source.path} has {len(matches)} columns called {matches[0]!r}; rename all but one")
+    return matches[0]
 
 
 def _read_items(source: Source, text_column: str, label_column: str) -> list[Item]:
-    """All rows, checked; a column holds texts, or lists of whole numbers, or lists of texts."""
+    """All rows, checked; a column holds either texts, or lists of whole numbers, or lists of texts."""
     items: list[Item] = []
-    kinds: dict[str, int] = {}  # kind of content: the first row that has it
+    kinds: dict[str, int] = {}  # the number of the first row of each kind of content
     for number, cell, label in source.pairs(text_column, label_column):
         content, kind = _content(source, number, cell)
         if kind:
@@ -177,7 +177,7 @@ def _read_items(source: Source, text_column: str, label_column: str) -> list[Ite
 
 
 def _content(source: Source, number: int, cell: Any) -> tuple[Content, str]:
-    """A cell as content, and what kind it is; nothing at all (null, no tokens, no text) is of any kind."""
+    """The content of a cell and its kind; an empty cell (null, no tokens, no text) has no kind."""
     if cell is None or cell in ("", []):
         return "", ""
     if isinstance(cell, str):

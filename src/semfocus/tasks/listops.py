@@ -1,6 +1,6 @@
-"""ListOps: what does a nest of MIN, MAX, MED and SM evaluate to?  `[MAX 2 [MIN 7 4 ] 3 ] -> 4`.
+"""ListOps: the value of nested MIN, MAX, MED and SM operators over digits, e.g. `[MAX 2 [MIN 7 4 ] 3 ] -> 4`.
 
-After the generator of Long Range Arena (Tay et al. 2021): see `listops_trees` for how trees are drawn.
+The distribution is that of Long Range Arena's generator (Tay et al. 2021); `listops_trees` draws the trees.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 
 from semfocus.errors import UsageError, check_int
 from semfocus.randomness import Stream, stream
-from semfocus.tasks.base import SPLITS, Per, Progress, Rows, Span, Split, Task
+from semfocus.tasks.base import Task
+from semfocus.tasks.batch import SPLITS, DrawRequest, Rows, Split
 from semfocus.tasks.listops_trees import Shape, TreeSizes, fill, grow
 from semfocus.tasks.registry import register_task
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 FIRST_OPERATOR, CLOSE = 10, 14
-SHARED_SEED = 250614095  # every run learns from one data set, as in the paper
-MAX_TRIES = 1e6  # random trees for one kept row: a second or so
+SHARED_SEED = 250614095  # all runs share one data set, as in the paper
+MAX_TRIES = 1e6  # random trees drawn for one kept example: about a second
 TREES_AT_ONCE = 16384
-REDRAWS = 64  # (2/3)^64: a shape with rows in the split is lost once in 10^11
+MAX_REDRAWS = 64  # (2/3)^64: a tree with examples in the split is dropped with probability 10^-11
 LIMITS = (("min_length", 0, 4095), ("max_length", 2, 4096), ("max_depth", 1, 64), ("max_args", 2, 64))
 
 
@@ -32,8 +33,8 @@ LIMITS = (("min_length", 0, 4095), ("max_length", 2, 4096), ("max_depth", 1, 64)
 class ListOps(Task):
     """Trees of operators over digits in prefix form, min_length < tokens < max_length; the class is the value.
 
-    SM is the sum modulo 10; MED the median, rounded down. No row occurs twice in a split, nor in two splits of
-    one seed: a row belongs to the split that a hash of its content names.
+    SM is the sum modulo 10, MED the median rounded down. No example occurs twice in a split, nor in two splits of one
+    seed: a hash of its tokens decides its split.
     """
 
     name = "listops"
@@ -71,26 +72,16 @@ class ListOps(Task):
     def _sizes(self) -> TreeSizes:
         return TreeSizes.of(self.max_length, self.max_depth, self.max_args)
 
-    def draw(
-        self,
-        n: int,
-        span: Span | None,
-        per: Per,
-        rng: Stream,
-        *,
-        seed: int,
-        split: Split,
-        progress: Progress | None,
-    ) -> Rows:
-        wanted = self._wanted_lengths(n, span, per, rng)
+    def draw(self, request: DrawRequest, rng: Stream) -> Rows:
+        n, wanted = request.n, self._wanted_lengths(request, rng)
         self._check_supply(n, wanted)
-        # How many rows of each length are still open; without a span any legal length will do.
+        # How many examples of each length are still to be drawn; without a range, any length counts.
         open_lengths = np.zeros(self.max_length, dtype=np.int64)
         if wanted is None:
             open_lengths[self.min_length + 1 :] = n
         else:
             np.add.at(open_lengths, wanted, 1)
-        belongs = _Membership(seed, split, self.seq_len)
+        split_filter = _SplitFilter(request.seed, request.split, self.seq_len)
         parts: list[Rows] = []
         seen: set[bytes] = set()
         idle = 0
@@ -98,21 +89,20 @@ class ListOps(Task):
             before = len(seen)
             shape = grow(TREES_AT_ONCE, self.max_length, self.max_depth, self.max_args, rng)
             shape = shape.take(np.flatnonzero(open_lengths[shape.sizes] > 0))
-            part = belongs.fill(shape, rng)
-            part = _unseen(part, seen, open_lengths, n)
+            part = _new_rows(split_filter.fill(shape, rng), seen, open_lengths, n)
             if wanted is not None:
                 np.subtract.at(open_lengths, part.lengths, 1)
             parts.append(part)
             idle = idle + 1 if len(seen) == before else 0
             if idle * TREES_AT_ONCE > 100 * MAX_TRIES:
                 raise self._too_many(n)
-            if progress is not None:
-                progress(len(seen), n)
+            if request.progress is not None:
+                request.progress(len(seen), n)
         empty = Rows(np.zeros((0, self.seq_len), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
         rows = Rows(*(np.concatenate(columns) for columns in zip(empty, *parts, strict=True)))
         if wanted is None:
             return rows
-        # The wanted lengths are in random order, the drawn rows favour common ones: put each row in its place.
+        # Common lengths are drawn first: put each example where its length is wanted.
         order = np.empty(n, dtype=np.int64)
         order[np.argsort(wanted, kind="stable")] = np.argsort(rows.lengths, kind="stable")
         return Rows(*(column[order] for column in rows))
@@ -121,17 +111,18 @@ class ListOps(Task):
         rows = zip(tokens.tolist(), lengths.tolist(), strict=True)
         return np.array([_value(row[:length]) for row, length in rows], dtype=np.int64)
 
-    def _wanted_lengths(self, n: int, span: Span | None, per: Per, rng: Stream) -> NDArray[np.int64] | None:
-        if span is None:
+    def _wanted_lengths(self, request: DrawRequest, rng: Stream) -> NDArray[np.int64] | None:
+        if request.lengths is None:
             return None
-        low, high = max(span[0], self.min_length + 1), span[1]
+        low, high = max(request.lengths[0], self.min_length + 1), request.lengths[1]
         legal = low + np.flatnonzero(self._sizes.probability[low : high + 1])
         if not len(legal):
             legal = f"{self.min_length + 1} .. {self.seq_len}"
-            raise UsageError(f"lengths = {span}: no tree of {self.name} has such a length; choose among {legal}")
+            raise UsageError(
+                f"lengths = {request.lengths}: no tree of {self.name} has such a length; choose among {legal}"
+            )
         self._check_effort(self._sizes.probability[legal].min(), f"exactly {legal[-1]}")
-        choice = rng.integers(len(legal), n if per == "row" else 1)
-        return np.broadcast_to(legal[choice], (n,)).copy()
+        return legal[request.choose(len(legal), rng)]
 
     def _check_effort(self, probability: float, lengths: str) -> None:
         if probability * MAX_TRIES < 1:
@@ -141,7 +132,7 @@ class ListOps(Task):
             )
 
     def _check_supply(self, n: int, wanted: NDArray[np.int64] | None) -> None:
-        """Refuse to look for more distinct rows than there are; a third of them belong to each split."""
+        """Refuse to draw more distinct examples than exist; a third of all belong to each split."""
         supply = self._sizes.count / len(SPLITS)
         if wanted is None:
             missing = n > 0.5 * supply[self.min_length + 1 :].sum()
@@ -157,37 +148,37 @@ class ListOps(Task):
         )
 
 
-class _Membership:
-    """Which split a row belongs to: a hash of its tokens, keyed by the seed, cut into equal parts."""
+class _SplitFilter:
+    """Draws examples of one split. A hash of the tokens, keyed by the seed, assigns a third of all to each split."""
 
     def __init__(self, seed: int, split: Split, width: int) -> None:
         self._weights = stream(seed, "tasks/listops/partition").words(width) | np.uint64(1)
-        self._own = SPLITS.index(split)
+        self._split = SPLITS.index(split)
 
     def fill(self, shape: Shape, rng: Stream) -> Rows:
-        """Digits and operators for these trees, drawn again until every row belongs to this split.
+        """Draw digits and operators for these trees, again and again until every example belongs to the split.
 
-        A shape so small that none of its few rows may belong here is given up after some rounds.
+        A tree so small that perhaps none of its few examples does is dropped after `MAX_REDRAWS` rounds.
         """
         width = len(self._weights)
         tokens = np.empty((len(shape.sizes), width), dtype=np.int64)
         labels = np.empty(len(shape.sizes), dtype=np.int64)
-        left = np.arange(len(shape.sizes))
-        for _ in range(REDRAWS):
-            if not len(left):
+        pending = np.arange(len(shape.sizes))
+        for _ in range(MAX_REDRAWS):
+            if not len(pending):
                 break
-            tokens[left], labels[left] = fill(shape.take(left), width, pad_id=CLOSE + 1, rng=rng)
-            left = left[~self._holds(tokens[left])]
-        held = np.setdiff1d(np.arange(len(shape.sizes)), left)
-        return Rows(tokens[held], labels[held], shape.sizes[held])
+            tokens[pending], labels[pending] = fill(shape.take(pending), width, pad_id=CLOSE + 1, rng=rng)
+            pending = pending[~self._contains(tokens[pending])]
+        kept = np.setdiff1d(np.arange(len(shape.sizes)), pending)
+        return Rows(tokens[kept], labels[kept], shape.sizes[kept])
 
-    def _holds(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _contains(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         words = (tokens.astype(np.uint64) + np.uint64(1)) @ self._weights
-        return (words >> np.uint64(40)) % np.uint64(len(SPLITS)) == self._own
+        return (words >> np.uint64(40)) % np.uint64(len(SPLITS)) == self._split
 
 
-def _unseen(part: Rows, seen: set[bytes], open_lengths: NDArray[np.int64], n: int) -> Rows:
-    """The rows of `part` that are new and still wanted; they are added to `seen`."""
+def _new_rows(part: Rows, seen: set[bytes], open_lengths: NDArray[np.int64], n: int) -> Rows:
+    """The examples of `part` that are new and still wanted; they are added to `seen`."""
     room = open_lengths.copy()
     chosen = []
     keys = part.tokens.astype(np.uint8)
@@ -201,7 +192,7 @@ def _unseen(part: Rows, seen: set[bytes], open_lengths: NDArray[np.int64], n: in
 
 
 def _value(tokens: Sequence[int]) -> int:
-    """Evaluate one prefix row with a stack of open operators."""
+    """The value of one expression in prefix form, by a stack of open operators."""
     stack: list[tuple[int, list[int]]] = [(-1, [])]
     for place, token in enumerate(tokens):
         if FIRST_OPERATOR <= token < CLOSE:

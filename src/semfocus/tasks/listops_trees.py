@@ -1,8 +1,9 @@
-"""How ListOps trees are drawn: shapes first, whole levels of many trees at once, then digits and operators.
+"""Random ListOps trees: shapes are drawn first, one level of many trees at a time, then digits and operators.
 
-A node at depth < max_depth is an operator with probability 1/4, with 2 .. max_args children, else a digit; at
-max_depth it is a digit. A tree is kept if its token count (a digit 1, an operator 2 + its children's) is below
-the bound: growing stops as soon as it cannot be, which does not change the distribution of what is kept.
+A node at depth < max_depth is an operator with probability 1/4, with 2 .. max_args children, else a digit; a node at
+max_depth is a digit. A digit is one token, an operator two (its name and `]`) besides those of its children. Trees with
+max_length tokens or more are dropped. A tree stops growing once that is certain, which does not change the
+distribution of the others.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ Ints = NDArray[np.int64]
 
 
 class _Level(NamedTuple):
-    """The nodes of one depth, siblings side by side, in the order of their parents."""
+    """The nodes of one depth: siblings are adjacent, in the order of their parents."""
 
-    tree: Ints
-    arity: Ints  # 0 for a digit
+    tree: Ints  # the index of each node's tree
+    arity: Ints  # the number of children, 0 for a digit
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Trees without content: their levels, and the token count of each."""
+    """Trees without digits and operators: their levels, and the token count of each tree."""
 
     levels: list[_Level]
     sizes: Ints
 
     def take(self, trees: Ints) -> Shape:
-        """Only these trees (given in increasing order), numbered anew."""
+        """Only the trees with these indices (in increasing order), with new indices."""
         number = np.full(len(self.sizes), -1)
         number[trees] = np.arange(len(trees))
         levels = []
@@ -56,12 +57,12 @@ def grow(trees: int, max_length: int, max_depth: int, max_args: int, rng: Stream
         arity = np.zeros(len(tree), dtype=np.int64)
         if depth < max_depth:
             share = rng.uniform(len(tree)) / OPERATOR_SHARE
-            # One draw decides both: below 1 it is an operator, and how far below says how many children.
+            # One draw decides both: a share below 1 is an operator, and its value gives the number of children.
             arity = np.where(share < 1, 2 + (share * (max_args - 1)).astype(np.int64), 0)
         levels.append(_Level(tree, arity))
         sizes += np.bincount(tree, weights=1 + (arity > 0), minlength=trees).astype(np.int64)
         children = np.repeat(tree, arity)
-        # Every child brings at least one token more.
+        # Every child adds at least one token.
         too_large |= sizes + np.bincount(children, minlength=trees) >= max_length
         alive = ~too_large[tree]
         tree = np.repeat(tree[alive], arity[alive])
@@ -71,7 +72,7 @@ def grow(trees: int, max_length: int, max_depth: int, max_args: int, rng: Stream
 
 
 def fill(shape: Shape, width: int, pad_id: int, rng: Stream) -> tuple[Ints, Ints]:
-    """Draw digits and operators; the rows in prefix form (n, width), ids as in `listops`, and their values."""
+    """Draw digits and operators; return tokens (n, width) in prefix form, ids as in `listops`, and values (n,)."""
     tokens = np.full((len(shape.sizes), width), pad_id, dtype=np.int64)
     contents = [
         np.where(
@@ -101,7 +102,7 @@ def _first_child(arity: Ints) -> Ints:
 
 
 def _apply(operators: Ints, values: Ints, first: Ints, arity: Ints) -> Ints:
-    """MIN, MAX, MED (rounded down) or sum modulo 10 over each node's children."""
+    """(nodes,) MIN, MAX, MED (rounded down) or sum modulo 10 of the values of each node's children."""
     places = np.arange(arity.max())
     children = values[np.minimum(first[:, None] + places, len(values) - 1)]
     ordered = np.sort(np.where(places < arity[:, None], children, NUM_DIGITS), axis=1)
@@ -112,7 +113,7 @@ def _apply(operators: Ints, values: Ints, first: Ints, arity: Ints) -> Ints:
 
 
 def _write(tokens: Ints, levels: list[_Level], contents: list[Ints], sizes: list[Ints]) -> None:
-    """Put every node at its place: a child stands after its parent and its elder siblings' subtrees."""
+    """Write every node into `tokens` (n, width): a child follows its parent and its earlier siblings' subtrees."""
     place = np.zeros(len(tokens), dtype=np.int64)
     for depth, (level, content, size) in enumerate(zip(levels, contents, sizes, strict=True)):
         inner = level.arity > 0
@@ -121,16 +122,16 @@ def _write(tokens: Ints, levels: list[_Level], contents: list[Ints], sizes: list
         if inner.any():
             below = sizes[depth + 1]
             before = np.cumsum(below) - below
-            eldest = before[_first_child(level.arity)[inner]]
-            place = np.repeat(place[inner] + 1 - eldest, level.arity[inner]) + before
+            first = before[_first_child(level.arity)[inner]]
+            place = np.repeat(place[inner] + 1 - first, level.arity[inner]) + before
 
 
 @dataclass(frozen=True)
 class TreeSizes:
-    """For each token count below the bound: how probable it is, and how many trees have it."""
+    """The probability of each token count below the bound, and the number of trees that have it."""
 
     probability: NDArray[np.float64]
-    count: NDArray[np.float64]  # may overflow to inf, which is as good as any large number here
+    count: NDArray[np.float64]  # inf where the number overflows: it is compared with small numbers only
 
     @staticmethod
     def of(max_length: int, max_depth: int, max_args: int) -> TreeSizes:
@@ -142,7 +143,7 @@ class TreeSizes:
 def _sizes(
     bound: int, max_depth: int, max_args: int, forced_leaf: float, leaf: float, node: float
 ) -> NDArray[np.float64]:
-    """Weights of the token counts 0 .. bound-1, from the leaves up: a node's is the convolution of its children's."""
+    """(bound,) the weight of each token count, from the leaves up: an operator convolves those of its children."""
     size = np.zeros(bound)
     size[1] = forced_leaf
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,7 +1,7 @@
-"""Files as columns: CSV, TSV, JSON lines and Parquet, read row by row.
+"""Readers of two columns of a CSV, TSV, JSON lines or Parquet file, row by row.
 
-Text files are UTF-8, with or without a byte-order mark, with unix or Windows line ends. No line may be longer
-than `MAX_LINE_BYTES`: a file without line ends must not fill the memory before anybody notices.
+Text files are UTF-8, with or without a byte-order mark, with unix or Windows line ends. No line may be longer than
+`MAX_LINE_BYTES`: reading a file without line ends must not fill the memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROWS_AT_ONCE = 4096  # fetched from a Parquet file
 
 
 class Pair(NamedTuple):
-    """Two cells of one row, and where the row stands."""
+    """Two cells of one row, and the number of its line or row."""
 
     number: int
     text: Any
@@ -33,7 +33,7 @@ class Pair(NamedTuple):
 
 
 class Source(ABC):
-    """A file whose columns are known and whose rows can be read."""
+    """A file with known columns and readable rows."""
 
     unit = "line"
 
@@ -47,10 +47,10 @@ class Source(ABC):
 
     @abstractmethod
     def pairs(self, text: str, label: str) -> Iterator[Pair]:
-        """The cells of these two columns, row by row."""
+        """Yield the cells of these two columns, row by row."""
 
     def empty(self) -> DataError:
-        """The error for a file that holds nothing."""
+        """The error for an empty file."""
         return DataError(f"{self.path} is empty; it needs at least two labelled rows")
 
 
@@ -71,7 +71,7 @@ def open_source(path: Path) -> Source:
 
 
 class Delimited(Source):
-    """Comma-separated values: a header, then rows; a field with separators, quotes or line ends is quoted."""
+    """Comma-separated values: a header, then rows; fields with separators, quotes or line ends are quoted."""
 
     delimiter = ","
 
@@ -92,7 +92,7 @@ class Delimited(Source):
             yield Pair(number, record[i], record[j])
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
-        # The csv module's own limit is 128 KiB a field, one for the whole process; it is only ever raised.
+        # The csv module limits a field to 128 KiB, for the whole process: the limit is raised, never lowered.
         csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
         reader = csv.reader(read_lines(self.path), delimiter=self.delimiter, strict=True)
         while True:
@@ -110,13 +110,13 @@ class Delimited(Source):
 
 
 class Tabbed(Delimited):
-    """The same with tabs."""
+    """Tab-separated values."""
 
     delimiter = "\t"
 
 
 class JsonLines(Source):
-    """One JSON object a line; the first one's keys are the columns."""
+    """One JSON object on each line; the keys of the first are the columns."""
 
     def _read_columns(self) -> list[str]:
         for _, record in self._records():
@@ -149,7 +149,7 @@ class JsonLines(Source):
 
 
 class Parquet(Source):
-    """A Parquet file, through DuckDB; rows count from 1."""
+    """A Parquet file, read by DuckDB; rows are numbered from 1."""
 
     unit = "row"
 
@@ -172,7 +172,7 @@ class Parquet(Source):
             import duckdb
         except ImportError:
             raise MissingExtra("duckdb", "analysis", "reading Parquet") from None
-        # Nothing is fetched from elsewhere, and a folder called `label=1` adds no column.
+        # DuckDB must not download extensions, and a folder called `label=1` must not add a column.
         offline: dict[str, Any] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
         sql = f"SELECT {what} FROM read_parquet(?, hive_partitioning = false){limit}"
         try:
@@ -184,7 +184,7 @@ class Parquet(Source):
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, with their ends."""
+    """Yield the lines of a UTF-8 file, with their line ends."""
     origin, offset = Origin(str(path), "line"), 0
     try:
         with path.open("rb") as file:

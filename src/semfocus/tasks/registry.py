@@ -16,7 +16,7 @@ _BUILT_IN = (
     "parity", "even_pairs", "missing_duplicate", "cycle_navigation", "stack_manipulation", "modular_arithmetic",
     "solve_equation", "listops",
 )  # fmt: skip
-_tasks: Registry[type[Task]] = Registry(
+TASKS: Registry[type[Task]] = Registry(
     "task",
     {name: f"semfocus.tasks.{name}" for name in _BUILT_IN},
     hint="; or a file ending in " + ", ".join(FILE_SUFFIXES),
@@ -28,17 +28,17 @@ def register_task(cls: type[Task]) -> type[Task]:
     name = getattr(cls, "name", None)
     if not isinstance(name, str) or not name.isidentifier():
         raise UsageError(f"{cls.__name__}.name = {name!r} must be a name such as 'my_task'")
-    return _tasks.register(cls)
+    return TASKS.register(cls)
 
 
 def task_names() -> list[str]:
     """The names of all registered tasks, the paper's eight first."""
-    return _tasks.names()
+    return TASKS.names()
 
 
 def task_class(name: str) -> type[Task]:
     """The class registered under `name`."""
-    return _tasks.get(name)
+    return TASKS.get(name)
 
 
 def option_defaults(name: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semfocus.errors import DataError, UsageError
-from semfocus.tasks.base import Split
+from semfocus.tasks.batch import Split
 
 Content = str | Sequence[str] | Sequence[int] | NDArray[np.int64]
 Label = bool | int | str
@@ -141,8 +141,8 @@ def _check_one_kind(origin: Origin, items: Sequence[Item]) -> None:
     for item in items:
         if type(item.label) is not type(first.label):
             one, other = (
-                f"{_KINDS[type(found.label)]} {_short(found.label)} at {origin.unit} {found.number}"
-                for found in (first, item)
+                f"{_KINDS[type(labelled.label)]} {_short(labelled.label)} at {origin.unit} {labelled.number}"
+                for labelled in (first, item)
             )
             raise DataError(f"{origin.name} mixes types of labels: {one}, {other}; use one")
 

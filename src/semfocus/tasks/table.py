@@ -1,10 +1,10 @@
-"""Tasks over a finite set of labelled rows: what a user's files and arrays have in common.
+"""Tasks over a finite set of labelled rows: the common part of tasks over files and arrays.
 
-    task.size("train")                             how many rows a split holds
+    task.size("train")                             the number of rows of a split
     task.sample(100, seed=0, split="heldout")      100 of them, none twice
-    task.report                                    rows read, skipped and cut; unknown tokens; width
+    task.report                                    rows read, skipped and truncated; unknown tokens; width
 
-The rows are fixed; a seed only decides which of a split's rows are drawn, and in which order.
+The rows are fixed. A seed decides only which rows of a split are drawn, and in which order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from semfocus.errors import DataError, UsageError
 from semfocus.randomness import Stream
-from semfocus.tasks.base import SPLITS, Per, Progress, Rows, Span, Split, Task, within
+from semfocus.tasks.base import Task
+from semfocus.tasks.batch import SPLITS, DrawRequest, Rows, Span, Split, within
 from semfocus.tasks.rows import Item, Origin, Shares, number_classes
 from semfocus.tasks.tokenisers import Tokeniser
 
@@ -34,16 +35,16 @@ SHARED_SEED = 0
 
 
 class DataWarning(UserWarning):
-    """Rows of a user's data that were left out."""
+    """Some rows of a user's data are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What became of a user's rows."""
+    """How a user's rows were read."""
 
     rows_read: int
     rows: Mapping[str, int]  # by split
-    rows_skipped: int  # they tokenise to nothing
+    rows_skipped: int  # rows without a token
     rows_truncated: int
     unknown_share: float  # of the tokens of held-out rows
     tokenizer: str
@@ -53,17 +54,17 @@ class Report:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Labelled rows of different lengths, end to end in one array, and the rows of each split."""
+    """N labelled rows of different lengths, concatenated into one array, and the rows of each split."""
 
-    ids: NDArray[np.int32]
-    lengths: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    members: Mapping[Split, NDArray[np.int64]]
+    ids: NDArray[np.int32]  # (sum of lengths,)
+    lengths: NDArray[np.int64]  # (N,)
+    labels: NDArray[np.int64]  # (N,)
+    members: Mapping[Split, NDArray[np.int64]]  # the indices of each split's rows
     class_names: tuple[str, ...]
     width: int
 
     def gather(self, chosen: NDArray[np.int64], pad_id: int) -> Rows:
-        """These rows, padded to the width."""
+        """The rows with the indices `chosen` (n,), padded to the width."""
         lengths = self.lengths[chosen]
         starts = (np.cumsum(self.lengths) - self.lengths)[chosen]
         inside = within(lengths, self.width)
@@ -74,9 +75,9 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class TableTask(Task):
-    """A task over rows that exist already; `settings` holds its options, `digest` the hash of what it was made of."""
+    """A task over given rows; `settings` holds its options, `digest` is the hash of its data."""
 
-    title: str = field(compare=False)  # how people call the data
+    title: str = field(compare=False)  # the name of the data in messages
     digest: str
     settings: Shares
     table: Table = field(compare=False, repr=False)
@@ -105,37 +106,29 @@ class TableTask(Task):
 
     @property
     def baselines(self) -> dict[str, float]:
-        """Chance, and the share of the most frequent class among the train rows."""
+        """Accuracies without learning: chance, and the share of the most frequent class in the train split."""
         counts = np.bincount(self.table.labels[self.table.members["train"]])
         return {"chance": 1 / self.num_classes, "majority": float(counts.max() / counts.sum())}
 
     def data_seed(self, run_seed: int) -> int:
-        """One seed for all runs: they share the data and differ in initialisation and order alone."""
+        """One seed for all runs: they share the data, and differ only in initialisation and order."""
         return SHARED_SEED
 
     def size(self, split: Split) -> int:
         return len(self.table.members[split])
 
     def fingerprint(self) -> dict[str, Any]:
-        """The content, not the place: two copies of one file are one task."""
+        """It depends on the content, not on the path: two copies of a file are one task."""
         symbols = hashlib.sha256(json.dumps(self.symbols).encode()).hexdigest()
         return {**super().fingerprint(), "sha256": self.digest, "symbols_sha256": symbols}
 
-    def draw(
-        self,
-        n: int,
-        span: Span | None,
-        per: Per,
-        rng: Stream,
-        *,
-        seed: int,
-        split: Split,
-        progress: Progress | None,
-    ) -> Rows:
-        members = self.table.members[split]
-        if n > len(members):
-            raise UsageError(f"n = {n} is more than the {len(members)} rows of split {split!r} of {self.title}")
-        return self.table.gather(members[rng.permutation(len(members))[:n]], self.pad_id)
+    def draw(self, request: DrawRequest, rng: Stream) -> Rows:
+        members = self.table.members[request.split]
+        if request.n > len(members):
+            raise UsageError(
+                f"n = {request.n} is more than the {len(members)} rows of split {request.split!r} of {self.title}"
+            )
+        return self.table.gather(members[rng.permutation(len(members))[: request.n]], self.pad_id)
 
     def label_rows(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         raise UsageError(
@@ -151,7 +144,7 @@ class TableTask(Task):
         return self.tokeniser.decode(ids.tolist())
 
     def parse(self, text: str) -> torch.Tensor:
-        """The ids of a text, by the task's own tokeniser; what it does not know becomes the unknown symbol."""
+        """The ids of a text by the task's own tokeniser; unknown pieces become the unknown symbol."""
         import torch
 
         return torch.tensor(self.tokeniser.parse(text), dtype=torch.int64)
@@ -172,7 +165,7 @@ def tabulate(
     keep: Keep = "start",
     class_names: Sequence[str] | None = None,
 ) -> tuple[Table, Report]:
-    """The table of these rows, cut to `width`, without those that have no tokens, and what became of them."""
+    """The table of these rows, truncated to `width`, without those that have no tokens; and its report."""
     kept = [i for i, ids in enumerate(encoded) if len(ids)]
     if not kept:
         raise DataError(f"none of the {len(items)} rows of {origin.name} holds a single token")

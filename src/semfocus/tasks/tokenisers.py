@@ -1,9 +1,9 @@
-"""Ways from a row's text to token ids and back.
+"""Tokenisers: from the content of a row to token ids, and back.
 
-Pieces      characters, words between white space, or the items of a token list; the vocabulary is what the
-            train rows hold most often, and everything else becomes one unknown symbol, the last id
-BytePairs   byte-level BPE trained on the train rows; nothing is unknown to it
-Ids         rows that hold ids already
+Pieces      characters, words between white space, or the items of a token list; the vocabulary holds the most frequent
+            pieces of the train rows, and one unknown symbol, the last id, stands for all others
+BytePairs   byte-level BPE trained on the train rows; it has no unknown symbol
+Ids         rows of ids, which need no tokeniser
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 from semfocus.errors import MissingExtra, UsageError
 from semfocus.tasks.rows import Content
 
-# A text that holds one of these means something unknown too, so that neither ever enters a vocabulary
-# and a rendered row is read back as it was.
+# These pieces count as unknown also where a text contains them. They never enter a vocabulary, so that a rendered row
+# is parsed to the same ids.
 UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 UNKNOWN_WORD = "<unk>"
-SMALLEST_BPE = 256  # one symbol a byte
+SMALLEST_BPE = 256  # one symbol for each byte
 
 
 class Tokeniser(Protocol):
-    """Text or a token list to ids, and back."""
+    """Maps a text or a token list to ids, and ids to text."""
 
     @property
     def name(self) -> str: ...
@@ -40,15 +40,15 @@ class Tokeniser(Protocol):
     def unknown_id(self) -> int | None: ...
 
     def encode(self, content: Content) -> Sequence[int] | NDArray[np.int64]:
-        """The ids of a row as it stands in the data."""
+        """The ids of a row of the data."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids as people read them."""
+        """The text of these ids."""
         ...
 
     def parse(self, text: str) -> list[int]:
-        """The ids of a row written as `decode` writes it."""
+        """The ids of a text, the inverse of `decode`."""
         ...
 
 
@@ -61,14 +61,14 @@ def fit_tokeniser(name: str, train: Iterable[Content], size: int) -> Tokeniser:
 
 @dataclass(frozen=True)
 class Pieces:
-    """A row is cut into pieces, and each known piece has an id; the last symbol stands for all others."""
+    """Splits a row into pieces with one id each; the last symbol stands for all unknown pieces."""
 
     name: str
     symbols: tuple[str, ...]
 
     @staticmethod
     def fit(name: str, train: Iterable[Content], size: int) -> Pieces:
-        """The `size` most frequent pieces (ties in order of their text), numbered in sorted order."""
+        """A vocabulary of the `size` most frequent pieces (ties by text), numbered in sorted order."""
         counts: Counter[Any] = Counter()
         for content in train:
             counts.update(_cut(name, content))
@@ -98,7 +98,7 @@ class Pieces:
 
 @dataclass(frozen=True, eq=False)
 class BytePairs:
-    """A byte-level BPE; decoding gives the text back to the byte."""
+    """A byte-level BPE; decoding restores a text to the byte."""
 
     model: Any
     name = "bpe"
@@ -106,7 +106,7 @@ class BytePairs:
 
     @staticmethod
     def fit(train: Iterable[str], size: int) -> BytePairs:
-        """Merge the most frequent pairs of the train texts until there are `size` symbols, or no pair repeats."""
+        """Merge the most frequent pairs of the train texts, up to `size` symbols or until no pair occurs twice."""
         try:
             from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
         except ImportError:
@@ -139,7 +139,7 @@ class BytePairs:
 
 @dataclass(frozen=True)
 class Ids:
-    """Rows of ids 0 .. size-1, written as numbers."""
+    """Rows of ids 0 .. size-1; the text of an id is its number."""
 
     size: int
     name = "tokens"

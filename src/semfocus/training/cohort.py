@@ -1,4 +1,4 @@
-"""Runs that train in lockstep: one matrix of parameters (E, P), a row for each of E members.
+"""Runs that train in lockstep: the parameters of E members are one matrix (E, P).
 
 The random streams of a member (data, initialisation, order, dropout) depend on its own seed alone. Which cohort it
 trains in changes its result by no more than rounding.
@@ -90,6 +90,11 @@ class Cohort:
     @property
     def device(self) -> torch.device:
         return self.parameters.device
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """The type in which many numbers are summed: float64, except on Apple's GPUs, which do not support it."""
+        return torch.float32 if self.device.type == "mps" else torch.float64
 
     @property
     def steps_per_epoch(self) -> int:

@@ -65,11 +65,6 @@ class Rows:
         return Rows(self.tokens[:, first:last], lengths, self.targets[:, first:last], self.objective)
 
 
-def accumulator(device: torch.device) -> torch.dtype:
-    """The type in which many numbers are summed: float64, except on Apple's GPUs, which have none."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def load(config: RunConfig, task: Task) -> tuple[Batch, Batch]:
     """The training and held-out examples of one run."""
     seed = task.data_seed(config.seed)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from semfocus.model import EAGER, ForwardFns, forward
 from semfocus.training.cohort import Cohort
-from semfocus.training.data import Examples, accumulator
+from semfocus.training.data import Examples
 from semfocus.training.objective import SPLITS
 
 # Of all members together: what stays in a CPU's cache, what fills a GPU.
@@ -26,16 +26,17 @@ Scores = dict[str, list[float]]  # by column of metrics.jsonl, one value a membe
 class Evaluator:
     """Evaluates a cohort; on a GPU the work on a chunk of examples is one captured graph."""
 
-    def __init__(self, cohort: Cohort, parts: ForwardFns = EAGER) -> None:
+    def __init__(self, cohort: Cohort, parts: ForwardFns = EAGER, size: int | None = None) -> None:
+        """`size` examples are evaluated at once; None: as many as suit the device."""
         self.cohort, self.parts = cohort, parts
         device, members = cohort.device, cohort.members
         dropped = cohort.configs[0].training.drop_one_row
         self.counts = cohort.train.count - dropped, cohort.heldout.count - dropped
-        self.size = chunk_size(cohort)
+        self.size = chunk_size(cohort) if size is None else size
         self.members = torch.arange(members, device=device).unsqueeze(-1)
         self.first = torch.zeros((), dtype=torch.int64, device=device)
         self.sums = {  # (split, E) each
-            metric.name: torch.zeros(len(SPLITS), members, dtype=accumulator(device), device=device)
+            metric.name: torch.zeros(len(SPLITS), members, dtype=cohort.sum_dtype, device=device)
             for metric in cohort.objective.metrics
         }
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -100,11 +101,15 @@ def capture_graph(work: Callable[[], None], warm_up: int = 1) -> torch.cuda.CUDA
     return graph
 
 
-def chunk_size(cohort: Cohort) -> int:
-    """Examples to take at once: as many as suit the device, so that the last chunk is nearly full."""
+def chunk_size(cohort: Cohort, tokens_at_once: int | None = None, scores_at_once: int = SCORES_AT_ONCE) -> int:
+    """Examples to take at once: as many as suit the device, so that the last chunk is nearly full.
+
+    `tokens_at_once` None: as many as `TOKENS_AT_ONCE` gives for the device.
+    """
     count = cohort.train.count + cohort.heldout.count - 2 * cohort.configs[0].training.drop_one_row
     spec = cohort.spec
-    most = TOKENS_AT_ONCE.get(cohort.device.type, 2**14) // (cohort.members * spec.length)
-    most = min(most, SCORES_AT_ONCE // (cohort.members * spec.model.heads * spec.length**2))
+    tokens = TOKENS_AT_ONCE.get(cohort.device.type, 2**14) if tokens_at_once is None else tokens_at_once
+    most = tokens // (cohort.members * spec.length)
+    most = min(most, scores_at_once // (cohort.members * spec.model.heads * spec.length**2))
     chunks = -(-count // max(1, most))
     return -(-count // chunks)

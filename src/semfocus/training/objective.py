@@ -154,7 +154,7 @@ class Objective(ABC):
         return {metric.column(split): metric.text(split) for split in SPLITS for metric in self.metrics}
 
 
-_objectives: Registry[type[Objective]] = Registry("objective")
+OBJECTIVES: Registry[type[Objective]] = Registry("objective")
 
 
 def register_objective(cls: type[Objective]) -> type[Objective]:
@@ -176,12 +176,12 @@ def register_objective(cls: type[Objective]) -> type[Objective]:
         raise UsageError(
             f"objective {cls.__name__}: learned.split = {cls.learned.split!r} is not one of train, heldout"
         )
-    return _objectives.register(cls)
+    return OBJECTIVES.register(cls)
 
 
 def get_objective(name: str) -> Objective:
     """The objective called `name`."""
-    return _instance(_objectives.get(name))
+    return _instance(OBJECTIVES.get(name))
 
 
 @cache
@@ -191,12 +191,18 @@ def _instance(cls: type[Objective]) -> Objective:
 
 def objective_names() -> list[str]:
     """The names of all objectives."""
-    return _objectives.names()
+    return OBJECTIVES.names()
 
 
 def known_columns() -> dict[str, str]:
     """The columns of metrics.jsonl that some objective records, with the words for people."""
     return {name: text for known in objective_names() for name, text in get_objective(known).column_texts.items()}
+
+
+def is_share(column: str) -> bool:
+    """Whether a column of metrics.jsonl holds shares, which are shown in percent."""
+    metrics = [get_objective(known).columns.get(column) for known in objective_names()]
+    return any(metric is not None and metric.is_share for metric in metrics)
 
 
 def objective_of(task: Task) -> Objective:

@@ -27,6 +27,24 @@ LADDER = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)  # epochs whose checkpoints sho
 
 
 @dataclass(frozen=True)
+class Evaluations:
+    """The steps at which to evaluate: every `interval` steps, counted from the start to avoid drift, and the last."""
+
+    interval: float
+    last: int
+
+    def next_after(self, step: int) -> int:
+        """The first step after `step` at which to evaluate."""
+        count = int(step / self.interval)
+        while round(count * self.interval) <= step:
+            count += 1
+        return min(round(count * self.interval), self.last)
+
+    def is_due(self, step: int) -> bool:
+        return self.next_after(step - 1) == step
+
+
+@dataclass(frozen=True)
 class Runtime:
     """Device, threads and cadences of a training session."""
 
@@ -71,6 +89,10 @@ class Runtime:
     def num_threads(self) -> int:
         """As given, or one for each idle core, at most 4: more threads than idle cores are far slower."""
         return self.threads or max(1, min(_cores() - round(os.getloadavg()[0]), 4))
+
+    def evaluations(self, steps_per_epoch: int, steps: int) -> Evaluations:
+        """When to evaluate a run of this many steps; at most once a step, at least once."""
+        return Evaluations(min(max(1.0, self.evaluate_every * steps_per_epoch), steps), steps)
 
     def num_jobs(self) -> int:
         """How many cohorts to train at a time."""
@@ -130,7 +152,7 @@ def parse_epochs(text: str) -> tuple[int, ...]:
 
 
 def _worth_compiling(spec: Spec, rows: int, device: torch.device) -> bool:
-    gains = spec.attention.mechanism == "full" and not spec.is_stochastic
+    gains = spec.mechanism.keeps_all and not spec.is_stochastic
     enough = device.type == "cuda" or (gains and rows * flop_per_row(spec) > MIN_FLOP_TO_COMPILE)
     return _can_compile(device) and enough
 

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import torch
+
 from semfocus.config import RunConfig
 from semfocus.errors import Locked
 from semfocus.store import RunDirectory, RunStore, RunWriter
 from semfocus.tasks import Task
 from semfocus.training.runtime import Runtime
 from semfocus.training.signals import Interruption
-from semfocus.training.trainer import Callback, Member, Trainer, out_of_memory
+from semfocus.training.trainer import Callback, Member, Trainer
 
 ENDED = ("done", "diverged")
 
@@ -94,6 +96,11 @@ def train_cohort(
         if not interruption.signal:
             failed += train_cohort(half, runtime, on_progress, interruption, len(members))
     return failed
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device, or the host, is out of memory."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
 def _locked_members(jobs: Sequence[Job], locks: ExitStack) -> list[Member]:

@@ -14,7 +14,6 @@ from torch import Tensor
 from semfocus import counter_rng
 from semfocus.model import EAGER, ForwardFns, forward
 from semfocus.training.cohort import Cohort
-from semfocus.training.data import accumulator
 
 BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 
@@ -69,9 +68,7 @@ class TrainStep:
         indices = self.order.index_select(0, self.index)[0]  # (E, B)
         weights = self.weights.index_select(0, self.index)[0]
         tokens, lengths, targets = cohort.train.take(self.members, indices)
-        seeds = (
-            self.fold_in(cohort.seeds, self.count, cohort.spec.num_dropout_sites) if cohort.spec.is_stochastic else None
-        )
+        seeds = self.seeds()
         with torch.enable_grad():
             logits = forward(self.leaves, tokens, lengths, cohort.spec, seeds, self.parts)
             loss = (cohort.objective.loss(logits, targets) * weights).sum(dim=1) / weights.sum()  # (E,)
@@ -80,6 +77,11 @@ class TrainStep:
             self.update(loss.detach(), gradients)
             self.index += 1
             self.count += 1
+
+    def seeds(self) -> Tensor | None:
+        """(sites, E) the dropout seeds of this step; None where nothing is random."""
+        spec = self.cohort.spec
+        return self.fold_in(self.cohort.seeds, self.count, spec.num_dropout_sites) if spec.is_stochastic else None
 
     def _update(self, loss: Tensor, gradients: tuple[Tensor, ...]) -> None:
         """Clip and update each member on its own; one whose loss or gradient is not finite is frozen."""
@@ -105,7 +107,7 @@ class TrainStep:
         healthy = self.cohort.alive.unsqueeze(1)
         first.copy_(torch.where(healthy, BETAS[0] * first + (1 - BETAS[0]) * gradient, first))
         second.copy_(torch.where(healthy, BETAS[1] * second + (1 - BETAS[1]) * gradient.square(), second))
-        steps = (self.count + 1).to(accumulator(self.count.device))
+        steps = (self.count + 1).to(self.cohort.sum_dtype)
         # 1 - beta^steps by expm1: at the first steps the difference would lose half of float32's digits.
         shares = [-torch.expm1(steps * math.log(beta)) for beta in BETAS]
         corrected = first / shares[0].float()

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from semfocus.config import RunConfig
 from semfocus.errors import CorruptData
 from semfocus.model import EAGER
@@ -54,8 +52,8 @@ class Progress:
     step: int
     total_steps: int
     steps_per_epoch: int
-    seconds: float  # since this process began with the runs
-    session_steps: int  # made in that time
+    seconds: float  # since this session began
+    session_steps: int  # steps made in this session
 
 
 Callback = Callable[[Progress], None]
@@ -69,11 +67,11 @@ class Trainer:
         self,
         members: list[Member],
         runtime: Runtime,
-        watcher: Callback,
+        on_progress: Callback,
         interruption: Interruption,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        self.members, self.runtime, self.watcher, self.interruption = members, runtime, watcher, interruption
+        self.members, self.runtime, self.on_progress, self.interruption = members, runtime, on_progress, interruption
         self.notes = dict(notes or {})
         self.device, self.threads = runtime.torch_device(), runtime.num_threads()
         self.ids = [member.writer.id for member in members]
@@ -83,9 +81,9 @@ class Trainer:
         self.learned = self.cohort.objective.learned
         self.per_epoch = self.cohort.steps_per_epoch
         self.total = training.epochs * self.per_epoch
-        self.interval = min(max(1.0, runtime.evaluate_every * self.per_epoch), self.total)  # of evaluations, in steps
-        rows = len(members) * self.total * training.batch_size
-        self.parts = runtime.parts(self.cohort.spec, rows, self.device)
+        self.evaluations = runtime.evaluations(self.per_epoch, self.total)
+        examples = len(members) * self.total * training.batch_size
+        self.parts = runtime.parts(self.cohort.spec, examples, self.device)
         self.began = self.saved_at = time.monotonic()
         self.spent_before = 0.0  # seconds, in earlier sessions
         self.first_step = 0
@@ -106,7 +104,7 @@ class Trainer:
                     return
 
     def _prepare(self) -> None:
-        self.stepper = TrainStep(self.cohort, self.parts)
+        self.train_step = TrainStep(self.cohort, self.parts)
         self.evaluator = Evaluator(self.cohort, self.parts)
         self.loaded_epoch = -1
 
@@ -139,15 +137,15 @@ class Trainer:
 
     def _settle(self) -> None:
         """Finish members that had ended when they were saved, but whose process died before their status said so."""
-        if self.cohort.step and self._is_due(self.cohort.step):
+        if self.cohort.step and self.evaluations.is_due(self.cohort.step):
             self._finish(self._endings())
 
     def _announce(self) -> None:
-        about = self._about() | {"step": self.cohort.step}
-        write_statuses([(member.writer, "running", about) for member in self.members])
-        self.watcher(self._progress())
+        fields = self._status() | {"step": self.cohort.step}
+        write_statuses([(member.writer, "running", fields) for member in self.members])
+        self.on_progress(self._progress())
 
-    def _about(self) -> dict[str, Any]:
+    def _status(self) -> dict[str, Any]:
         """The fields of every status: all that has to be the same for identical results, and the notes."""
         machine = facts(self.device, self.threads, self.parts is not EAGER)
         kept = {"kept_epochs": list(self.runtime.keep_epochs)} if self.runtime.keep_epochs else {}
@@ -158,28 +156,18 @@ class Trainer:
         step = self.cohort.step
         epoch, inside = divmod(step, self.per_epoch)
         if epoch != self.loaded_epoch:
-            self.stepper.begin_epoch(epoch, inside)
+            self.train_step.begin_epoch(epoch, inside)
             self.loaded_epoch = epoch
-        target = min(self._next_evaluation(step), (epoch + 1) * self.per_epoch)
+        target = min(self.evaluations.next_after(step), (epoch + 1) * self.per_epoch)
         self._train_until(target)
         if self.cohort.step < target:
             return
-        ended = self._evaluate() if self._is_due(target) else []
+        ended = self._evaluate() if self.evaluations.is_due(target) else []
         keep = target % self.per_epoch == 0 and target // self.per_epoch in self.runtime.keep_epochs
         if keep or ended or self._long_unsaved():
             self._save(keep=keep)
-        self.watcher(self._progress(len(ended)))
+        self.on_progress(self._progress(len(ended)))
         self._finish(ended)
-
-    def _next_evaluation(self, step: int) -> int:
-        """The first step after this one at which to evaluate; counted from the start, so that nothing drifts."""
-        count = int(step / self.interval)
-        while round(count * self.interval) <= step:
-            count += 1
-        return min(round(count * self.interval), self.total)
-
-    def _is_due(self, step: int) -> bool:
-        return self._next_evaluation(step - 1) == step
 
     def _long_unsaved(self) -> bool:
         return time.monotonic() - self.saved_at > self.runtime.checkpoint_seconds
@@ -187,16 +175,16 @@ class Trainer:
     def _train_until(self, target: int) -> None:
         """On a CPU, look for signals after each step; on a GPU, queue all steps at once."""
         chunk = target - self.cohort.step if self.device.type == "cuda" else 1
-        told = time.monotonic()
+        reported_at = time.monotonic()
         while self.cohort.step < target and not self.interruption.signal:
-            self.stepper.run(min(chunk, target - self.cohort.step))
+            self.train_step.run(min(chunk, target - self.cohort.step))
             if self.cohort.step == target:
-                break  # the evaluation there comes first: callbacks hear of that step once
+                break  # the evaluation there comes first, so that callbacks get that step once
             if self._long_unsaved():
                 self._save()
-            if time.monotonic() - told > 1:
-                self.watcher(self._progress())
-                told = time.monotonic()
+            if time.monotonic() - reported_at > 1:
+                self.on_progress(self._progress())
+                reported_at = time.monotonic()
 
     def _evaluate(self) -> list[Ending]:
         """Evaluate and record every member that is alive; the members that end here."""
@@ -237,7 +225,7 @@ class Trainer:
             member.best_value, member.best_step = value, step
 
     def _ending(self, member: Member, step: int) -> tuple[str, str | None]:
-        """How a member that was just evaluated ends, and why; no reason: it continues."""
+        """The state of a member after its evaluation, and the reason why it ends; no reason: it continues."""
         training = member.config.training
         goal = self.learned.at(training.stop_accuracy)
         if training.stop_accuracy is not None and goal.reached(member.last[goal.column]):
@@ -250,14 +238,14 @@ class Trainer:
         return ("done", "all epochs made") if finite else ("diverged", "the loss is not finite after the last step")
 
     def _finish(self, ended: list[Ending]) -> None:
-        """Write how members ended and continue with the rest.
+        """Write the last statuses of the members that ended, and continue with the others.
 
-        On a CPU the rest becomes a smaller cohort. On a GPU that would mean to compile again: there members that have
-        ended are computed further, and ignored.
+        On a CPU the others become a smaller cohort. On a GPU that would need another compilation: members that have
+        ended stay in the batch there, and their results are ignored.
         """
         if not ended:
             return
-        write_statuses([(member.writer, state, self._about() | more) for member, state, more in ended])
+        write_statuses([(member.writer, state, self._status() | more) for member, state, more in ended])
         done = [member for member, _, _ in ended]
         self.members = [member for member in self.members if member not in done]
         if self.members and self.device.type == "cpu":
@@ -270,8 +258,8 @@ class Trainer:
         if not self.members:
             return
         self._save()
-        about = self._about() | {"step": self.cohort.step}
-        write_statuses([(member.writer, "interrupted", about) for member in self.members])
+        fields = self._status() | {"step": self.cohort.step}
+        write_statuses([(member.writer, "interrupted", fields) for member in self.members])
 
     def _save(self, keep: bool = False) -> None:
         saves = []
@@ -304,8 +292,3 @@ def _best_value(meta: Mapping[str, Any]) -> float | None:
     """The best value that a checkpoint records; None before the first evaluation."""
     value = meta["best_value"] if "best_value" in meta else meta["best_accuracy"]  # the name in semfocus 0.1
     return None if value is None else float(value)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device, or the host, is out of memory."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

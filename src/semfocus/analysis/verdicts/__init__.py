@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from semfocus.analysis.records import Measurements, Record
-from semfocus.analysis.verdicts import ablations, generalisation, learning, measured, surfaces
+from semfocus.analysis.verdicts import generalisation, learning, measured, surfaces
 from semfocus.analysis.verdicts.evidence import Claim, Outcome, Verdict, conclude
 from semfocus.analysis.verdicts.settings import settings_from
 
 __all__ = ["CLAIMS", "Claim", "Measurements", "Outcome", "Verdict", "judge"]
 
 NOTHING: Measurements = {}
-_PARTS = (learning, generalisation, ablations, measured, surfaces)
+_PARTS = (learning, generalisation, measured, surfaces)
 CLAIMS: tuple[Claim, ...] = tuple(
     sorted(
         (claim for part in _PARTS for claim in part.CLAIMS),

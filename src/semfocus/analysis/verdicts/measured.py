@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from semfocus.analysis.accuracy import sign_p
 from semfocus.analysis.consistent_settings import consistent_settings, measured_with
 from semfocus.analysis.correlation import spearman
 from semfocus.analysis.intervals import Interval, mean_interval
 from semfocus.analysis.multiple import ALPHA, not_enough
-from semfocus.analysis.noninferiority import sign_p
 from semfocus.analysis.paired import EXACT_PAIRS, exact_swap_p, sampled_swap_p
 from semfocus.analysis.records import Record
 from semfocus.analysis.verdicts.evidence import Claim, Decision, Part, missing

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semfocus.analysis.accuracy import Accuracies
+from semfocus.analysis.accuracy import Accuracies, noninferiority_test
 from semfocus.analysis.intervals import (
     ACCURACY_MARGIN,
     SPEEDUP_MARGIN,
@@ -17,7 +17,6 @@ from semfocus.analysis.intervals import (
     tost_p,
 )
 from semfocus.analysis.multiple import ALPHA, not_enough
-from semfocus.analysis.noninferiority import noninferiority_test
 from semfocus.analysis.paired import PairedTest, paired_logrank
 from semfocus.analysis.records import THRESHOLD, Record
 from semfocus.analysis.speedup import SpeedUp, speed_up

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs
+from semfocus.attention.inspection import AttentionInfo
 from semfocus.attention.kernels.short.configs import MAX_HEAD_DIM
 from semfocus.attention.kernels.short.dispatch import is_served, refuses_call, short, short_refuses
 

@@ -15,9 +15,9 @@ from semfocus.analysis.groups import Group
 from semfocus.analysis.records import Record
 from semfocus.analysis.survival import ConvergenceTimes
 from semfocus.report.figures.drawing import FORMATS, caption, drawing, heading, legend, percent, save
-from semfocus.report.figures.series import METRICS, QUARTILES, Quantiles, series
+from semfocus.report.figures.lines import QUARTILES, Quantiles, series
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
-from semfocus.training.objective import CLASSIFICATION, Learned
+from semfocus.training.objective import CLASSIFICATION, Learned, is_share, known_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,7 +112,7 @@ def draw_grid(
             heading(panels[0], column.title)
             panels[-1].set_xlabel("epoch")
         for panels, metric in zip(axes, metrics, strict=True):
-            panels[0].set_ylabel(METRICS[metric])
+            panels[0].set_ylabel(known_columns()[metric])
         shown = about_seeds(max(column.seeds for column in columns), quantiles, title)
         caption(figure, f"{shown}; marks: half of the seeds at {columns[0].learned.level('')}")
         legend(figure, list(axes.flat))
@@ -152,7 +152,7 @@ def draw_metric(
             )  # fmt: skip
     panel.set_xlim(0, column.horizon)
     panel.locator_params(axis="x", integer=True)
-    if metric.endswith("loss"):
+    if not is_share(metric):
         panel.set_ylim(bottom=0)
     else:
         percent(panel.yaxis)

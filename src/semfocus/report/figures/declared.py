@@ -36,7 +36,7 @@ from semfocus.report.figures.drawing import (
     save,
     sequential_colour,
 )
-from semfocus.report.figures.lines import draw_marked_line
+from semfocus.report.figures.lines import draw_marked_line, quantiles
 from semfocus.report.figures.panel_values import (
     PERCENTILE,
     Panel,
@@ -49,8 +49,8 @@ from semfocus.report.figures.panel_values import (
     metric_text,
     number,
 )
-from semfocus.report.figures.series import METRICS, quantiles
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme
+from semfocus.training.objective import known_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,7 +104,7 @@ def draw_panels(
 
 def _draw_curves(sheet: Sheet) -> list[Path]:
     panel = sheet.panel
-    if panel.along != "epoch" or any(metric not in METRICS for metric in panel.metrics):
+    if panel.along != "epoch" or not known_columns().keys() >= {*panel.metrics}:
         return _draw_points(sheet, [], _measured_points)
     columns = []
     for title, runs in sheet.columns():
@@ -115,7 +115,8 @@ def _draw_curves(sheet: Sheet) -> list[Path]:
             check_alike(panel.title, label, own.records)
             curves.append(Curve(label, style, own.records, median_epoch(own.records, horizon)))
         if curves:
-            columns.append(Column(title, curves, horizon, runs.seeds, runs.baselines))
+            learned = runs.records[0].objective.learned
+            columns.append(Column(title, curves, horizon, runs.seeds, runs.baselines, learned))
     written = []
     for stem, part in sheet.parts(columns, ACROSS):
         written += draw_grid(part, panel.metrics, stem, title=panel.title, quantiles=panel.quantiles,

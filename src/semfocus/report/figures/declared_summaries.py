@@ -13,8 +13,7 @@ from semfocus.errors import SemfocusError
 from semfocus.measurements import Surface, read_surface
 from semfocus.report.figures.drawing import caption, drawing, is_wide, logarithmic, save
 from semfocus.report.figures.panel_values import MECHANISM, Sheet, check_alike, key_text, metric_text
-from semfocus.report.figures.point_names import name_points
-from semfocus.report.figures.speedup_scatter import draw_dispersion_vs_speedup
+from semfocus.report.figures.scatter import draw_dispersion_vs_speedup, name_points
 from semfocus.report.figures.style import PALETTES, STYLES, mechanism_style
 from semfocus.report.figures.surfaces import draw_surfaces
 from semfocus.store import RunDirectory

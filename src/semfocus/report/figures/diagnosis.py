@@ -22,7 +22,7 @@ from semfocus.report.figures.drawing import (
 )
 from semfocus.report.figures.lines import Line, about_bands, draw_line, group_lines, run_lines
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
-from semfocus.report.text import row_label
+from semfocus.report.text import TABLE6_PERCENTILES, row_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,8 +50,7 @@ MAPS = (
 )
 WRITTEN = 160  # cells up to which each shows its number
 TICKS = 16  # at most, along an axis of heads or layers
-COLUMNS = ("75", "90", "95", "100")
-PLACES: dict[str, float] = {percent: place for place, percent in enumerate(COLUMNS)}  # on the axis
+PLACES: dict[str, float] = {percent: place for place, percent in enumerate(TABLE6_PERCENTILES)}  # on the axis
 MARKER = 5.5  # points
 
 
@@ -92,7 +91,7 @@ def draw_conditions(
             panel.axhline(1, color=PALETTES[theme].quiet, linewidth=1)
             if log_scale(panel, "y"):
                 plain_log_ticks(panel.yaxis)
-            panel.set_xticks(range(len(COLUMNS)), COLUMNS)
+            panel.set_xticks(range(len(TABLE6_PERCENTILES)), TABLE6_PERCENTILES)
             panel.set_xlabel("percentile; 100 is the theorem")
             panel.set_title(name.upper())
         text = f"Below 1 the paper's bound favours focus; hollow marks: the bounds{several} are vacuous."

@@ -1,23 +1,29 @@
 """All the figures of a store as files: SVG, PDF and PNG, light and dark.
 
-write_figures(Path("runs"), Path("figures"))
+    write_figures(Path("runs"), Path("figures"))
+
+Tasks stand side by side; each setting that was varied alone (an ablation) has a figure of its own. The base of a task's
+ablations is the group that most others differ from in one setting. An optimiser has its own learning rate and decay, so
+a change of all three counts as one setting.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from semfocus.analysis.comparability import Settings, differing, setting_text, setting_title
 from semfocus.analysis.groups import Group, short_name
 from semfocus.analysis.results import Results
-from semfocus.report.figures.ablations import ablations, main_groups
 from semfocus.report.figures.curves import draw_columns, draw_waiting
 from semfocus.report.figures.drawing import FORMATS, caption, drawing, heading, legend, save
 from semfocus.report.figures.heatmap import draw_heatmap, speed_cells
 from semfocus.report.figures.style import Theme
 
 ACROSS = 4  # panels side by side, as in the paper
+_OPTIMISER = {"training.optimizer", "training.lr", "training.decay"}
 
 
 def write_figures(
@@ -85,3 +91,67 @@ def _never(group: Group) -> list[str]:
 
 def _slug(title: str) -> str:
     return "".join(c if c.isalnum() and c.isascii() else "-" for c in title.lower()).replace("--", "-").strip("-")
+
+
+@dataclass(frozen=True, eq=False)
+class Ablation:
+    """A task under several values of one setting, the base among them."""
+
+    task: str
+    setting: str  # dotted
+    columns: list[tuple[str, Group]]  # the value as text, and its runs
+
+    @property
+    def title(self) -> str:
+        return f"{self.task}, {setting_title(self.setting)}"
+
+    @property
+    def mechanisms(self) -> list[str]:
+        """The mechanisms that every column has."""
+        return [m for m in self.columns[0][1].mechanisms if all(m in group.mechanisms for _, group in self.columns)]
+
+
+def ablations(groups: Sequence[Group]) -> list[Ablation]:
+    """Every setting that was varied alone, task by task."""
+    varied_alone = []
+    for task in dict.fromkeys(group.task for group in groups):
+        own = [group for group in groups if group.task == task]
+        base = base_group(own)
+        by_setting: dict[str, list[Group]] = {}
+        for group in own:
+            setting = _varied_setting(base.settings, group.settings)
+            if setting is not None:
+                by_setting.setdefault(setting, []).append(group)
+        for setting, varied in by_setting.items():
+            shown = [group for group in own if group is base or group in varied]  # in the order of their values
+            varied_alone.append(Ablation(task, setting, [(_value(setting, group.settings), group) for group in shown]))
+    return varied_alone
+
+
+def main_groups(groups: Sequence[Group]) -> list[Group]:
+    """The groups that a figure of all tasks shows: base groups, and groups of no ablation."""
+    bases = {id(base_group([other for other in groups if other.task == group.task])) for group in groups}
+    shown = {id(group) for ablation in ablations(groups) for _, group in ablation.columns}
+    return [group for group in groups if id(group) in bases or id(group) not in shown]
+
+
+def base_group(groups: Sequence[Group]) -> Group:
+    """The group that most others differ from in one setting; the first of several."""
+    return max(
+        groups, key=lambda base: sum(_varied_setting(base.settings, group.settings) is not None for group in groups)
+    )
+
+
+def _varied_setting(base: Settings, other: Settings) -> str | None:
+    """The setting in which two groups differ; None when they differ in none or in several."""
+    names = set(differing([base, other]))
+    if len(names) == 1:
+        return names.pop()
+    return "training.optimizer" if "training.optimizer" in names and names <= _OPTIMISER else None
+
+
+def _value(setting: str, settings: Settings) -> str:
+    text = setting_text(setting, settings.get(setting))
+    if setting == "training.optimizer":
+        return f"{settings.get(setting)}, {setting_text('training.lr', settings.get('training.lr'))}"
+    return text

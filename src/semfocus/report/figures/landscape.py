@@ -9,29 +9,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from semfocus.analysis.mechanism_order import mechanism_order
+from semfocus.analysis.groups import mechanism_order
 from semfocus.errors import UsageError
 from semfocus.measurements import Sharpness, Surface, SurfaceMeta
 from semfocus.measurements.kinds import PERCENTILES
 from semfocus.report.figures.drawing import FORMATS, both_themes, drawing, legend, logarithmic, plain, save
+from semfocus.report.figures.lines import draw_marked_line
 from semfocus.report.figures.style import Theme, mechanism_style
 from semfocus.report.figures.surfaces import draw_surfaces
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Slopes = Mapping[str, Sequence[SurfaceMeta]]  # by mechanism
+Sharpnesses = Mapping[str, Sequence[Sharpness]]  # by mechanism
 APART = 0.07  # of the axis, between the labels of two epochs
 UNITS = {"per_step": "per grid unit", "per_distance": "per parameter distance"}
 MEASURED = {"gradient_norm": "gradient norm", "hessian_top": "largest Hessian eigenvalue"}
 
 
 def draw_slopes(
-    slopes: Mapping[str, Sequence[SurfaceMeta]],
-    stem: Path,
-    *,
-    title: str = "",
-    formats: Sequence[str] = FORMATS,
-    theme: Theme = "light",
+    slopes: Slopes, stem: Path, *, title: str = "", formats: Sequence[str] = FORMATS, theme: Theme = "light"
 ) -> list[Path]:
     """Draw slopes against the size of the square: a line for the median over a mechanism's runs, a band for all."""
     from matplotlib.figure import Figure
@@ -39,13 +37,13 @@ def draw_slopes(
     with drawing(theme):
         figure = Figure(figsize=(0.8 + 2.15 * len(PERCENTILES), 4.9), layout="constrained")
         axes = figure.subplots(len(UNITS), len(PERCENTILES), sharex=True, sharey="row", squeeze=False)
-        for row, (unit, words) in zip(axes, UNITS.items(), strict=True):
+        for row, (unit, text) in zip(axes, UNITS.items(), strict=True):
             for panel, percentile in zip(row, PERCENTILES, strict=True):
                 for mechanism in sorted(slopes, key=mechanism_order):
                     _slope_line(panel, mechanism, [getattr(one, unit)[str(percentile)] for one in slopes[mechanism]],
                                 slopes[mechanism][0].squares, theme)  # fmt: skip
                 logarithmic(panel, "y")
-            row[0].set_ylabel(f"slope {words}")
+            row[0].set_ylabel(f"slope {text}")
         for panel, percentile in zip(axes[0], PERCENTILES, strict=True):
             panel.set_title("median" if percentile == 50 else f"{percentile}th percentile")
         for panel in axes[-1]:
@@ -65,10 +63,8 @@ def _slope_line(
     values = np.array([[math.nan if value is None else value for value in run] for run in runs], dtype=float)
     shown = ~np.isnan(values).any(axis=0)
     places, values = np.asarray(squares)[shown], values[:, shown]
-    panel.plot(
-        places, np.median(values, axis=0), color=style.on(theme), linestyle=style.linestyle, marker=style.marker,
-        markersize=3.5, linewidth=1.5, label=mechanism,
-    )  # fmt: skip
+    middle = np.median(values, axis=0)
+    draw_marked_line(panel, places, middle, style, theme, markersize=3.5, linewidth=1.5, label=mechanism)
     if len(values) > 1:
         panel.fill_between(
             places, values.min(axis=0), values.max(axis=0), color=style.on(theme), alpha=0.14, linewidth=0
@@ -76,12 +72,7 @@ def _slope_line(
 
 
 def draw_sharpness(
-    measured: Mapping[str, Sequence[Sharpness]],
-    stem: Path,
-    *,
-    title: str = "",
-    formats: Sequence[str] = FORMATS,
-    theme: Theme = "light",
+    measured: Sharpnesses, stem: Path, *, title: str = "", formats: Sequence[str] = FORMATS, theme: Theme = "light"
 ) -> list[Path]:
     """Draw gradient norm, largest Hessian eigenvalue and gradient / certified bound by epoch, a line for each run."""
     from matplotlib.figure import Figure
@@ -102,8 +93,8 @@ def draw_sharpness(
                     shares = [_ratio(*pair) for pair in zip(one.gradient_norm, one.certified, strict=True)]
                     _epoch_line(axes[-1], mechanism, one.epochs, shares, label, theme)
         titles = [*MEASURED.values(), *(["gradient / certified bound"] if shows_bound else [])]
-        for panel, words in zip(axes, titles, strict=True):
-            panel.set_title(words)
+        for panel, text in zip(axes, titles, strict=True):
+            panel.set_title(text)
             panel.set_xlabel("epoch")
             logarithmic(panel, "y")
             panel.set_xscale("symlog", linthresh=1, linscale=0.5)
@@ -119,13 +110,12 @@ def draw_sharpness(
 def _epoch_line(
     panel: Axes, mechanism: str, epochs: Sequence[float], values: Sequence[float | None], label: str, theme: Theme
 ) -> None:
-    style = mechanism_style(mechanism)
     known = [(epoch, value) for epoch, value in zip(epochs, values, strict=True) if value is not None and value > 0]
     if known:
-        panel.plot(
-            *zip(*known, strict=True), color=style.on(theme), linestyle=style.linestyle, marker=style.marker,
-            markersize=4, linewidth=1.4, label=label,
-        )  # fmt: skip
+        places, heights = zip(*known, strict=True)
+        draw_marked_line(
+            panel, places, heights, mechanism_style(mechanism), theme, markersize=4, linewidth=1.4, label=label
+        )
 
 
 def _spaced(epochs: Sequence[float]) -> list[float]:
@@ -146,9 +136,7 @@ def _ratio(measured: float | None, bound: float | None) -> float | None:
     return None if measured is None or not bound else measured / bound
 
 
-def write_surface_figures(
-    surfaces: Mapping[str, Surface], slopes: Mapping[str, Sequence[SurfaceMeta]], directory: Path, task: str
-) -> list[Path]:
+def write_surface_figures(surfaces: Mapping[str, Surface], slopes: Slopes, directory: Path, task: str) -> list[Path]:
     """Surfaces by label and slopes by mechanism, of one task, in both themes."""
     directions = next(iter(surfaces.values())).meta.directions
     title = f"{task}: training loss around the trained models (+), {directions} directions, one scale"
@@ -159,7 +147,7 @@ def write_surface_figures(
     ])  # fmt: skip
 
 
-def write_sharpness_figures(measured: Mapping[str, Sequence[Sharpness]], directory: Path, task: str) -> list[Path]:
+def write_sharpness_figures(measured: Sharpnesses, directory: Path, task: str) -> list[Path]:
     """Sharpness by mechanism, of one task, in both themes."""
     title = f"{task}: gradient and curvature of the training loss along training"
     return both_themes(

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from semfocus.analysis.comparability import differing, setting_text, setting_title, settings_of, task_label
-from semfocus.analysis.groups import Group, baselines_of
-from semfocus.analysis.mechanism_order import mechanism_order
+from semfocus.analysis.groups import Group, baselines_of, mechanism_order
 from semfocus.analysis.records import Record
 from semfocus.errors import UsageError
 from semfocus.measurements import Measurements
-from semfocus.report.figures.series import METRICS, Quantiles
+from semfocus.report.figures.lines import Quantiles
 from semfocus.report.figures.style import STYLES, MechanismStyle, Theme, mechanism_style, step_style
-from semfocus.training.objective import CLASSIFICATION
+from semfocus.training.objective import CLASSIFICATION, known_columns
+from semfocus.training.objective import is_share as is_share_column
 
 MECHANISM, TASK = "attention.mechanism", "task.name"
 PERCENTILE = "95"
@@ -209,17 +209,18 @@ def key_text(fields: Sequence[str], key: Key) -> str:
 
 def metric_text(metric: str) -> str:
     """A metric or field as an axis label."""
+    columns = known_columns()
     kind, _, name = metric.partition(".")
-    if kind in ("final", "best") and name in METRICS:
-        return f"{kind} {METRICS[name]}"
+    if kind in ("final", "best") and name in columns:
+        return f"{kind} {columns[name]}"
     if kind in CONFIG_PARTS:
         return setting_title(metric)
-    return LABELS.get(metric) or METRICS.get(metric) or metric.replace("_", " ").replace(".", ", ")
+    return LABELS.get(metric) or columns.get(metric) or metric.replace("_", " ").replace(".", ", ")
 
 
 def is_share(metric: str) -> bool:
     """Whether values are shares of 1, written in per cent."""
-    return metric.endswith("accuracy") or metric == "mask_stability.kept"
+    return is_share_column(metric.rpartition(".")[2]) or metric == "mask_stability.kept"
 
 
 def check_alike(title: str, name: str, records: Sequence[Record]) -> None:

@@ -12,7 +12,7 @@ import math
 import zlib
 from typing import Literal, NamedTuple
 
-from semfocus.analysis.mechanism_order import mechanism_parts
+from semfocus.analysis.groups import mechanism_parts
 
 Theme = Literal["light", "dark"]
 Dash = tuple[float, ...]  # lengths of ink and gap in turn; empty: a solid line

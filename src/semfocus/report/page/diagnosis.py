@@ -20,10 +20,9 @@ from semfocus.report.figures.diagnosis import (
     draw_heat_maps,
     draw_mask_stability,
 )
-from semfocus.report.figures.lines import run_label
 from semfocus.report.page.markup import policy, style_sheet, template
-from semfocus.report.page.pictures import picture
-from semfocus.report.tables import condition_table, layer_table, newest_rows, norm_table, spread_table
+from semfocus.report.page.pictures import PictureSpec, picture
+from semfocus.report.text import condition_table, layer_table, newest_rows, norm_table, run_label, spread_table
 from semfocus.store.atomic import write_text
 
 Json = Mapping[str, Any]
@@ -48,7 +47,9 @@ def write_model_page(document: Json, path: Path) -> Path:
         "title": f"{document['model']}, k = {document['k']}",
         "over": f"How {document['model']} attends, and what keeping {document['k']} keys would do",
         "findings": document["findings"],
-        "pictures": [picture("Layers and heads", MAPS_NOTE, draw, beside=_beside(path, "heads"))] if measured else [],
+        "pictures": [picture(PictureSpec("Layers and heads", MAPS_NOTE, draw), beside=_beside(path, "heads"))]
+        if measured
+        else [],
         "tables": [layer_table(document)],
     }
     return _write(path, values)
@@ -65,16 +66,16 @@ def write_runs_page(runs: Sequence[Json], rows: Sequence[Json], stabilities: Seq
     """
     newest = newest_rows(rows)
     draw = partial(draw_conditions, newest)
-    pictures = [picture("W and X", CONDITIONS_NOTE, draw, beside=_beside(path, "conditions"))]
+    pictures = [picture(PictureSpec("W and X", CONDITIONS_NOTE, draw), beside=_beside(path, "conditions"))]
     several = [run for run in runs if len({c["epoch"] for c in run["checkpoints"].values()}) > 1]
     if several:
         note = "At the kept checkpoints, epoch 0 being the initialisation."
         draw = partial(draw_dispersion_along_training, several)
-        pictures.append(picture("Dispersion along training", note, draw, beside=_beside(path, "training")))
+        pictures.append(picture(PictureSpec("Dispersion along training", note, draw), beside=_beside(path, "training")))
     if stabilities:
         note = "The share of the k heaviest keys that stay when noise is added to the input embeddings."
         draw = partial(draw_mask_stability, stabilities)
-        pictures.append(picture("Stability of the masks", note, draw, beside=_beside(path, "masks")))
+        pictures.append(picture(PictureSpec("Stability of the masks", note, draw), beside=_beside(path, "masks")))
     values = {
         "title": "How trained runs attend",
         "over": ", ".join(map(run_label, runs)),

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from semfocus.analysis.results import Results
-from semfocus.report.figures.ablations import main_groups
-from semfocus.report.figures.series import METRICS
+from semfocus.report.figures.gallery import main_groups
 from semfocus.report.page import sections
 from semfocus.report.page.markup import asset, policy, shown, style_sheet, template
 from semfocus.report.page.measured import measured
+from semfocus.report.page.pictures import PictureMaker, picture
 from semfocus.report.page.summary import goal_text, summarise
 from semfocus.store import atomic
 
@@ -33,15 +33,17 @@ def write_page(runs: Results | Path, out: Path, *, title: str | None = None, liv
     return Path(out)
 
 
-def render(results: Results, *, title: str | None = None, refresh: int | None = None) -> str:
-    """The page as text."""
+def render(
+    results: Results, *, title: str | None = None, refresh: int | None = None, picture: PictureMaker = picture
+) -> str:
+    """The page as text; `picture` draws its figures."""
     from markupsafe import Markup
 
     mechanisms = results.mechanisms
     script = asset("chart.js") + asset("page.js").removeprefix('"use strict";\n')
     css = style_sheet(mechanisms)
     groups = [sections.group(place, group, mechanisms) for place, group in enumerate(results.groups)]
-    measurements = measured(results)
+    measurements = measured(results, picture)
     verdicts = [sections.verdict(verdict) for verdict in results.verdicts]
     values: dict[str, Any] = {
         "title": shown(title or sections.title(results)),
@@ -58,7 +60,6 @@ def render(results: Results, *, title: str | None = None, refresh: int | None = 
         "undecided": [verdict for verdict in verdicts if not verdict["decided"]],
         "tasks": sections.tasks(results.groups, groups, mechanisms),
         "groups": groups,
-        "metrics": METRICS,
         "runs": sections.runs(results),
         "measured": measurements,
         "faults": [*((shown(fault.name), shown(fault.text)) for fault in results.faults), *measurements.faults],

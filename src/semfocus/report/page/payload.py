@@ -10,8 +10,9 @@ import numpy as np
 
 from semfocus.analysis.comparison import Arm
 from semfocus.analysis.groups import Group
-from semfocus.report.figures.series import METRICS, Floats, columns_of, held, series
+from semfocus.report.figures.lines import Floats, columns_of, held, series
 from semfocus.report.figures.style import mechanism_style
+from semfocus.training.objective import is_share
 
 CURVE_NUMBERS = 400_000  # of medians and quartiles in the whole page
 SEED_NUMBERS = 250_000  # of single runs
@@ -20,12 +21,24 @@ MOST_SEED_POINTS, FEWEST_SEED_POINTS = 120, 16
 Json = dict[str, Any]
 
 
-def charts(groups: Sequence[Group], mechanisms: Sequence[str]) -> list[Json]:
+def metric_texts(groups: Sequence[Group]) -> dict[str, str]:
+    """The columns that the objectives of these groups record, with the words for people."""
+    objectives = {group.records[0].objective.name: group.records[0].objective for group in groups}
+    return {name: text for objective in objectives.values() for name, text in objective.column_texts.items()}
+
+
+def charts(
+    groups: Sequence[Group],
+    mechanisms: Sequence[str],
+    *,
+    curve_numbers: int = CURVE_NUMBERS,
+    seed_numbers: int = SEED_NUMBERS,
+) -> list[Json]:
     """One entry for each group: epochs, and for each mechanism curves, single seeds and Kaplan-Meier shares."""
     arms = sum(len(group.comparison.arms) for group in groups)
     runs = sum(len(group.records) for group in groups)
-    points = _within(CURVE_NUMBERS // max(1, 3 * len(METRICS) * arms), FEWEST_POINTS, MOST_POINTS)
-    few = _within(SEED_NUMBERS // max(1, len(METRICS) * runs), FEWEST_SEED_POINTS, MOST_SEED_POINTS)
+    points = _within(curve_numbers // max(1, 3 * len(metric_texts(groups)) * arms), FEWEST_POINTS, MOST_POINTS)
+    few = _within(seed_numbers // max(1, len(metric_texts(groups)) * runs), FEWEST_SEED_POINTS, MOST_SEED_POINTS)
     return [_chart(group, mechanisms, points, few) for group in groups]
 
 
@@ -53,7 +66,7 @@ def _arm(group: Group, arm: Arm, place: int, epochs: Floats, points: int, few: i
     runs = group.runs(arm.mechanism)
     grid = thinned(epochs, points)
     entry: Json = {"m": place, "median": arm.times.median, "curves": {}, "waiting": None, "seeds": []}
-    for metric in METRICS:
+    for metric in metric_texts([group]):
         curve = series(runs, metric)
         if curve is None:
             continue
@@ -76,7 +89,7 @@ def _arm(group: Group, arm: Arm, place: int, epochs: Floats, points: int, few: i
 def _seed(run: Any, grid: Floats) -> Json:
     """The values of one run, up to its last epoch."""
     values = {}
-    for metric in (metric for metric in METRICS if run.final(metric) is not None):
+    for metric in (metric for metric in run.objective.columns if run.final(metric) is not None):
         own, line = columns_of(run, metric)
         values[metric] = _numbers(held(own, line, grid)[grid <= own[-1]], metric)
     return values
@@ -94,8 +107,9 @@ def thinned(epochs: Floats, points: int) -> Floats:
 
 def _numbers(values: Floats, metric: str) -> list[float | None]:
     """Values rounded to what can be seen; None where not finite."""
-    loss = metric.endswith("loss")
-    rounded: list[float] = [float(f"{v:.4g}") for v in values.tolist()] if loss else np.round(values, 4).tolist()
+    rounded: list[float] = (
+        np.round(values, 4).tolist() if is_share(metric) else [float(f"{v:.4g}") for v in values.tolist()]
+    )
     return [value if math.isfinite(value) else None for value in rounded]
 
 

@@ -1,6 +1,6 @@
 """Figures inside a page: drawn for light and for dark, in image elements, where no script runs.
 
-    picture("Loss surface", "Seed 3.", partial(draw_surfaces, surfaces), key=digest(...))
+    picture(PictureSpec("Loss surface", "Seed 3.", partial(draw_surfaces, surfaces), key=digest(...)))
 
 A page that is written again while runs train does not draw a figure again whose `key` is the same: the newest figures
 are cached, and a key is a digest of everything that a figure shows.
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from semfocus.report.figures.drawing import DPI
 
 Draw = Callable[..., list[Path]]  # (stem, formats=..., theme=...) -> files
-KEPT = 128
+CACHED = 128  # figures
 _TYPES = {".svg": "image/svg+xml", ".webp": "image/webp"}
 CSS_DPI = 96
 _FONT = "font-family:'DejaVu Sans';"
@@ -34,25 +34,14 @@ class Drawn(NamedTuple):
     width: int | None
 
 
-_drawn: dict[str, Drawn] = {}
+class PictureSpec(NamedTuple):
+    """A figure of a page that is not drawn yet."""
 
-
-def picture(
-    title: str, note: str, draw: Draw, *, key: str = "", kind: str = "svg", beside: Path | None = None
-) -> dict[str, Any]:
-    """A figure as values for the template. `kind` is "webp" for images that are not made of lines.
-
-    Without a key the figure is not cached. `beside`: also write it there, light, in all formats.
-    """
-    if beside is not None:
-        draw(beside)
-    drawn = _drawn.get(key) or _both(draw, kind)
-    if key:
-        _drawn.pop(key, None)
-        _drawn[key] = drawn
-        for old in list(_drawn)[:-KEPT]:
-            del _drawn[old]
-    return {"title": title, "note": note, **drawn._asdict()}
+    title: str
+    note: str
+    draw: Draw
+    key: str = ""  # of the cache; empty: not cached
+    kind: str = "svg"  # or "webp", for images that are not made of lines
 
 
 def digest(name: str, document: Any, *arrays: bytes) -> str:
@@ -63,11 +52,35 @@ def digest(name: str, document: Any, *arrays: bytes) -> str:
     return state.hexdigest()
 
 
-def _both(draw: Draw, kind: str) -> Drawn:
+def draw_both_themes(draw: Draw, kind: str) -> Drawn:
+    """Draw for light and for dark."""
     with tempfile.TemporaryDirectory() as folder:
         (light,) = draw(Path(folder) / "light", formats=(kind,), theme="light")
         (dark,) = draw(Path(folder) / "dark", formats=(kind,), theme="dark")
         return Drawn(_data(light), _data(dark), _width(light))
+
+
+class PictureMaker:
+    """Draws figures as values for the templates; caches the newest."""
+
+    def __init__(self, draw: Callable[[Draw, str], Drawn] = draw_both_themes) -> None:
+        self._draw = draw
+        self._cache: dict[str, Drawn] = {}
+
+    def __call__(self, spec: PictureSpec, beside: Path | None = None) -> dict[str, Any]:
+        """Draw the figure, or take it from the cache. `beside`: also write it there, light, in all formats."""
+        if beside is not None:
+            spec.draw(beside)
+        drawn = self._cache.get(spec.key) or self._draw(spec.draw, spec.kind)
+        if spec.key:
+            self._cache.pop(spec.key, None)
+            self._cache[spec.key] = drawn
+            for oldest in list(self._cache)[:-CACHED]:
+                del self._cache[oldest]
+        return {"title": spec.title, "note": spec.note, **drawn._asdict()}
+
+
+picture = PictureMaker()  # one for all pages of this process
 
 
 def _data(drawn: Path) -> str:

@@ -12,11 +12,10 @@ from semfocus.analysis.groups import Group, short_name
 from semfocus.analysis.multiple import ALPHA
 from semfocus.analysis.results import Results
 from semfocus.report.figures.heatmap import cell_texts, speed_cells, strength
-from semfocus.report.figures.series import METRICS
 from semfocus.report.figures.style import mechanism_style
 from semfocus.report.page import rows
 from semfocus.report.page.markup import shown
-from semfocus.report.page.payload import charts, shapes
+from semfocus.report.page.payload import charts, metric_texts, shapes
 from semfocus.report.page.provenance import command, commit, config_for_training, facts_of
 from semfocus.report.page.summary import summary_text
 from semfocus.training.objective import CLASSIFICATION
@@ -52,12 +51,15 @@ def data(results: Results, mechanisms: list[str]) -> Json:
     for chart, group in zip(drawn, results.groups, strict=True):
         chart["config"] = config_for_training(group.records[0].config)
         learned = group.comparison.learned
+        plain = [name for name, metric in group.records[0].objective.columns.items() if not metric.is_share]
+        if plain != ["train_loss", "heldout_loss"]:
+            chart["plain"] = plain
         if learned != CLASSIFICATION.learned:
             goal = {"metric": learned.column, "threshold": learned.threshold, "level": learned.level()}
             chart["learned"] = goal
     return {
         "threshold": CLASSIFICATION.learned.threshold,
-        "metrics": METRICS,
+        "metrics": metric_texts(results.groups),
         "mechanisms": shapes(mechanisms),
         "groups": drawn,
         "runs": {
@@ -85,6 +87,8 @@ def group(place: int, group: Group, mechanisms: list[str]) -> Json:
         "name": group.name,
         "details": group.details,
         "goal": comparison.learned.text(),
+        "metrics": metric_texts([group]),
+        "metric": comparison.learned.column,
         "level": comparison.learned.level(),
         "settings": "; ".join(setting_text(n, group.settings[n]) for n in TELLING if group.settings.get(n)),
         "findings": summary_text(group),

@@ -19,8 +19,8 @@ from triton import OutOfResources
 
 from semfocus import counter_rng
 from semfocus.attention.chunked import listed_info, ordered
-from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs
+from semfocus.attention.inspection import AttentionInfo
 from semfocus.attention.kernels.long.backward import PairLists, hub_parts, key_gradients, query_gradients
 from semfocus.attention.kernels.long.forward import best_groups, group_maxima, select_and_mix
 from semfocus.attention.kernels.products import precision

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from semfocus.attention.chunked import listed_info, ordered
-from semfocus.attention.info import AttentionInfo
 from semfocus.attention.inputs import AttentionInputs
+from semfocus.attention.inspection import AttentionInfo
 from semfocus.attention.kernels.short.configs import MAX_HEAD_DIM, MAX_LISTED_KEYS, MAX_SHORT_LENGTH
 from semfocus.attention.kernels.short.ops import plan, short_attention
 from semfocus.attention.mechanisms import Mechanism, is_registered

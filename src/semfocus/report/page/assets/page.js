@@ -33,7 +33,7 @@ document.querySelectorAll(".group").forEach(section => {
 function visible(group) { return group.arms.filter(arm => !hidden.has(arm.m)); }
 
 function curveSpec(group, metric, each, log) {
-  const loss = metric.endsWith("loss"), lines = [];
+  const share = !metric.endsWith("loss") && !(group.plain || []).includes(metric), lines = [];
   for (const arm of visible(group)) {
     const shape = data.mechanisms[arm.m], curve = arm.curves[metric];
     if (each) for (const seed of arm.seeds) {
@@ -58,9 +58,9 @@ function curveSpec(group, metric, each, log) {
     for (const [level, kinds] of names) refs.push({y: level, text: kinds.join(", ")});
   }
   const floor = Math.min(...values, ...refs.map(ref => ref.y), 1);
-  const y = loss ? [0, Math.max(...values, 1e-6) * 1.04] : [Math.max(0, Math.floor(20 * (floor - 0.03)) / 20), 1.005];
+  const y = share ? [Math.max(0, Math.floor(20 * (floor - 0.03)) / 20), 1.005] : [Math.min(0, ...values), Math.max(...values, 1e-6) * 1.04];
   return {
-    lines, refs, x: [0, group.horizon], y, log, least: group.epochs[0] || 1, yText: loss ? plain : percent, xTitle: "epoch",
+    lines, refs, x: [0, group.horizon], y, log, least: group.epochs[0] || 1, yText: share ? percent : plain, xTitle: "epoch",
     yTitle: data.metrics[metric],
   };
 }

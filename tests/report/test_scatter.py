@@ -16,7 +16,7 @@ from semfocus.analysis.correlation import spearman
 from semfocus.analysis.masks_vs_speedup import MaskPoint
 from semfocus.analysis.speedup import Ratio, SpeedUp
 from semfocus.report.figures.drawing import keeping_figures
-from semfocus.report.figures.speedup_scatter import draw_dispersion_vs_speedup, draw_masks_vs_speedup
+from semfocus.report.figures.scatter import draw_dispersion_vs_speedup, draw_masks_vs_speedup
 
 TASKS = (
     "missing_duplicate", "even_pairs", "parity", "listops", "modular_arithmetic", "compute_sqrt", "cycle_navigation",

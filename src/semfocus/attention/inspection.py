@@ -1,13 +1,27 @@
-"""What `attend(..., return_info=True)` returns besides the output."""
+"""What can be seen of a call of `attend`, none of which changes its output.
+
+    out, info = attend(q, k, v, TopK(8), return_info=True)     # the kept keys and their weights
+
+    with observing(lambda inputs, grouped: print(inputs.mechanism, inputs.lead)):
+        model(tokens)                                          # the inputs of each call inside the model
+
+Without observers `attend` pays for one test of an empty list, which torch.compile folds away.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.normalisers import log_sum_exp
+
+Observer = Callable[[AttentionInputs, bool], None]  # the inputs, and whether heads are grouped (two dimensions)
+observers: list[Observer] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,3 +61,21 @@ def info_from_mask(scores: Tensor, keep: Tensor, weights: Tensor, most: int) -> 
         lse=log_sum_exp(scores, keep),
         in_degree=keep.sum(dim=-2),
     )
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Call `observer` with the inputs of every call of `attend` inside this block, before it is computed."""
+    observers.append(observer)
+    try:
+        yield
+    finally:
+        observers.remove(observer)
+
+
+@torch.compiler.disable  # an observer is ordinary Python: while there is one, the graph breaks here
+def report(inputs: AttentionInputs, grouped: bool) -> None:
+    """Call all observers."""
+    with torch.no_grad():
+        for observer in list(observers):
+            observer(inputs, grouped)

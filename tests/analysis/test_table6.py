@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from semfocus.analysis.conditions import condition
-from semfocus.analysis.table6 import COLUMNS, PUBLISHED, one_model, published, two_models
+from semfocus.analysis.table6 import COLUMNS, PUBLISHED, condition, one_model, published, two_models
 from semfocus.errors import UsageError
 from semfocus.measurements import Dispersion
 from tests.measurements import payloads
