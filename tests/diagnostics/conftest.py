@@ -1,7 +1,4 @@
-"""Three trained runs that all tests of this folder share: reading them changes nothing but their measurements.
-
-And an eye on how much is examined at a time.
-"""
+"""Three trained runs that the tests of this folder share, and the sizes of the batches that are measured."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ def runs(_trained: list[RunDirectory], tmp_path: Path) -> list[RunDirectory]:
 
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many calls were measured together, each time some were."""
+    """The number of calls in each batch that is measured."""
     sizes: list[int] = []
     original = aggregate.examine
 

@@ -12,19 +12,20 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from semfocus import attend
-from semfocus.diagnostics import batching, diagnose
+from semfocus.diagnostics import diagnose
 from semfocus.diagnostics.aggregate import Aggregate
 from semfocus.diagnostics.diagnosing import Diagnosis, observe
+from semfocus.diagnostics.scores import limited
 from semfocus.diagnostics.sketch import EXACT
 from semfocus.tasks.base import Batch
 from tests.diagnostics.models import Calls, attention_layer, encoder, rows, sdpa_model, tokens
-from tests.diagnostics.together import Given, assert_same, draw, facts, gathered, pairs, told
+from tests.diagnostics.reference import Given, as_lists, assert_same, batched, draw, facts, pairs
 from tests.integrations import tiny
 
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:2+1s+2w", "banded:3", "bottomk:2"])
 @pytest.mark.parametrize("heads", [1, 2])
-def test_our_models(mechanism: str, heads: int, examined: list[int]) -> None:
+def test_batched_calls_of_our_models_give_the_same_diagnosis(mechanism: str, heads: int, examined: list[int]) -> None:
     lengths = torch.tensor([8, 8, 5, 8, 3])
     batches = [Batch(rows(seed=seed), torch.zeros(5), lengths.roll(seed)) for seed in range(4)]
     assert_same(encoder(mechanism, heads=heads, blocks=3), batches, rounding=1e-5)
@@ -32,14 +33,14 @@ def test_our_models(mechanism: str, heads: int, examined: list[int]) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_models_of_torch(causal: bool, examined: list[int]) -> None:
+def test_batched_calls_of_torch_models_give_the_same_diagnosis(causal: bool, examined: list[int]) -> None:
     assert_same(sdpa_model(causal), [tokens(seed=seed) for seed in range(3)])
     assert examined == [1] * 6 + [6]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_models_of_transformers_with_padding_and_grouped_heads(family: str, implementation: str) -> None:
+def test_batched_calls_of_transformers_models_give_the_same_diagnosis(family: str, implementation: str) -> None:
     model = tiny.FAMILIES[family](attn_implementation=implementation)
     batches = [
         {"input_ids": tiny.tokens(2, 12), "attention_mask": (torch.arange(12) < torch.tensor([[12], [n]])).long()}
@@ -49,27 +50,30 @@ def test_models_of_transformers_with_padding_and_grouped_heads(family: str, impl
 
 
 @pytest.mark.parametrize(("room", "sizes"), [(1, [1] * 5), (2, [2, 2, 1]), (5, [5]), (9, [5])])
-def test_any_room_for_scores_and_grouped_heads(room: int, sizes: list[int], examined: list[int]) -> None:
+def test_batches_have_as_many_calls_as_fit_into_the_limit_of_scores(
+    room: int, sizes: list[int], examined: list[int]
+) -> None:
     batches = pairs(5, (1, 6, 7, 4), (1, 3, 9, 4))
     assert_same(Given("topk:3", enable_gqa=True), batches, scores=room * 6 * 7 * 9)
     assert examined == [1] * 5 + sizes
 
 
-def test_copies_are_not_held_beyond_their_limit(monkeypatch: pytest.MonkeyPatch, examined: list[int]) -> None:
-    monkeypatch.setattr(batching, "HELD_BYTES", 2 * 2 * 2 * 6 * 4 * 4)  # queries and keys of two calls
+def test_copies_are_not_held_beyond_their_limit(examined: list[int]) -> None:
+    two_calls = 2 * 2 * 2 * 6 * 4 * 4  # bytes of their queries and keys
     batches = [*pairs(1, (1, 2, 6, 4), (1, 2, 6, 4)), *pairs(4, (2, 6, 4), (2, 6, 4))]
-    assert_same(Given(), batches)
+    with limited(held_bytes=two_calls):
+        assert_same(Given(), batches)
     assert examined == [1] * 5 + [1, 1, 2, 1]  # whatever waits is examined, also of another kind
 
 
-def test_batches_of_different_lengths_and_layers_called_twice(examined: list[int]) -> None:
+def test_calls_of_different_lengths_are_batched_apart(examined: list[int]) -> None:
     assert_same(Calls("topk:2"), [tokens(length=length, seed=i) for i, length in enumerate((9, 7, 9, 5, 9))])
     assert sorted(examined[10:]) == [1, 1, 1, 1, 3, 3]
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 6, 6), (6, 6), (2, 1, 1, 6), (3, 6, 6), (2, 3, 6, 1)])
 @pytest.mark.parametrize("floating", [False, True])
-def test_masks_of_any_shape(shape: tuple[int, ...], floating: bool, examined: list[int]) -> None:
+def test_calls_with_masks_of_any_shape_are_batched(shape: tuple[int, ...], floating: bool, examined: list[int]) -> None:
     batches = []
     for i, (q, k) in enumerate(pairs(3, (2, 3, 6, 4), (2, 3, 6, 4))):
         mask = draw(*shape, seed=50 + i) > -2
@@ -78,7 +82,7 @@ def test_masks_of_any_shape(shape: tuple[int, ...], floating: bool, examined: li
     assert examined == [1, 1, 1, 3]
 
 
-def test_lengths_and_leads_that_broadcast(examined: list[int]) -> None:
+def test_calls_with_broadcast_lengths_and_leading_dimensions_are_batched(examined: list[int]) -> None:
     lengths = Given("full", lengths=torch.tensor([6, 4]))
     assert_same(lengths, pairs(3, (2, 3, 6, 4), (2, 1, 6, 4)), k=2)
     assert_same(Given(), pairs(3, (1, 6, 4), (2, 3, 6, 4)), k=2)
@@ -93,13 +97,13 @@ def test_lengths_and_leads_that_broadcast(examined: list[int]) -> None:
     assert examined == [1, 1, 1, 3] * 4
 
 
-def test_one_model_in_two_precisions(examined: list[int]) -> None:
+def test_calls_of_different_precision_are_batched_apart(examined: list[int]) -> None:
     single = [(q / 7, k / 7) for q, k in pairs(2, (1, 2, 6, 4), (1, 2, 6, 4))]
     assert_same(Given(), [*single, *((q.double(), k.double()) for q, k in single)], k=2)
     assert examined == [1] * 4 + [2, 2]
 
 
-def test_not_every_call_of_a_batch_is_whole(examined: list[int]) -> None:
+def test_a_batch_may_have_calls_with_masked_and_with_nan_queries(examined: list[int]) -> None:
     batches = [(*pair, torch.ones(6, 6, dtype=torch.bool)) for pair in pairs(5, (1, 2, 6, 4), (1, 2, 6, 4))]
     batches[1][2][2] = False
     batches[2][0][0, 1, 3] = math.nan
@@ -110,18 +114,18 @@ def test_not_every_call_of_a_batch_is_whole(examined: list[int]) -> None:
     assert examined == [1] * 5 + [5]
 
 
-def test_nothing_but_nan_and_k_as_long_as_the_row() -> None:
+def test_batches_of_nan_and_of_k_equal_to_the_length_give_the_same_diagnosis() -> None:
     assert_same(Given(), [(torch.full((1, 1, 4, 2), math.nan), draw(1, 1, 4, 2))] * 2)
     assert_same(sdpa_model(), [tokens(seed=seed) for seed in range(2)], k=9)
 
 
 @pytest.mark.parametrize("mechanism", ["randomk:4", "randomk_replaced:4"])
-def test_random_choices_are_those_of_the_call(mechanism: str, examined: list[int]) -> None:
+def test_calls_with_random_choices_are_not_batched(mechanism: str, examined: list[int]) -> None:
     assert_same(Given(mechanism), pairs(3, (2, 3, 6, 4), (2, 3, 6, 4)), k=2)
     assert examined == [1] * 6
 
 
-def test_more_values_than_are_kept(examined: list[int]) -> None:
+def test_batches_with_more_values_than_a_sketch_stores_give_the_same_diagnosis(examined: list[int]) -> None:
     seldom, often = (1, 1, 16, 4), (256, 1, 16, 4)
 
     class Two(nn.Module):
@@ -161,13 +165,15 @@ class Writing(nn.Module):
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_what_a_model_does_to_its_tensors_afterwards_changes_nothing(inference: bool, examined: list[int]) -> None:
+def test_tensors_that_a_model_overwrites_after_the_call_are_measured_as_they_were(
+    inference: bool, examined: list[int]
+) -> None:
     diagnosis = assert_same(Writing(inference), [draw(2, 1, 9, 4, seed=seed) for seed in range(3)])
     assert diagnosis.whole.at("delta_full") != 0
     assert examined == [1, 1, 1, 3]
 
 
-def test_what_was_seen_before_an_exception_does_not_reach_the_next_look() -> None:
+def test_calls_held_at_an_exception_do_not_reach_the_next_diagnosis() -> None:
     model, good = sdpa_model(), tokens(seed=1)
 
     def interrupted() -> Diagnosis:
@@ -175,10 +181,10 @@ def test_what_was_seen_before_an_exception_does_not_reach_the_next_look() -> Non
             diagnose(model, [tokens(seed=2), torch.zeros(1, 2, 3)], k=3)
         return diagnose(model, [good], k=3)
 
-    assert told(gathered(interrupted)) == told(diagnose(model, [good], k=3))
+    assert as_lists(batched(interrupted)) == as_lists(diagnose(model, [good], k=3))
 
 
-def test_results_may_be_read_in_between() -> None:
+def test_results_can_be_read_between_batches() -> None:
     batches = [tokens(300, seed=seed) for seed in range(4)]
 
     def read(*parts: list[Tensor]) -> Any:
@@ -188,7 +194,7 @@ def test_results_may_be_read_in_between() -> None:
             summaries = facts(seen.whole()), [facts(layer.whole) for layer in seen.layers()]
         return summaries
 
-    assert gathered(lambda: read(*([batch] for batch in batches))) == read(batches)
+    assert batched(lambda: read(*([batch] for batch in batches))) == read(batches)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +211,7 @@ def test_results_may_be_read_in_between() -> None:
         (Given("full", mask=torch.ones(6, 6).tril() > 0), Given("full", mask=torch.arange(6) < 4)),
     ],
 )
-def test_layers_that_differ_in_anything_are_not_put_together(one: Given, other: Given, examined: list[int]) -> None:
+def test_calls_that_differ_in_an_option_are_batched_apart(one: Given, other: Given, examined: list[int]) -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -219,7 +225,7 @@ def test_layers_that_differ_in_anything_are_not_put_together(one: Given, other: 
     assert examined == [1] * 6 + [3, 3]
 
 
-def test_batches_without_rows_are_nothing() -> None:
+def test_empty_batches_are_ignored() -> None:
     empty = torch.empty(0, 2, 6, 4)
     assert_same(Given(), [(empty, empty), *pairs(2, (1, 2, 6, 4), (1, 2, 6, 4)), (empty, empty)], k=2)
 
@@ -238,7 +244,7 @@ def test_layers_keep_the_order_of_the_first_pass() -> None:
     assert [layer.name for layer in diagnosis.layers] == ["long", "short"]
 
 
-def test_fifty_calls_take_few_operations_and_few_waits() -> None:
+def test_fifty_calls_take_few_operations_and_few_synchronisations() -> None:
     class Counting(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
@@ -255,6 +261,6 @@ def test_fifty_calls_take_few_operations_and_few_waits() -> None:
             model(batch)
     with Counting() as watched:
         seen = Aggregate(3)
-        gathered(lambda: (observe(model, batches, seen.see), seen.flush()))
+        batched(lambda: (observe(model, batches, seen.see), seen.flush()))
     assert watched.all - forward.all < 20 * 50
     assert watched.waits - forward.waits < 20

@@ -68,7 +68,9 @@ def encoder_layers(**options: Any) -> nn.Module:
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("masks", ["none", "padding", "rows", "both"])
-def test_torch_s_encoder_is_seen_on_its_fused_and_on_its_plain_path(grad: bool, norm_first: bool, masks: str) -> None:
+def test_calls_of_torch_s_encoder_are_captured_on_the_fused_and_the_plain_path(
+    grad: bool, norm_first: bool, masks: str
+) -> None:
     model, x = encoder_layers(norm_first=norm_first), tokens()
     named: dict[str, Tensor] = {}
     if masks in ("padding", "both"):
@@ -100,7 +102,7 @@ def test_torch_s_encoder_is_seen_on_its_fused_and_on_its_plain_path(grad: bool, 
 
 
 @pytest.mark.parametrize("heads", [3, 4])
-def test_torch_s_multihead_attention_is_seen(heads: int) -> None:
+def test_calls_of_torch_s_multihead_attention_are_captured(heads: int) -> None:
     module = seeded(lambda: nn.MultiheadAttention(12, heads, batch_first=True))
     x = tokens()[..., :12]
     with torch.no_grad():
@@ -112,7 +114,7 @@ def test_torch_s_multihead_attention_is_seen(heads: int) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_plain_torch_model_is_seen_layer_by_layer_and_keeps_its_bits(causal: bool) -> None:
+def test_a_torch_model_is_captured_by_layer_and_its_output_does_not_change(causal: bool) -> None:
     model, x = sdpa_model(causal), tokens()
     alone = model(x)
     out, seen = watched(model, x)
@@ -122,7 +124,7 @@ def test_a_plain_torch_model_is_seen_layer_by_layer_and_keeps_its_bits(causal: b
     assert seen[0].inputs.lead == (3, HEADS)
 
 
-def test_a_name_imported_elsewhere_is_seen_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_imported_into_another_module_is_captured_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     stranger = ModuleType("a_stranger_s_module")
     stranger.__dict__["own_name"] = functional.scaled_dot_product_attention
     monkeypatch.setitem(sys.modules, stranger.__name__, stranger)
@@ -146,7 +148,7 @@ def test_torch_s_causal_mask_of_fewer_queries_than_keys_starts_at_the_first_key(
 
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3", "randomk:2+5r"])
-def test_what_calls_attend_is_seen_once_for_each_call(mechanism: str) -> None:
+def test_each_call_of_attend_is_captured_once(mechanism: str) -> None:
     layer, x = attention_layer(mechanism), tokens()
     alone, _ = layer(x)
     (out, _), seen = watched(layer, x)
@@ -157,7 +159,7 @@ def test_what_calls_attend_is_seen_once_for_each_call(mechanism: str) -> None:
     assert [call.place for call in watched(calls, x)[1]] == [("", 0), ("", 1)]
 
 
-def test_our_encoder_is_seen_block_by_block_and_keeps_its_bits() -> None:
+def test_our_encoder_is_captured_by_block_and_its_output_does_not_change() -> None:
     model, given = encoder(), rows()
     alone = model(given)
     out, seen = watched(model, given)
@@ -165,7 +167,7 @@ def test_our_encoder_is_seen_block_by_block_and_keeps_its_bits() -> None:
     assert [call.place for call in seen] == [("", 0), ("", 1)]
 
 
-def test_an_exception_inside_leaves_nothing_behind() -> None:
+def test_all_wrappers_are_removed_after_an_exception() -> None:
     with pytest.raises(RuntimeError, match="stop"), watching(sdpa_model(), lambda call: None):
         raise RuntimeError("stop")
     assert_put_back()
@@ -184,7 +186,7 @@ def test_a_compiled_model_is_refused_by_name() -> None:
         pass
 
 
-def test_nested_tensors_are_refused_with_what_to_do() -> None:
+def test_nested_tensors_raise_an_error_that_says_how_to_avoid_them() -> None:
     layer = {"d_model": WIDTH, "nhead": HEADS, "dim_feedforward": 24, "batch_first": True}
     model = seeded(lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(**layer), 1))
     padding = torch.arange(9).expand(3, -1) >= torch.tensor([[9], [7], [4]])
@@ -198,7 +200,7 @@ def test_nested_tensors_are_refused_with_what_to_do() -> None:
     assert_put_back()
 
 
-def test_attend_stays_one_graph_while_nobody_observes_and_is_seen_when_someone_does() -> None:
+def test_attend_compiles_to_one_graph_unless_it_is_captured() -> None:
     x = tokens().unsqueeze(1)
     whole = torch.compile(lambda x: attend(x, x, x, "topk:3", backend="dense"), backend="eager", fullgraph=True)
     torch.testing.assert_close(whole(x), attend(x, x, x, "topk:3"))

@@ -79,7 +79,7 @@ def test_a_short_text_is_one_short_window(checkpoint: Path, tmp_path: Path) -> N
     ("content", "message"),
     [(b"", "is empty"), (b" \n\t ", "is empty"), (b"\xff\xfe\x00w", "UTF-8"), (None, "cannot read")],
 )
-def test_a_text_that_is_empty_missing_or_no_text_is_refused(
+def test_a_text_file_that_is_empty_missing_or_binary_is_refused(
     checkpoint: Path, tmp_path: Path, content: bytes | None, message: str
 ) -> None:
     path = tmp_path / "odd.txt"
@@ -100,17 +100,19 @@ def test_a_long_text_is_read_only_as_far_as_needed_and_cut_at_a_character(checkp
 
 
 @pytest.mark.parametrize(("length", "message"), [(65, "64 tokens that the model takes"), (2, "special tokens")])
-def test_windows_that_cannot_be_made_are_refused(checkpoint: Path, text: Path, length: int, message: str) -> None:
+def test_windows_longer_than_the_model_or_shorter_than_special_tokens_are_refused(
+    checkpoint: Path, text: Path, length: int, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         diagnose_checkpoint(str(checkpoint), text, k=2, length=length)
 
 
-def test_a_name_that_is_not_there_while_offline_says_so() -> None:
+def test_an_unknown_name_offline_suggests_download() -> None:
     with pytest.raises(UsageError, match=r"neither a folder here nor a model in the cache; --download"):
         open_checkpoint("nobody/has-this-model")
 
 
-def test_a_file_or_a_folder_of_something_else_is_refused(tmp_path: Path, text: Path) -> None:
+def test_a_file_or_a_folder_without_a_checkpoint_is_refused(tmp_path: Path, text: Path) -> None:
     with pytest.raises(UsageError, match="is a file"):
         open_checkpoint(str(text))
     (tmp_path / "other").mkdir()
@@ -126,7 +128,7 @@ def test_pickled_weights_are_not_loaded(checkpoint: Path) -> None:
         open_checkpoint(str(checkpoint))
 
 
-def test_code_that_comes_with_a_checkpoint_is_not_run(checkpoint: Path, tmp_path: Path) -> None:
+def test_code_of_a_checkpoint_is_not_run(checkpoint: Path, tmp_path: Path) -> None:
     trap = tmp_path / "sprung"
     (checkpoint / "modeling_trap.py").write_text(f"open({str(trap)!r}, 'w')\nclass Trap: ...\n")
     config = json.loads((checkpoint / "config.json").read_text())
@@ -166,12 +168,12 @@ def test_a_truncated_file_of_weights_is_named(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["./nofolder", "/no/such/folder", "models/of/mine", "~/none"])
-def test_a_path_that_is_not_there_is_not_looked_for_elsewhere(name: str) -> None:
+def test_a_missing_path_is_not_taken_for_a_name_in_the_cache(name: str) -> None:
     with pytest.raises(UsageError, match=f"there is no folder {name}"):
         open_checkpoint(name)
 
 
-def test_a_folder_whose_configuration_is_missing_or_broken_says_so(tmp_path: Path) -> None:
+def test_a_folder_with_a_missing_or_broken_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no config\.json"):
         open_checkpoint(str(tmp_path))
     (tmp_path / "config.json").write_text("{torn")
@@ -179,24 +181,26 @@ def test_a_folder_whose_configuration_is_missing_or_broken_says_so(tmp_path: Pat
         open_checkpoint(str(tmp_path))
 
 
-def test_one_of_our_runs_is_told_from_a_model_of_others(runs: list[RunDirectory]) -> None:
+def test_a_run_directory_given_as_a_model_is_refused(runs: list[RunDirectory]) -> None:
     with pytest.raises(UsageError, match=f"type: semfocus diagnose {runs[0].path}"):
         open_checkpoint(str(runs[0].path))
 
 
 @pytest.mark.parametrize("options", [{"k": 0}, {"length": 0}, {"rows": -1}])
-def test_zero_is_not_taken_for_nothing_said(checkpoint: Path, text: Path, options: dict[str, int]) -> None:
+def test_an_option_of_zero_is_refused_and_not_replaced_by_the_default(
+    checkpoint: Path, text: Path, options: dict[str, int]
+) -> None:
     ((name, value),) = options.items()
     with pytest.raises(UsageError, match=f"{name} = {value} must be at least"):
         diagnose_checkpoint(str(checkpoint), text, **options)
 
 
-def test_no_windows_asked_for_are_all_windows(checkpoint: Path, text: Path) -> None:
+def test_zero_rows_are_all_windows(checkpoint: Path, text: Path) -> None:
     diagnosis = diagnose_checkpoint(str(checkpoint), text, k=2, length=12, rows=0)
     assert diagnosis.whole.queries == 400 // 10 * 12 * 4 * 3
 
 
-def test_an_encoder_decoder_is_refused_with_the_way_to_do_it(tmp_path: Path) -> None:
+def test_an_encoder_decoder_is_refused_with_an_alternative(tmp_path: Path) -> None:
     from transformers import T5Config
 
     T5Config().save_pretrained(tmp_path)

@@ -51,7 +51,7 @@ class Words(html.parser.HTMLParser):
         self.words.append(data)
 
 
-def test_runs_are_measured_shaken_stored_and_shown(runs: list[RunDirectory]) -> None:
+def test_runs_are_measured_with_and_without_noise_stored_and_printed(runs: list[RunDirectory]) -> None:
     places = [str(one.path) for one in runs[:2]]
     output = run(*places, "--k", "3", "--rows", "12", "--checkpoint", "all", "--mask-stability")
     assert "even_pairs, seed 1, full and top-k run" in output
@@ -80,13 +80,13 @@ def test_runs_are_put_on_a_page_with_figures_beside_it(runs: list[RunDirectory],
             assert (tmp_path / f"page-{name}.{kind}").stat().st_size > 1000
 
 
-def test_the_same_as_json_holds_both_ways_of_table_6(runs: list[RunDirectory]) -> None:
+def test_the_json_of_runs_has_both_kinds_of_table_6(runs: list[RunDirectory]) -> None:
     document = json.loads(run(*(str(one.path) for one in runs[:2]), "--k", "3", "--rows", "8", "--json"))
     assert [row["way"] for row in document["table6"]] == ["two models", "one model", "one model", "published"]
     assert [one["run"] for one in document["runs"]] == [one.id for one in runs[:2]]
 
 
-def test_no_keys_are_refused_and_no_rows_are_all(runs: list[RunDirectory]) -> None:
+def test_zero_keys_are_refused_and_zero_rows_are_all(runs: list[RunDirectory]) -> None:
     for one in runs[:2]:
         with pytest.raises(UsageError, match="k = 0"):
             run(str(one.path), "--k", "0")
@@ -94,13 +94,13 @@ def test_no_keys_are_refused_and_no_rows_are_all(runs: list[RunDirectory]) -> No
     assert {stored["rows"] for stored in payloads.stored(runs[0]).values()} == {60}
 
 
-def test_a_k_that_is_not_used_is_said_so(runs: list[RunDirectory]) -> None:
+def test_a_k_that_is_not_used_is_reported(runs: list[RunDirectory]) -> None:
     output = run(*(str(one.path) for one in runs[:2]), "--k", "2", "--rows", "4")
     assert "even_pairs, topk:3, seed 1: measured with its own k = 3, not with --k 2" in output
     assert output.count("not with --k") == 1
 
 
-def test_examples_stand_on_lines_of_their_own() -> None:
+def test_the_examples_of_the_help_have_lines_of_their_own() -> None:
     lines = [line.strip() for line in run("--help").splitlines()]
     assert "semfocus diagnose --model PATH_OR_NAME --text corpus.txt --k 8" in lines
 
@@ -125,7 +125,7 @@ def test_a_run_is_found_by_the_beginning_of_its_id(runs: list[RunDirectory]) -> 
         (["--model", "x", "--text", "README.md", "--length", "0"], "length = 0"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(arguments: list[str], message: str) -> None:
+def test_contradicting_or_invalid_options_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         runner.invoke(app, ["diagnose", *arguments], catch_exceptions=False)
 
@@ -136,7 +136,7 @@ def test_an_empty_text_is_refused_before_a_model_is_loaded(tmp_path: Path) -> No
         run("--model", "nobody/has-this", "--text", str(tmp_path / "empty.txt"))
 
 
-def test_a_model_is_told_in_sentences_or_as_json(tmp_path: Path) -> None:
+def test_a_model_is_described_in_sentences_or_as_json(tmp_path: Path) -> None:
     from tests.diagnostics.test_checkpoints import TEXT, save_tokenizer
 
     folder = tmp_path / "bert"
@@ -174,9 +174,7 @@ def test_of_each_run_the_newest_checkpoint_is_shown() -> None:
     assert newest == [("a", "20"), ("b", "last"), ("c", "20")]
 
 
-def test_what_is_shown_is_the_checkpoint_asked_for_whatever_else_is_stored(
-    runs: list[RunDirectory], tmp_path: Path
-) -> None:
+def test_only_the_checkpoint_asked_for_is_shown(runs: list[RunDirectory], tmp_path: Path) -> None:
     places, page = [str(one.path) for one in runs[:2]], tmp_path / "page.html"
     options = ("--k", "3", "--rows", "6")
     run(*places, *options)
@@ -207,7 +205,7 @@ def test_cells_that_are_vacuous_infinite_or_missing_are_marked() -> None:
     assert condition_rows({"cells": {"75": cell}})[0][-3:] == ["3", "", "X < 1; vacuous; in-degree < k; uneven rows"]
 
 
-def test_what_a_model_is_called_cannot_break_out_of_the_page(tmp_path: Path) -> None:
+def test_the_name_of_a_model_is_escaped_on_the_page(tmp_path: Path) -> None:
     document = {"model": "<script>alert(1)</script>", "k": 2, "findings": ["<img src=x>"], "layers": []}
     shown = Words(write_model_page(document, tmp_path / "page.html").read_text())
     assert "script" not in shown.tags
@@ -230,7 +228,7 @@ def test_heat_maps_with_gaps_and_infinities_are_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_heat_maps_of_many_heads_stay_of_a_size_that_can_be_looked_at(tmp_path: Path) -> None:
+def test_heat_maps_of_many_heads_stay_small(tmp_path: Path) -> None:
     wide = [{"heads": [head(0.5)] * 40}] * 30
     (large,) = draw_heat_maps({"k": 2, "layers": wide}, tmp_path / "wide", formats=("svg",), theme="dark")
     assert large.stat().st_size < 2**20
@@ -247,7 +245,7 @@ def test_dispersion_against_speed_up_is_drawn_with_its_correlation(tmp_path: Pat
 
 
 @pytest.mark.parametrize("value", [math.nan, 0.0])
-def test_runs_whose_scores_are_nan_or_constant_are_told_of_and_never_crash(
+def test_runs_with_nan_or_constant_scores_are_reported_and_do_not_crash(
     runs: list[RunDirectory], tmp_path: Path, value: float
 ) -> None:
     for one in runs[:2]:
@@ -285,7 +283,7 @@ def _overwrite(run: RunDirectory, part: str, value: float) -> None:
         writer.save_checkpoint(newest.step + 1, {**newest.tensors, "parameters": parameters}, newest.meta)
 
 
-def test_queries_that_are_left_out_are_told_of(runs: list[RunDirectory]) -> None:
+def test_queries_that_are_left_out_are_reported(runs: list[RunDirectory]) -> None:
     _overwrite(runs[0], "blocks.1.qkv", math.nan)
     text = run(str(runs[0].path), "--rows", "5")
     assert "full, seed 1: Warning: 40 queries have scores that are NaN or infinite; they are left out above." in text

@@ -31,7 +31,7 @@ from tests.diagnostics.models import (
     seeded,
     tokens,
 )
-from tests.diagnostics.plain import plain_statistics, quantile
+from tests.diagnostics.reference import plain_statistics, quantile
 from tests.integrations import tiny
 
 
@@ -57,7 +57,7 @@ def expected_of(weights: Tensor, attentive: Tensor, k: int) -> dict[str, list[fl
 @pytest.mark.parametrize("family", list(tiny.FAMILIES))
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_transformers_models_are_measured_as_their_own_weights_say(
+def test_statistics_of_transformers_models_agree_with_the_weights_they_return(
     family: str, implementation: str, padded: bool
 ) -> None:
     model = tiny.FAMILIES[family](attn_implementation=implementation)
@@ -91,7 +91,7 @@ def test_transformers_models_are_measured_as_their_own_weights_say(
 
 
 @pytest.mark.parametrize("mechanism", ["topk:3", "banded:5"])
-def test_a_focused_model_is_seen_through_attend_with_what_it_keeps(mechanism: str) -> None:
+def test_a_focused_model_is_measured_over_the_keys_it_keeps(mechanism: str) -> None:
     model, ids = tiny.llama(), tiny.tokens(2, 10)
     full = diagnose(model, [ids], k=3)
     focus(model, mechanism)
@@ -162,7 +162,7 @@ def test_scores_of_any_finite_size_are_reported(size: float, dtype: torch.dtype)
     assert "nan" not in (str(diagnosis) + diagnosis.to_json()).lower()
 
 
-def test_rows_without_a_token_are_refused_by_what_they_are() -> None:
+def test_batches_of_length_zero_are_refused() -> None:
     with pytest.raises(UsageError, match="length 0"):
         diagnose(sdpa_model(), [tokens()[:, :0]], k=1)
     assert diagnose(sdpa_model(), [tokens()[:, :0], tokens()], k=1).whole.queries == 2 * 3 * 9 * HEADS
@@ -192,7 +192,7 @@ def test_our_encoder_and_a_plain_torch_model_give_the_numbers_of_their_scores() 
                 assert seen.layers[0].heads[h].at(name, percent) == pytest.approx(value, rel=1e-4, abs=1e-5)
 
 
-def test_batches_may_be_tensors_tuples_and_mappings_and_add_up() -> None:
+def test_batches_may_be_tensors_tuples_and_mappings() -> None:
     model, x = sdpa_model(), tokens(6)
     whole = diagnose(model, [x], k=3)
     split = diagnose(model, [x[:2], (x[2:4],), {"input": x[4:]}], k=3)
@@ -219,7 +219,7 @@ def test_a_model_that_cannot_be_observed_is_refused_with_its_modules() -> None:
         diagnose(Asking(), [tokens()], k=2)
 
 
-def test_attention_that_shows_nothing_beside_some_that_does_is_named() -> None:
+def test_attention_modules_without_a_captured_call_are_named() -> None:
     model = seeded(lambda: nn.Sequential(SdpaBlock(), HandMade()))
     diagnosis = diagnose(model, [tokens()], k=2)
     assert diagnosis.unseen == ("1.attention (HandMadeAttention)",)
@@ -236,14 +236,14 @@ def test_attention_that_shows_nothing_beside_some_that_does_is_named() -> None:
         ({"error": 2.0}, "error = 2.0"),
     ],
 )
-def test_arguments_that_cannot_be_meant_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         diagnose(**({"model": sdpa_model(), "batches": [tokens()], "k": 2} | arguments))
     with pytest.raises(TypeError, match="torch module"):
         diagnose("gpt2", [tokens()], k=2)
 
 
-def test_k_as_long_as_the_row_drops_nothing_and_says_so() -> None:
+def test_k_equal_to_the_length_is_reported_to_drop_nothing() -> None:
     diagnosis = diagnose(sdpa_model(), [tokens()], k=9)
     assert diagnosis.whole.at("separation") == math.inf
     assert diagnosis.whole.at("top_share", "100") == pytest.approx(1.0)
@@ -263,13 +263,13 @@ def test_constant_scores_give_an_infinite_bound_and_never_nan() -> None:
     assert "inf" in str(diagnosis)
 
 
-def test_one_query_is_enough() -> None:
+def test_one_query_can_be_diagnosed() -> None:
     diagnosis = diagnose(Fixed(torch.ones(1, 1, 1, 2), torch.randn(1, 1, 6, 2)), [()], k=2)
     assert diagnosis.whole.queries == 1
     assert diagnosis.sentences()
 
 
-def test_masked_rows_and_scores_that_are_not_finite_are_left_out_and_said() -> None:
+def test_masked_queries_and_nan_scores_are_left_out_and_reported() -> None:
     q = torch.randn(1, 2, 6, 3, generator=torch.Generator().manual_seed(0))
     mask = torch.ones(6, 6, dtype=torch.bool)
     mask[2] = False
@@ -282,7 +282,7 @@ def test_masked_rows_and_scores_that_are_not_finite_are_left_out_and_said() -> N
     assert any("may see no key" in line for line in diagnosis.sentences())
 
 
-def test_nothing_but_nan_is_reported_without_a_number() -> None:
+def test_a_model_of_nan_scores_is_reported_without_numbers() -> None:
     diagnosis = diagnose(Fixed(torch.full((1, 1, 4, 2), math.nan)), [()], k=2)
     assert diagnosis.whole.queries == 0
     assert diagnosis.whole.at("delta_full") is None
@@ -291,7 +291,7 @@ def test_nothing_but_nan_is_reported_without_a_number() -> None:
     assert str(diagnosis)
 
 
-def test_plain_sentences_tell_sharp_heads_from_flat_ones() -> None:
+def test_sentences_distinguish_sharp_heads_from_flat_ones() -> None:
     sharp, flat = torch.eye(8) * 40, torch.zeros(8, 8)
     q = torch.stack([sharp, flat]).unsqueeze(0)
     k = torch.eye(8).expand(1, 2, 8, 8)
@@ -301,7 +301,7 @@ def test_plain_sentences_tell_sharp_heads_from_flat_ones() -> None:
     assert any(line.startswith("95 % of the weight") and "k = 8" in line for line in lines)
 
 
-def test_a_diagnosis_can_be_taken_along_as_rows_and_json() -> None:
+def test_a_diagnosis_can_be_exported_as_rows_and_json() -> None:
     diagnosis = diagnose(attention_layer("full"), [tokens()], k=3)
     listed = diagnosis.rows()
     assert [(row["layer"], row["head"]) for row in listed] == [(0, h) for h in range(4)]
@@ -314,7 +314,7 @@ def test_a_diagnosis_can_be_taken_along_as_rows_and_json() -> None:
 
 
 @pytest.mark.slow
-def test_a_diagnosis_is_put_on_a_page_that_loads_nothing(tmp_path: Path) -> None:
+def test_the_page_of_a_diagnosis_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     diagnosis = diagnose(attention_layer("full"), [tokens()], k=3)
     page = diagnosis.save(tmp_path / "page.html")
     text = page.read_text()

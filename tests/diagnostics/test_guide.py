@@ -1,4 +1,4 @@
-"""docs/diagnose.md is run as it stands, and names everything that is measured."""
+"""The code of docs/diagnose.md runs, and the guide names every statistic."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from semfocus.tasks.base import Batch
 from tests.diagnostics.models import encoder, rows
 
 
-def test_no_noise_keeps_all_and_more_keeps_fewer(runs: list[RunDirectory]) -> None:
+def test_without_noise_all_keys_stay_and_with_more_noise_fewer(runs: list[RunDirectory]) -> None:
     document = measure_mask_stability(runs[1], noise=(0.0, 0.1, 1.0, 10.0), rows=40).document
     assert read_measurement(runs[1], "mask_stability") == document
     assert document["k"] == 3
@@ -30,7 +30,7 @@ def test_no_noise_keeps_all_and_more_keeps_fewer(runs: list[RunDirectory]) -> No
     json.dumps(document, allow_nan=False)
 
 
-def test_keys_that_are_far_apart_stay_longer(runs: list[RunDirectory]) -> None:
+def test_keys_of_queries_with_a_larger_separation_stay_more_often(runs: list[RunDirectory]) -> None:
     document = measure_mask_stability(runs[0], k=3, noise=(0.03,), rows=60).document
     groups = document["by_separation"]
     known = [share for share, count in zip(groups["kept"][0], groups["queries"], strict=True) if count > 20]
@@ -46,7 +46,7 @@ def test_the_same_call_gives_the_same_numbers_and_touches_no_global_generator(ru
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_the_shares_are_those_of_sets_compared_one_by_one() -> None:
+def test_shares_agree_with_sets_compared_query_by_query() -> None:
     model, given = encoder("full", heads=2), rows(3)
     batch = Batch(given, torch.zeros(3), torch.tensor([8, 8, 4]))
     noise = torch.randn(3, 8, 16, generator=torch.Generator().manual_seed(1))
@@ -84,12 +84,12 @@ def test_the_shares_are_those_of_sets_compared_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("noise", [(), (-0.1,), (math.nan,), (math.inf,)])
-def test_noise_that_cannot_be_meant_is_refused(runs: list[RunDirectory], noise: tuple[float, ...]) -> None:
+def test_invalid_noise_is_refused(runs: list[RunDirectory], noise: tuple[float, ...]) -> None:
     with pytest.raises(UsageError, match="noise"):
         measure_mask_stability(runs[0], noise=noise)
 
 
-def test_more_keys_than_there_are_is_refused_and_all_of_them_is_nothing_to_measure(runs: list[RunDirectory]) -> None:
+def test_k_above_the_length_is_refused_and_k_equal_to_it_has_no_result(runs: list[RunDirectory]) -> None:
     with pytest.raises(UsageError, match="k = 9 exceeds the length of the rows, 8"):
         measure_mask_stability(runs[0], k=9)
     document = measure_mask_stability(runs[0], k=8, noise=(0.1,), rows=5).document

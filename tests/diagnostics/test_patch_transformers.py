@@ -13,7 +13,7 @@ from tests.diagnostics.models import eager_mistral
 from tests.integrations import tiny
 
 
-def test_the_registry_is_as_before_even_after_an_exception() -> None:
+def test_the_registry_of_transformers_is_restored_after_an_exception() -> None:
     from transformers import AttentionInterface
 
     before = AttentionInterface.__dict__["get_interface"]
@@ -23,7 +23,7 @@ def test_the_registry_is_as_before_even_after_an_exception() -> None:
     assert AttentionInterface.__dict__["get_interface"] is before
 
 
-def test_scores_that_a_model_changes_behind_our_back_are_refused() -> None:
+def test_a_model_that_changes_its_scores_is_refused() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 
@@ -86,7 +86,7 @@ def test_attention_that_drops_weights_in_training_is_refused_and_checked_where_i
     assert diagnose(gemma2(None).train(), [tiny.tokens(1, 60)], k=4).whole.queries
 
 
-def test_weights_that_a_model_itself_makes_nan_are_told_from_caps_and_sinks() -> None:
+def test_nan_weights_of_a_model_are_reported_as_such() -> None:
     mask = torch.ones(2, 12, dtype=torch.int64)
     mask[1, :4] = 0
     model = tiny.llama(attn_implementation="eager").double()
@@ -95,7 +95,7 @@ def test_weights_that_a_model_itself_makes_nan_are_told_from_caps_and_sinks() ->
     assert "a cap" not in str(refused.value)
 
 
-def test_a_position_bias_is_refused_with_the_implementation_that_can_be_seen() -> None:
+def test_a_position_bias_is_refused_with_an_implementation_that_works() -> None:
     from transformers import T5Config, T5EncoderModel
 
     size = {
@@ -128,13 +128,13 @@ EAGER = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", EAGER)
-def test_plain_eager_models_are_accepted_however_coarsely_they_compute(family: str, dtype: torch.dtype) -> None:
+def test_eager_models_of_any_precision_are_accepted(family: str, dtype: torch.dtype) -> None:
     mask = torch.ones(2, 40, dtype=torch.int64)
     mask[1, :7] = 0
     diagnosis = diagnose(EAGER[family]().to(dtype), [{"input_ids": tiny.tokens(2, 40), "attention_mask": mask}], k=4)
     assert diagnosis.whole.queries
 
 
-def test_models_under_autocast_are_checked_as_coarsely_as_they_compute() -> None:
+def test_models_under_autocast_are_checked_with_the_tolerance_of_their_precision() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert diagnose(EAGER["llama"](), [tiny.tokens(1, 40)], k=4).whole.queries

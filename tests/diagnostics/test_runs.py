@@ -1,4 +1,4 @@
-"""What is measured on trained runs: the numbers of a plain computation, at any kept checkpoint, stored with the run."""
+"""Measurements of trained runs agree with a plain computation, at any kept checkpoint, and are stored with the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from semfocus.theory import stability
 from semfocus.training import data, load
 from semfocus.training.loading import config_of
 from tests.diagnostics.models import encoder
-from tests.diagnostics.plain import plain_statistics, quantile
+from tests.diagnostics.reference import plain_statistics, quantile
 from tests.measurements import payloads
 from tests.measurements.payloads import stored
 
@@ -44,7 +44,7 @@ def scores_by_hand(run: RunDirectory, split: str, rows: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("split", ["train", "heldout"])
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_run_s_first_layer_has_the_numbers_of_its_scores_by_hand(
+def test_the_first_layer_of_a_run_agrees_with_scores_computed_from_its_weights(
     runs: list[RunDirectory], split: str, which: int
 ) -> None:
     run = runs[which]
@@ -85,7 +85,7 @@ def test_one_checkpoint_is_added_to_those_measured_the_same_way(runs: list[RunDi
     assert shown.k == 4
 
 
-def test_other_settings_take_nothing_away_from_what_was_measured_before(runs: list[RunDirectory]) -> None:
+def test_measuring_with_other_settings_keeps_earlier_measurements(runs: list[RunDirectory]) -> None:
     measure_run(runs[0], k=3, rows=10, checkpoint="all")
     measure_run(runs[0], k=3, rows=5, split="heldout")
     measure_run(runs[0], k=4, rows=10)
@@ -97,7 +97,7 @@ def test_other_settings_take_nothing_away_from_what_was_measured_before(runs: li
     assert read_measurement(runs[0], "dispersion") == again
 
 
-def test_the_usual_settings_are_read_by_name_whatever_was_looked_at_later(runs: list[RunDirectory]) -> None:
+def test_the_plain_name_belongs_to_the_default_settings(runs: list[RunDirectory]) -> None:
     measure_run(runs[0], k=3, rows=10)
     usual = measure_run(runs[0], checkpoint="0").measured.document
     assert (usual["k"], usual["rows"]) == (5, 60)  # it has no more
@@ -106,7 +106,7 @@ def test_the_usual_settings_are_read_by_name_whatever_was_looked_at_later(runs: 
     assert len(stored(runs[0])) == 3
 
 
-def test_a_measurement_stored_before_there_were_others_is_read_and_kept(runs: list[RunDirectory]) -> None:
+def test_a_measurement_of_an_earlier_version_is_read_and_merged(runs: list[RunDirectory]) -> None:
     old = measure_run(runs[0], k=3, rows=10, checkpoint="0").measured.document
     for checkpoint in old["checkpoints"].values():
         del checkpoint["fewest_keys"]
@@ -114,7 +114,7 @@ def test_a_measurement_stored_before_there_were_others_is_read_and_kept(runs: li
     assert list(measure_run(runs[0], k=3, rows=10).measured.document["checkpoints"]) == ["0", "last"]
 
 
-def test_a_last_checkpoint_that_is_none_any_more_goes_by_its_epoch(runs: list[RunDirectory]) -> None:
+def test_a_checkpoint_that_is_no_longer_the_last_is_named_by_its_epoch(runs: list[RunDirectory]) -> None:
     old = measure_run(runs[0], k=3, rows=10).measured.document
     old["checkpoints"]["last"]["epoch"] = 0.5
     for checkpoint, expected in (("1", ["0.5", "1"]), ("last", ["0.5", "last"]), ("0", ["last", "0"])):
@@ -128,7 +128,7 @@ def _keep_one(run: RunDirectory, epoch: int) -> None:
     keep(run, Dispersion.from_payload(payloads.dispersion({str(epoch): payloads.checkpoint(epoch)})))
 
 
-def test_a_measurement_waits_for_another_process_and_keeps_what_that_has_added(runs: list[RunDirectory]) -> None:
+def test_a_measurement_waits_for_another_process_and_keeps_its_checkpoints(runs: list[RunDirectory]) -> None:
     with ThreadPoolExecutor(1) as pool:
         with changing(runs[0]):
             waiting = pool.submit(_keep_one, runs[0], 1)
@@ -141,7 +141,7 @@ def test_a_measurement_waits_for_another_process_and_keeps_what_that_has_added(r
     assert sorted(measured.checkpoints) == ["0", "1"]
 
 
-def test_a_damaged_measurement_is_made_anew_and_spoils_no_other(runs: list[RunDirectory]) -> None:
+def test_a_damaged_measurement_is_replaced_and_others_are_kept(runs: list[RunDirectory]) -> None:
     measure_run(runs[0], k=3, rows=10, checkpoint="0")
     measure_run(runs[0], k=4, rows=10)
     (runs[0].path / "measurements" / "dispersion.json").write_text('{"corrupt')
@@ -182,7 +182,7 @@ def test_certified_bounds_hold_where_rows_differ_in_length(runs: list[RunDirecto
             assert worst["heavy_certified"] == pytest.approx(float(bound))
 
 
-def test_heads_are_told_apart_and_several_are_stored(runs: list[RunDirectory]) -> None:
+def test_each_of_several_heads_is_stored(runs: list[RunDirectory]) -> None:
     last = measure_run(runs[2], k=3, rows=5).measured.document["checkpoints"]["last"]
     heads = last["layers"][0]["heads"]
     assert len(heads) == 2
@@ -193,11 +193,11 @@ def test_heads_are_told_apart_and_several_are_stored(runs: list[RunDirectory]) -
         assert head["stability"]["100"]["jacobian"] == head["jacobian"]["100"]
 
 
-def test_no_rows_asked_for_are_all_rows(runs: list[RunDirectory]) -> None:
+def test_zero_rows_are_all_rows(runs: list[RunDirectory]) -> None:
     assert measure_run(runs[0], k=3, rows=0).measured.document["rows"] == 60
 
 
-def test_pairs_are_made_by_task_and_seed_and_each_run_stands_alone_too(runs: list[RunDirectory]) -> None:
+def test_table_6_has_pairs_by_task_and_seed_and_each_run_alone(runs: list[RunDirectory]) -> None:
     rows = tables([measure_run(run, k=3, rows=10) for run in runs])
     ways = [(row["way"], row.get("run")) for row in rows]
     assert ways == [
@@ -216,7 +216,7 @@ def test_pairs_are_made_by_task_and_seed_and_each_run_stands_alone_too(runs: lis
     json.dumps(rows, allow_nan=False)
 
 
-def test_weight_norms_bound_what_the_weights_do() -> None:
+def test_weight_norms_are_spectral_norms_of_the_weights() -> None:
     model = encoder(heads=2)
     (first, _) = weight_norms(model)
     weights = {name.replace("__", "."): value.detach().double() for name, value in model.named_parameters()}
@@ -231,7 +231,7 @@ def test_weight_norms_bound_what_the_weights_do() -> None:
     assert first["mlp"] == pytest.approx(float(mlp[0] * mlp[1]))
 
 
-def test_bad_requests_are_refused_by_name(runs: list[RunDirectory], tmp_path: Path) -> None:
+def test_invalid_options_are_refused_by_name(runs: list[RunDirectory], tmp_path: Path) -> None:
     for options, message in (
         ({"checkpoint": "7"}, "no checkpoint of epoch 7; it has 0, 1, 2"),
         ({"checkpoint": "first"}, "'first' must be last, all or an epoch"),
@@ -245,7 +245,7 @@ def test_bad_requests_are_refused_by_name(runs: list[RunDirectory], tmp_path: Pa
     assert read_measurement(runs[0], "dispersion") is None
 
 
-def test_a_checkpoint_that_is_not_ours_is_refused(runs: list[RunDirectory], tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_library_is_refused(runs: list[RunDirectory], tmp_path: Path) -> None:
     folder = tmp_path / "0123456789abcdef"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "bert"}')
@@ -258,7 +258,7 @@ def test_a_checkpoint_that_is_not_ours_is_refused(runs: list[RunDirectory], tmp_
         find_run(str(tmp_path / "nothing" / "here"))
 
 
-def test_weights_that_do_not_fit_are_refused(runs: list[RunDirectory]) -> None:
+def test_weights_that_do_not_fit_the_configuration_are_refused(runs: list[RunDirectory]) -> None:
     document = json.loads((runs[0].path / "config.json").read_text())
     document["config"]["model"]["d_model"] = 16
     (runs[0].path / "config.json").write_text(json.dumps(document))
@@ -266,7 +266,7 @@ def test_weights_that_do_not_fit_are_refused(runs: list[RunDirectory]) -> None:
         measure_run(runs[0])
 
 
-def test_a_run_without_a_checkpoint_says_so(runs: list[RunDirectory]) -> None:
+def test_a_run_without_a_checkpoint_is_refused(runs: list[RunDirectory]) -> None:
     shutil.rmtree(runs[0].path / "checkpoints")
     with pytest.raises(UsageError, match="train it first"):
         measure_run(runs[0])

@@ -1,29 +1,30 @@
-"""What is measured on a call of attention is what a plain float64 computation of all its scores gives."""
+"""Statistics of an attention call agree with a plain float64 computation from all its scores."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from semfocus import attend
 from semfocus.attention import parse_mechanism
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import observing
-from semfocus.diagnostics import attention_stats
-from semfocus.diagnostics import scores as score_chunks
 from semfocus.diagnostics.attention_stats import PER_QUERY, Measured, Values, examine
-from tests.diagnostics.plain import plain_statistics
+from semfocus.diagnostics.scores import limited
+from tests.diagnostics.reference import plain_statistics
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def posed(*args: object, **options: object) -> tuple[AttentionInputs, bool]:
-    """The problem that a call of attend poses."""
+def inputs_of(*args: object, **options: object) -> tuple[AttentionInputs, bool]:
+    """The inputs that a call of attend reports."""
     seen: list[tuple[AttentionInputs, bool]] = []
     with observing(lambda inputs, grouped: seen.append((inputs, grouped))):
         attend(*args, **options)
@@ -51,12 +52,12 @@ def assert_same(actual: dict[str, list[float]], expected: dict[str, list[float]]
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:2+1s+2w", "banded:5", "bottomk:4", "randomk:4"])
 @pytest.mark.parametrize("chunk", [1, 40, 10**6])
-def test_every_number_agrees_with_a_plain_computation(mechanism: str, chunk: int, monkeypatch) -> None:
-    monkeypatch.setattr(score_chunks, "SCORES_IN_CACHES", chunk * 22)
+def test_every_statistic_agrees_with_a_plain_computation(mechanism: str, chunk: int) -> None:
     q, k, v = (3 * draw(2, 11, 4, seed=i) for i in range(3))
     value = parse_mechanism(mechanism)
-    inputs, grouped = posed(q, k, v, value)
-    measured = examine(inputs, grouped, 3)
+    inputs, grouped = inputs_of(q, k, v, value)
+    with limited(scores_in_caches=chunk * 22):
+        measured = examine(inputs, grouped, 3)
     scores = (q.double() @ k.double().mT) / 2
     keep = value.keep(scores.float(), None, seed=inputs.choice_seed)
     for head in range(2):
@@ -65,7 +66,7 @@ def test_every_number_agrees_with_a_plain_computation(mechanism: str, chunk: int
 
 
 @pytest.mark.parametrize("kind", ["causal", "mask", "bias", "huge bias", "lengths", "fewer queries"])
-def test_keys_that_a_query_may_not_see_count_for_nothing(kind: str) -> None:
+def test_hidden_keys_do_not_count(kind: str) -> None:
     q, k, v = (2 * draw(3, 2, 9, 4, seed=i) for i in range(3))
     options: dict[str, object] = {}
     valid = torch.ones(3, 1, 9, 9, dtype=torch.bool)
@@ -88,7 +89,7 @@ def test_keys_that_a_query_may_not_see_count_for_nothing(kind: str) -> None:
         least = torch.finfo(torch.float32).min if kind == "huge bias" else -math.inf
         options["mask"] = torch.where(hidden, least, bias)
         valid = ~hidden
-    measured = examine(*posed(q, k, v, "topk:2", **options), 2)
+    measured = examine(*inputs_of(q, k, v, "topk:2", **options), 2)
     scores = (q.double() @ k.double().mT) / 2 + bias
     for head in range(2):
         parts = [plain_statistics(scores[row, head], valid[row, 0], 2) for row in range(3)]
@@ -100,16 +101,16 @@ def test_keys_that_a_query_may_not_see_count_for_nothing(kind: str) -> None:
 
 def test_grouped_heads_are_counted_as_the_heads_of_the_queries() -> None:
     q, k, v = draw(2, 6, 8, 4), draw(2, 3, 8, 4, seed=1), draw(2, 3, 8, 4, seed=2)
-    grouped = examine(*posed(q, k, v, "full", enable_gqa=True), 2)
-    repeated = examine(*posed(q, *(part.repeat_interleave(2, 1) for part in (k, v)), "full"), 2)
+    grouped = examine(*inputs_of(q, k, v, "full", enable_gqa=True), 2)
+    repeated = examine(*inputs_of(q, *(part.repeat_interleave(2, 1) for part in (k, v)), "full"), 2)
     assert len(grouped.queries.sizes) == 6
     for head in range(6):
         assert_same(of_head(grouped, head), of_head(repeated, head))
 
 
-def test_ties_go_to_the_lowest_index_as_the_selection_itself_has_it() -> None:
+def test_ties_go_to_the_lowest_index_as_in_the_selection() -> None:
     q, k = torch.ones(1, 5, 1), torch.tensor([1.0, 2.0, 1.0, 1.0, 2.0]).view(1, 5, 1)
-    inputs, grouped = posed(q, k, k, "topk:3")
+    inputs, grouped = inputs_of(q, k, k, "topk:3")
     measured = examine(inputs, grouped, 3)
     assert measured.in_degree.rows[0].tolist() == [5, 5, 0, 0, 5]
     keep = inputs.mechanism.keep(q @ k.mT)
@@ -118,37 +119,37 @@ def test_ties_go_to_the_lowest_index_as_the_selection_itself_has_it() -> None:
 
 def test_constant_scores_have_separation_zero_and_no_nan() -> None:
     q = torch.ones(1, 4, 2)
-    measured = examine(*posed(q, q, q, "full"), 2)
+    measured = examine(*inputs_of(q, q, q, "full"), 2)
     assert of_queries(measured)["separation"].tolist() == [0.0] * 4
     assert of_queries(measured)["delta_full"].tolist() == [0.0] * 4
     assert of_queries(measured)["entropy"].tolist() == pytest.approx([math.log(4)] * 4)
     assert not any(values.isnan().any() for values in measured.queries.rows)
 
 
-def test_one_query_and_one_key_are_enough() -> None:
+def test_one_query_and_one_key_can_be_measured() -> None:
     q = torch.ones(1, 1, 2)
-    measured = examine(*posed(q, q, q, "full"), 1)
+    measured = examine(*inputs_of(q, q, q, "full"), 1)
     assert of_queries(measured)["separation"].tolist() == [math.inf]
     assert of_queries(measured)["k95"].tolist() == [1.0]
     assert measured.in_degree.rows[0].tolist() == [1]
 
 
-def test_fully_masked_rows_are_counted_apart_and_spoil_nothing() -> None:
+def test_fully_masked_queries_are_counted_and_left_out() -> None:
     q, k, v = (draw(1, 4, 3, seed=i) for i in range(3))
     mask = torch.ones(4, 4, dtype=torch.bool)
     mask[2] = False
-    measured = examine(*posed(q, k, v, "full", mask=mask), 2)
+    measured = examine(*inputs_of(q, k, v, "full", mask=mask), 2)
     assert measured.empty.tolist() == [1]
     assert len(of_queries(measured)["delta_full"]) == 3
     assert all(values.isfinite().all() for values in measured.queries.rows)
 
 
-def test_scores_that_are_not_finite_are_counted_apart_and_spoil_nothing() -> None:
+def test_queries_with_scores_that_are_not_finite_are_counted_and_left_out() -> None:
     q, k, v = (draw(2, 5, 3, seed=i) for i in range(3))
-    clean = examine(*posed(q, k, v, "full"), 2)
+    clean = examine(*inputs_of(q, k, v, "full"), 2)
     q[1, 3] = math.nan
     q[0, 2] = math.inf
-    measured = examine(*posed(q, k, v, "full"), 2)
+    measured = examine(*inputs_of(q, k, v, "full"), 2)
     assert measured.not_finite.tolist() == [1, 1]
     for name, values in of_queries(measured).items():
         assert values.isfinite().all(), name
@@ -157,14 +158,14 @@ def test_scores_that_are_not_finite_are_counted_apart_and_spoil_nothing() -> Non
         torch.testing.assert_close(values, left)
 
 
-def test_a_key_at_minus_infinity_is_not_seen_though_no_mask_hides_it() -> None:
+def test_a_key_with_a_score_of_minus_infinity_counts_as_hidden() -> None:
     q, k, v = (draw(1, 5, 3, seed=i) for i in range(3))
     q[..., 0] = 1.0
     mask = torch.ones(5, 5, dtype=torch.bool)
     mask[:, 3] = False
-    hidden = examine(*posed(q, k, v, "full", mask=mask), 2)
+    hidden = examine(*inputs_of(q, k, v, "full", mask=mask), 2)
     k[0, 3, 0] = -math.inf
-    measured = examine(*posed(q, k, v, "full"), 2)
+    measured = examine(*inputs_of(q, k, v, "full"), 2)
     assert measured.most_seen.tolist() == [4]
     assert measured.in_degree.rows.sum() == 5 * 2
     for name in ("delta_full", "delta_heavy", "separation", "entropy", "k95"):
@@ -175,41 +176,50 @@ def test_a_key_at_minus_infinity_is_not_seen_though_no_mask_hides_it() -> None:
 def test_lengths_and_a_float_mask_hide_together() -> None:
     q, k, v = (draw(2, 1, 6, 4, seed=i) for i in range(3))
     past, inside = torch.ones(6, 6, dtype=torch.bool).tril(), torch.arange(6) < torch.tensor([6, 4]).view(2, 1, 1, 1)
-    both = posed(q, k, v, "full", mask=torch.where(past, 0.0, -1e9), lengths=torch.tensor([6, 4]))
+    both = inputs_of(q, k, v, "full", mask=torch.where(past, 0.0, -1e9), lengths=torch.tensor([6, 4]))
     assert torch.equal(
-        examine(*both, 2).queries.rows, examine(*posed(q, k, v, "full", mask=past & inside), 2).queries.rows
+        examine(*both, 2).queries.rows, examine(*inputs_of(q, k, v, "full", mask=past & inside), 2).queries.rows
     )
 
 
 def test_half_precision_inputs_are_scored_in_float32() -> None:
     q, k, v = (draw(1, 6, 4, seed=i).bfloat16() for i in range(3))
-    measured = examine(*posed(q, k, v, "full"), 2)
+    measured = examine(*inputs_of(q, k, v, "full"), 2)
     expected = plain_statistics((q[0].double() @ k[0].double().mT) / 2, torch.ones(6, 6, dtype=torch.bool), 2)
     assert_same(of_head(measured, 0), expected)
 
 
-def test_memory_is_that_of_a_chunk_and_not_of_all_scores(monkeypatch) -> None:
-    monkeypatch.setattr(score_chunks, "SCORES_IN_CACHES", 2**12)
-    sizes: list[int] = []
-    whole = attention_stats.sort_descending
-    monkeypatch.setattr(
-        attention_stats, "sort_descending", lambda scores: sizes.append(scores.numel()) or whole(scores)
-    )
+def test_memory_is_that_of_a_chunk_and_not_of_all_scores() -> None:
+    class Largest(TorchDispatchMode):
+        """The size of the largest tensor that an operation returns."""
+
+        numel = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            tensors = result if isinstance(result, (tuple, list)) else [result]
+            self.numel = max([self.numel, *(part.numel() for part in tensors if isinstance(part, Tensor))])
+            return result
+
     q = draw(2, 300, 4)
-    examine(*posed(q, q, q, "full"), 4)
-    assert max(sizes) <= 2**12
-    assert sum(sizes) == 2 * 300 * 300
+    call = inputs_of(q, q, q, "full")
+    with limited(scores_in_caches=2**13), Largest() as largest:
+        examine(*call, 4)
+    assert largest.numel <= 2**13 < 2 * 300 * 300
 
 
 @pytest.mark.parametrize("chunk", [1, 40, 10**6])
-def test_rows_are_uneven_where_queries_see_different_keys_whatever_the_chunks(chunk: int, monkeypatch) -> None:
-    monkeypatch.setattr(score_chunks, "SCORES_IN_CACHES", chunk * 22)
+def test_sequences_whose_queries_see_different_keys_are_uneven_for_any_chunk_size(chunk: int) -> None:
     q = draw(3, 2, 11, 4)
     lengths = torch.tensor([11, 5, 1])
-    for options, expected in (({}, 0), ({"lengths": lengths}, 0), ({"causal": True}, 3)):
-        assert examine(*posed(q, q, q, **options), 3).uneven.tolist() == [expected] * 2
-    # One token sees itself, under a causal mask too.
-    assert examine(*posed(q, q, q, causal=True, lengths=lengths), 3).uneven.tolist() == [2, 2]
     one_key_less = torch.ones(11, 11, dtype=torch.bool)
     one_key_less[7, 4] = False
-    assert examine(*posed(q, q, q, mask=one_key_less), 3).uneven.tolist() == [3, 3]
+    for options, expected in (
+        ({}, 0),
+        ({"lengths": lengths}, 0),
+        ({"causal": True}, 3),
+        ({"causal": True, "lengths": lengths}, 2),  # one token sees itself, under a causal mask too
+        ({"mask": one_key_less}, 3),
+    ):
+        with limited(scores_in_caches=chunk * 22):
+            assert examine(*inputs_of(q, q, q, **options), 3).uneven.tolist() == [expected] * 2

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from semfocus.diagnostics import scores as score_chunks
+from semfocus.diagnostics.scores import limited
 from semfocus.diagnostics.sketch import ADDRESSES, EXACT, Sketch, add_to_all, extremes
 from semfocus.errors import UsageError
 
@@ -68,7 +68,7 @@ def test_groups_do_not_mix() -> None:
             assert sketch.quantiles((0.0, 1.0), g) == pytest.approx([float(own.min()), float(own.max())])
 
 
-def test_zero_and_infinity_keep_their_places() -> None:
+def test_zero_and_infinity_are_quantiles_too() -> None:
     sketch = Sketch(1)
     given = torch.cat([torch.zeros(EXACT), torch.ones(EXACT), torch.full((EXACT,), math.inf)])
     sketch.add(zeros(len(given)), given)
@@ -76,7 +76,7 @@ def test_zero_and_infinity_keep_their_places() -> None:
     assert sketch.quantiles((0.5,))[0] == pytest.approx(1.0, rel=0.01)
 
 
-def test_nothing_added_gives_none_and_not_a_number() -> None:
+def test_an_empty_sketch_has_no_quantiles() -> None:
     sketch = Sketch(2)
     assert sketch.quantiles((0.5, 1.0)) == [None, None]
     sketch.add(zeros(3 * EXACT), values(3 * EXACT))
@@ -84,7 +84,7 @@ def test_nothing_added_gives_none_and_not_a_number() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(50, 60), (50, 9000), (9000, 50), (9000, 9000)])
-def test_sketches_put_together_are_the_sketch_of_all_values(sizes: tuple[int, int]) -> None:
+def test_pooled_sketches_equal_the_sketch_of_all_values(sizes: tuple[int, int]) -> None:
     sketches, given = [], []
     for i, n in enumerate(sizes):
         sketches.append(Sketch(2))
@@ -98,27 +98,26 @@ def test_sketches_put_together_are_the_sketch_of_all_values(sizes: tuple[int, in
         assert low * 0.99 <= estimate <= high * 1.0101
 
 
-def test_an_error_that_cannot_be_meant_is_refused() -> None:
+def test_an_error_of_zero_is_refused() -> None:
     with pytest.raises(UsageError, match="error"):
         Sketch(1, 0.0)
 
 
-def test_the_extremes_of_groups_are_the_same_by_one_address_and_by_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extremes_of_groups_do_not_depend_on_the_number_of_addresses() -> None:
     groups = torch.tensor([0, 2, 0, 2, 2]).repeat(ADDRESSES)
     given = torch.tensor([[3.0, 1, 5, math.inf, 0.5], [1, 2, 3, 4, 5]]).repeat(1, ADDRESSES)
     alone = extremes(groups, given, 4)
-    monkeypatch.setattr(score_chunks, "LAUNCH_BOUND", {"cpu"})
-    assert torch.equal(extremes(groups, given, 4), alone)
+    with limited(launch_bound=frozenset({"cpu"})):
+        assert torch.equal(extremes(groups, given, 4), alone)
     assert alone[0].tolist() == [[3.0, math.inf, 0.5, math.inf], [1.0, math.inf, 2.0, math.inf]]
     assert (-alone[1]).tolist() == [[5.0, -math.inf, math.inf, -math.inf], [3.0, -math.inf, 5.0, -math.inf]]
 
 
 @pytest.mark.parametrize("sizes", [(100, 90), (100, 4 * EXACT), (4 * EXACT, 4 * EXACT), (0, 50), (0, 4 * EXACT)])
-@pytest.mark.parametrize("bound", [set(), {"cpu"}])
-def test_sketches_filled_together_are_what_they_are_filled_one_by_one(
-    sizes: tuple[int, int], bound: set[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("launch_bound", [frozenset(), frozenset({"cpu"})])
+def test_sketches_filled_together_equal_sketches_filled_one_by_one(
+    sizes: tuple[int, int], launch_bound: frozenset[str]
 ) -> None:
-    monkeypatch.setattr(score_chunks, "LAUNCH_BOUND", bound)
     together = [Sketch(3, rows=2) for _ in sizes]
     alone = [[Sketch(3) for _ in range(2)] for _ in sizes]
     shuffled = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(1))
@@ -126,7 +125,8 @@ def test_sketches_filled_together_are_what_they_are_filled_one_by_one(
         parts = [torch.stack([values(n, seed + i), values(n, seed + i + 9)]) for i, n in enumerate(sizes)]
         owners = [torch.arange(n) % 3 for n in sizes]
         on = torch.cat([3 * i + owner for i, owner in enumerate(owners)])
-        add_to_all(together, on[shuffled], torch.cat(parts, dim=1)[:, shuffled], sizes)
+        with limited(launch_bound=launch_bound):
+            add_to_all(together, on[shuffled], torch.cat(parts, dim=1)[:, shuffled], sizes)
         for sketches, owner, part in zip(alone, owners, parts, strict=True):
             for sketch, row in zip(sketches, part, strict=True):
                 sketch.add(owner, row)
@@ -139,7 +139,7 @@ def test_sketches_filled_together_are_what_they_are_filled_one_by_one(
                 assert sketch.count(group) == row.count(group)
 
 
-def test_values_that_are_kept_do_not_hold_more_than_themselves() -> None:
+def test_stored_values_do_not_keep_larger_tensors_alive() -> None:
     sketches = [Sketch(1), Sketch(1)]
     n = 4 * EXACT
     groups = (torch.arange(n) >= 10).long()

@@ -1,4 +1,4 @@
-"""Tiny runs, really trained, that every test of this folder looks at and none changes."""
+"""Tiny trained runs that the tests of this folder share and do not change."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def run_of_kind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str]
 
 @pytest.fixture
 def own_run(tmp_path: Path) -> RunDirectory:
-    """One that a test may write to."""
+    """A trained run that a test may write to."""
     return trained([tiny(1, "topk:3", epochs=3)], tmp_path, keep_epochs=(0, 1, 2))[0]

@@ -1,4 +1,4 @@
-"""Certified constants against what really trained models do: gradients, finite steps, changes of mask."""
+"""Gradients and finite changes of the loss of trained models stay within the certified constants."""
 
 from __future__ import annotations
 
@@ -120,14 +120,14 @@ def test_padded_rows_and_global_tokens_are_certified_too(pooling: str) -> None:
     assert shares["head"] > 0.1
 
 
-def test_groups_hold_every_parameter_once() -> None:
+def test_each_parameter_belongs_to_one_group() -> None:
     spec = begin([tiny(1, model={"blocks": 2, "heads": 2})]).spec
     count = torch.stack(list(group_masks(spec).values())).sum(dim=0)
     assert count.max() == 1
     assert count.sum().item() == spec.layout.num_parameters
 
 
-def test_the_groups_of_attention_are_what_they_are_called(run_of_kind: Kind) -> None:
+def test_the_groups_of_attention_contain_the_parameters_of_their_name(run_of_kind: Kind) -> None:
     model = _trained(run_of_kind("pre", "full"), rows=2)
     masks, layout = group_masks(model.spec), model.spec.layout
     bias = layout.split(gradients(model.spec, model.parameters[0], model.rows)[1].unsqueeze(0))["blocks.0.qkv.bias"]
@@ -149,7 +149,7 @@ def test_the_groups_of_attention_are_what_they_are_called(run_of_kind: Kind) -> 
         ("full", {"model": {"dropout_in_evaluation": True}}, "dropout_in_evaluation"),
     ],
 )
-def test_what_has_no_theory_is_refused(mechanism: str, changes: dict, words: str) -> None:
+def test_models_without_a_certificate_are_refused(mechanism: str, changes: dict, words: str) -> None:
     cohort = begin([tiny(1, mechanism, **changes)])
     with pytest.raises(UsageError, match=words.replace("+", "\\+")):
         certify_model(cohort.spec, cohort.parameters[0], cohort.train)

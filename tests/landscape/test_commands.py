@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from semfocus.cli import app
 from semfocus.errors import CorruptData, UsageError
 from semfocus.landscape import default_extent
+from semfocus.report.figures.drawing import keeping_figures
 from semfocus.store import RunDirectory
 from semfocus.store.measurements import read_measurement
 from tests.training.helpers import tiny, trained
@@ -20,24 +21,11 @@ Kind = Callable[[str, str], RunDirectory]
 FAST = ["--device", "cpu", "--threads", "1"]
 
 
-@pytest.fixture(autouse=True)
-def _svg_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is drawn is tested elsewhere; three formats of each would take most of the time."""
-    from semfocus.report.figures import drawing, landscape, surfaces, theory
-
-    def one(figure: object, stem: Path, formats: object = None) -> list[Path]:
-        return drawing.save(figure, stem, ("svg",))
-
-    monkeypatch.setattr(landscape, "save", one)
-    monkeypatch.setattr(surfaces, "save", one)
-    monkeypatch.setattr(theory, "save", one)
-
-
 @pytest.fixture
-def light_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from semfocus.report.figures import landscape
-
-    monkeypatch.setattr(landscape, "both_themes", lambda draw: draw("", "light"))
+def figures() -> Iterator[list[Figure]]:
+    """The figures that a command draws; none is written."""
+    with keeping_figures() as drawn:
+        yield drawn
 
 
 def invoke(*arguments: str) -> str:
@@ -46,45 +34,41 @@ def invoke(*arguments: str) -> str:
     return result.output
 
 
-@pytest.mark.usefixtures("light_alone")
-def test_surfaces_of_two_mechanisms_are_measured_kept_and_drawn_with_one_scale(
-    run_of_kind: Kind, tmp_path: Path
-) -> None:
+def test_surfaces_of_two_mechanisms_are_measured_stored_and_drawn(run_of_kind: Kind, figures: list[Figure]) -> None:
     runs = [run_of_kind("pre", mechanism) for mechanism in ("full", "topk:3")]
-    text = invoke("surface", *(str(run.path) for run in runs), "--grid", "5", "--figures", str(tmp_path), *FAST)
+    text = invoke("surface", *(str(run.path) for run in runs), "--grid", "5", *FAST)
     assert "full: losses" in text
     assert "topk:3: losses" in text
-    names = {path.name for path in tmp_path.iterdir()}
-    for stem in ("surface-even_pairs-random", "slopes-even_pairs-random"):
-        assert f"{stem}.svg" in names
+    assert len(figures) == 4  # surfaces and slopes, light and dark
     for run in runs:
         payload = read_measurement(run, "surface")
         assert payload is not None
         assert payload["grid"] == 5
 
 
-@pytest.mark.usefixtures("light_alone")
-def test_along_the_path_all_runs_go_as_far_as_the_longest_way_of_training(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("figures")
+def test_along_the_path_all_surfaces_reach_as_far_as_the_longest_path(tmp_path: Path) -> None:
     runs = trained([tiny(1, epochs=3), tiny(1, "topk:3", epochs=3, lr=0.5)], tmp_path / "runs", keep_epochs=(0, 1, 2))
     longest = max(default_extent(run, "path") for run in runs)
-    words = ["--grid", "5", "--directions", "path", "--figures", str(tmp_path), *FAST]
-    text = invoke("surface", *(str(run.path) for run in runs), *words)
+    options = ["--grid", "5", "--directions", "path", *FAST]
+    text = invoke("surface", *(str(run.path) for run in runs), *options)
     assert text.count(f"up to {longest:g} along each direction") == 2
     assert text.count(f"slopes within {longest:g}:") == 2
 
 
-@pytest.mark.usefixtures("light_alone")
-def test_sharpness_prints_a_line_a_checkpoint(run_of_kind: Kind, tmp_path: Path) -> None:
+def test_sharpness_prints_a_line_for_each_checkpoint_and_writes_its_figures(run_of_kind: Kind, tmp_path: Path) -> None:
     run = run_of_kind("pre", "full")
     text = invoke(
         "sharpness", run.id[:10], "--out", str(run.path.parent), "--rows", "10", "--figures", str(tmp_path), *FAST
     )
     assert len([line for line in text.splitlines() if line.startswith("   ")]) == 5
-    assert (tmp_path / "sharpness-even_pairs.svg").exists()
+    assert {f"sharpness-even_pairs{theme}.{kind}" for theme in ("", "-dark") for kind in ("svg", "pdf", "png")} == {
+        path.name for path in tmp_path.iterdir()
+    }
 
 
 @pytest.mark.parametrize("command", ["surface", "sharpness"])
-def test_rows_below_zero_are_told_that_zero_is_all(command: str, run_of_kind: Kind, tmp_path: Path) -> None:
+def test_negative_rows_are_refused_with_the_meaning_of_zero(command: str, run_of_kind: Kind, tmp_path: Path) -> None:
     run = run_of_kind("pre", "full")
     options = ["--rows", "-3", "--out", str(run.path.parent), "--figures", str(tmp_path)]
     error = CliRunner().invoke(app, [command, run.id, *options]).exception
@@ -93,29 +77,18 @@ def test_rows_below_zero_are_told_that_zero_is_all(command: str, run_of_kind: Ki
     assert "0 for all" in str(error)
 
 
-def test_regions_are_printed_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from semfocus.report.figures import theory
-
-    few = partial(theory.draw_regions, dispersions=(2.0, 8.0), sink_ratios=(1.0,))
-    monkeypatch.setattr(theory, "draw_regions", few)
-    text = invoke("theory", "regions", "--out", str(tmp_path))
+def test_regions_are_printed_and_drawn(figures: list[Figure]) -> None:
+    text = invoke("theory", "regions")
     assert "34.3%" in text  # W < 1 at delta 2, as in docs/theory.md
-    assert {"regions-w.svg", "regions-x-dark.svg"} <= {path.name for path in tmp_path.iterdir()}
+    assert len(figures) == 4  # W and X, light and dark
 
 
-@pytest.mark.slow
-def test_looseness_searches_and_compares_trained_models(run_of_kind: Kind, tmp_path: Path, monkeypatch) -> None:
-    from semfocus.theory import looseness
-
-    few = {"norms": (1,), "deltas": (0.05,), "separations": (None, 4.0)}
-    whole = looseness.softmax_looseness
-    monkeypatch.setattr(looseness, "softmax_looseness", lambda **options: whole(**few, **options))
-    monkeypatch.setattr(looseness, "ATTENTION_SETTINGS", looseness.ATTENTION_SETTINGS[:1])
+def test_looseness_searches_and_compares_trained_models(run_of_kind: Kind, figures: list[Figure]) -> None:
     run = run_of_kind("pre", "topk:3")
-    text = invoke("theory", "looseness", str(run.path), "--steps", "60", "--rows", "2", "--out", str(tmp_path))
+    text = invoke("theory", "looseness", str(run.path), "--steps", "10", "--rows", "2")
     assert "paper: at most 1.5" in text  # the counterexample in the 1-norm
     assert "refuted" in text
-    assert (tmp_path / "looseness-models.svg").exists()
+    assert len(figures) == 6  # softmax, attention and models, light and dark
 
 
 @pytest.mark.parametrize("command", ["compare", "report", "surface", "sharpness"])
@@ -126,7 +99,7 @@ def test_every_example_in_the_help_has_a_line_of_its_own(command: str) -> None:
     assert all(line.count("semfocus") == 1 for line in examples)
 
 
-def test_runs_that_cannot_be_shown_together_are_refused(run_of_kind: Kind, tmp_path: Path) -> None:
+def test_runs_of_one_label_or_of_two_tasks_are_refused(run_of_kind: Kind, tmp_path: Path) -> None:
     same = run_of_kind("pre", "full")
     other = run_of_kind("post", "full")
     with pytest.raises(UsageError, match="two of the runs are both full, seed 1"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from semfocus.errors import UsageError
-from semfocus.landscape.directions import hessian_plane, normal_row, path_plane, random_plane
+from semfocus.landscape.directions import hessian_plane, normal_vector, path_plane, random_plane
 from semfocus.spec import Spec, initial
 from tests.training.helpers import begin, tiny
 
@@ -48,7 +48,7 @@ def test_columns_between_parameters_and_tensors_of_zeros_do_not_move(spec: Spec)
 
 
 def test_draws_are_standard_normal(spec: Spec) -> None:
-    drawn = torch.cat([part.flatten() for part in spec.layout.split(normal_row(spec, 0, "test")).values()])
+    drawn = torch.cat([part.flatten() for part in spec.layout.split(normal_vector(spec, 0, "test")).values()])
     assert abs(drawn.mean().item()) < 0.1
     assert abs(drawn.std().item() - 1) < 0.1
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from semfocus.config import TaskConfig
-from semfocus.landscape.directions import normal_row
+from semfocus.landscape.directions import normal_vector
 from semfocus.landscape.losses import Curvature, Losses, Plan, plan, top_eigenpairs
 from semfocus.model import Encoder, forward
 from semfocus.spec import Spec, initial
@@ -35,7 +35,7 @@ def _spec_and_rows(padded: bool, mechanism: str = "topk:3") -> tuple[Spec, Rows,
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3+1g"])
-def test_each_of_many_models_has_the_loss_it_has_alone(padded: bool, mechanism: str) -> None:
+def test_the_loss_of_each_of_many_models_equals_its_loss_alone(padded: bool, mechanism: str) -> None:
     spec, rows, batch = _spec_and_rows(padded, mechanism)
     assert (rows.lengths is not None) == padded
     parameters = torch.stack([initial(spec, seed) for seed in range(3)])
@@ -57,7 +57,7 @@ def test_examples_are_shared_by_the_members_and_not_copied() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 7, 23, 5000])
-def test_a_plan_covers_all_rows_with_chunks_that_waste_less_than_a_row_each(count: int) -> None:
+def test_a_plan_covers_all_rows_in_chunks_of_nearly_equal_size(count: int) -> None:
     spec, _, _ = _spec_and_rows(False)
     planned = plan(spec, count, CPU, positions=2048)
     chunks = -(-count // planned.rows)
@@ -80,20 +80,14 @@ def _loss(cohort: Cohort, row: Tensor) -> Tensor:
 
 
 def _curvature(cohort: Cohort) -> Curvature:
-    return Curvature(cohort.spec, cohort.train.only([0]))
-
-
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the 13 rows come in two pieces, the last of them short."""
-    monkeypatch.setattr("semfocus.landscape.losses.POSITIONS_WITH_GRADIENTS", {"cpu": 2 * 8 * 10})
+    """Over the rows of the first member: 13, in two chunks for two models, the last of them short."""
+    return Curvature(cohort.spec, cohort.train.only([0]), positions=2 * 8 * 10)
 
 
 def _draws(cohort: Cohort, members: int):
-    return lambda i: normal_row(cohort.spec, 0, f"test/{i}").expand(members, -1)
+    return lambda i: normal_vector(cohort.spec, 0, f"test/{i}").expand(members, -1)
 
 
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("mechanism", ["full", "topk:3"])
 def test_top_eigenpairs_are_those_of_the_dense_hessian_for_every_member(mechanism: str) -> None:
     cohort = _cohort(mechanism)
@@ -121,13 +115,12 @@ def test_top_eigenpairs_are_those_of_the_dense_hessian_for_every_member(mechanis
             assert abs(vector @ vectors[:, -1 - i]).item() == pytest.approx(1.0, abs=1e-3)
 
 
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("activation", ["relu", "gelu", "mish"])
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3+1g"])
 def test_products_and_gradients_are_those_of_the_plain_loss(mechanism: str, activation: str) -> None:
     cohort = _cohort(mechanism, activation)
     parameters, curvature = cohort.parameters.double(), _curvature(cohort)
-    vectors = torch.cat([normal_row(cohort.spec, i, "test") for i in range(2)])
+    vectors = torch.cat([normal_vector(cohort.spec, i, "test") for i in range(2)])
     gradient, product = curvature.gradient(parameters), curvature.product(parameters, vectors)
     for member in range(2):
         slope = torch.func.grad(lambda row: _loss(cohort, row))
@@ -138,7 +131,7 @@ def test_products_and_gradients_are_those_of_the_plain_loss(mechanism: str, acti
         assert (difference - product[member]).norm() < 1e-5 * product[member].norm()
 
 
-def test_long_rows_on_a_cpu_have_second_derivatives_too() -> None:
+def test_long_sequences_on_a_cpu_have_second_derivatives() -> None:
     """There attention would be computed from lists of keys, which can be differentiated only once."""
     config = tiny(1, "topk:3", rows=(3, 2), model=SMALL)
     config = config.model_copy(update={"task": config.task.model_copy(update={"options": {"length": 300}})})
@@ -154,12 +147,12 @@ def _lanczos(matrices: Tensor, count: int = 1, **options):
     return top_eigenpairs(lambda v: torch.einsum("eij,ej->ei", matrices, v), lambda i: draws[i], count, **options)
 
 
-def test_lanczos_takes_the_largest_not_the_largest_in_size() -> None:
+def test_lanczos_gives_the_largest_eigenvalue_not_the_largest_magnitude() -> None:
     matrix = torch.diag(torch.tensor([-9.0, 1.0, 2.0, 0.5], dtype=torch.float64))
     assert _lanczos(matrix[None], count=2, rank=4).values[0].tolist() == pytest.approx([2.0, 1.0])
 
 
-def test_a_matrix_that_is_used_up_early_waits_for_the_others_unchanged() -> None:
+def test_a_matrix_with_an_exhausted_krylov_space_keeps_its_eigenvalue() -> None:
     generator = torch.Generator().manual_seed(1)
     random = torch.randn(30, 30, generator=generator, dtype=torch.float64)
     hard, flat = random + random.T, torch.zeros(30, 30, dtype=torch.float64)
@@ -172,7 +165,7 @@ def test_a_matrix_that_is_used_up_early_waits_for_the_others_unchanged() -> None
     assert top.vectors[2, 0] @ one @ top.vectors[2, 0] == pytest.approx(5.0)
 
 
-def test_too_few_steps_are_told_by_the_residual() -> None:
+def test_too_few_steps_show_in_the_residual() -> None:
     spectrum = torch.linspace(0, 1, 200, dtype=torch.float64)
     top = _lanczos(torch.diag(spectrum)[None], steps=4)
     assert top.steps == 4

@@ -1,4 +1,4 @@
-"""Gradient and curvature at every checkpoint that was kept."""
+"""Gradient and curvature at every kept checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from semfocus.errors import Diverged, UsageError
 from semfocus.landscape import measure_sharpness, open_trained_model
 from semfocus.landscape.certificate import mean_loss
-from semfocus.measurements import Sharpness, read
+from semfocus.measurements import Sharpness, keep, read
 from semfocus.store import RunDirectory, RunStore
 from semfocus.training.loading import document
 from tests.training.helpers import RUNTIME, tiny, trained
@@ -36,18 +36,20 @@ def test_each_checkpoint_has_its_own_gradient_and_top_eigenvalue(mechanism: str,
         assert sharpness.gradient_norm[place] <= sharpness.certified[place]
 
 
-def test_what_was_measured_is_read_and_other_rows_are_measured_anew(
-    own_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = measure_sharpness(own_run, 10, RUNTIME)
-    assert measure_sharpness(own_run, None, RUNTIME).rows == 43
-    monkeypatch.setattr("semfocus.landscape.sharpness.top_eigenpairs", None)  # measuring would call it
-    assert measure_sharpness(own_run, 10, RUNTIME) == first
-    assert read(own_run, Sharpness) == first  # what was asked for last is shown
-    assert measure_sharpness(own_run, None, RUNTIME).rows == 43
+def test_a_stored_sharpness_is_read_and_other_rows_are_measured(own_run: RunDirectory) -> None:
+    few, every = (_marked(own_run, measure_sharpness(own_run, rows, RUNTIME)) for rows in (10, None))
+    assert (few.rows, every.rows) == (10, 43)
+    assert measure_sharpness(own_run, 10, RUNTIME) == few
+    assert read(own_run, Sharpness) == few  # the last one asked for is shown
+    assert measure_sharpness(own_run, None, RUNTIME) == every
 
 
-def test_a_model_without_a_certificate_is_measured_all_the_same(tmp_path: Path) -> None:
+def _marked(run: RunDirectory, sharpness: Sharpness) -> Sharpness:
+    """Store it with an entry that a new measurement would not have."""
+    return keep(run, Sharpness.from_payload(sharpness.document | {"mark": "stored"}))
+
+
+def test_a_model_without_a_certificate_is_measured_without_a_bound(tmp_path: Path) -> None:
     (run,) = trained([tiny(1, "bottomk:3", epochs=1)], tmp_path)
     sharpness = measure_sharpness(run, 10, RUNTIME)
     assert sharpness.certified is None

@@ -1,4 +1,4 @@
-"""Surfaces of trained runs: the right points, kept with the run, and the same after an interruption."""
+"""Surfaces of trained runs have the right losses, are stored with the run, and resume to the bit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FEW = SurfaceSettings(grid=7)
 Kind = Callable[[str, str], RunDirectory]
 
 
-def test_the_middle_of_a_surface_is_the_training_loss_and_other_points_are_where_they_should_be(
+def test_points_of_a_surface_are_losses_at_centre_plus_coordinates_times_directions(
     run_of_kind: Kind,
 ) -> None:
     run = run_of_kind("pre", "topk:3")
@@ -52,7 +52,7 @@ def _own_name(surface: Surface) -> str:
     return surface_name(surface.meta.directions, surface.meta.key)
 
 
-def test_a_surface_is_kept_with_its_run_and_read_without_being_measured_again(own_run: RunDirectory) -> None:
+def test_a_surface_is_stored_with_its_run_and_read_by_the_next_call(own_run: RunDirectory) -> None:
     calls: list[int] = []
     surface = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
     assert calls[-1] == 49
@@ -73,9 +73,7 @@ def test_a_surface_is_kept_with_its_run_and_read_without_being_measured_again(ow
 
 
 @pytest.mark.parametrize("directions", ["random", "path", "hessian"])
-def test_an_interrupted_surface_goes_on_and_is_identical_to_one_that_was_not(
-    own_run: RunDirectory, directions: str
-) -> None:
+def test_a_resumed_surface_is_identical_to_an_uninterrupted_one(own_run: RunDirectory, directions: str) -> None:
     settings = SurfaceSettings(grid=9, directions=directions)
     whole = measure_surface(own_run, settings, RUNTIME)
 
@@ -101,11 +99,7 @@ def test_an_interrupted_surface_goes_on_and_is_identical_to_one_that_was_not(
     assert read_part(own_run, directions, whole.meta.key) is None
 
 
-def test_a_killed_surface_has_what_was_saved_and_measures_only_the_rest(
-    own_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("semfocus.landscape.surface.SAVE_SECONDS", 0.0)
-
+def test_a_killed_surface_resumes_from_the_last_save(own_run: RunDirectory) -> None:
     class Killed(Exception):
         pass
 
@@ -114,7 +108,7 @@ def test_a_killed_surface_has_what_was_saved_and_measures_only_the_rest(
             raise Killed
 
     with pytest.raises(Killed):
-        measure_surface(own_run, FEW, RUNTIME, kill)
+        measure_surface(own_run, FEW, RUNTIME, kill, save_seconds=0.0)
     assert read_surface(own_run) is None
     calls: list[int] = []
     surface = measure_surface(own_run, FEW, RUNTIME, lambda done, wanted: calls.append(done))
@@ -123,16 +117,14 @@ def test_a_killed_surface_has_what_was_saved_and_measures_only_the_rest(
 
 
 @pytest.mark.parametrize("spoil", ["machine", "plan"])
-def test_what_another_machine_or_a_stranger_left_half_done_is_begun_anew(
-    own_run: RunDirectory, monkeypatch: pytest.MonkeyPatch, spoil: str
+def test_an_unfinished_surface_of_another_machine_or_a_damaged_one_is_started_again(
+    own_run: RunDirectory, spoil: str
 ) -> None:
-    monkeypatch.setattr("semfocus.landscape.surface.SAVE_SECONDS", 0.0)
-
     def stop(done: int, wanted: int) -> None:
         raise KeyError(done)
 
     with pytest.raises(KeyError):
-        measure_surface(own_run, FEW, RUNTIME, stop)
+        measure_surface(own_run, FEW, RUNTIME, stop, save_seconds=0.0)
     (part,) = (own_run.path / "measurements").glob("surface-*-part.safetensors")
     arrays = read_arrays(own_run, part.stem)
     assert arrays is not None
@@ -145,7 +137,7 @@ def test_what_another_machine_or_a_stranger_left_half_done_is_begun_anew(
     assert calls[-1] == 49  # of the first call; the second one read
 
 
-def test_surfaces_of_other_settings_live_side_by_side_and_the_finest_is_shown(own_run: RunDirectory) -> None:
+def test_surfaces_of_different_settings_are_kept_and_the_finest_is_shown(own_run: RunDirectory) -> None:
     fine = measure_surface(own_run, SurfaceSettings(grid=9, rows=20), RUNTIME)
     coarse = measure_surface(own_run, SurfaceSettings(grid=5, rows=43), RUNTIME)
     assert _shown(own_run) == fine.meta.document
@@ -165,7 +157,7 @@ def _shown(run: RunDirectory) -> dict:
     return shown.meta.document
 
 
-def test_one_that_is_interrupted_takes_nothing_from_one_that_is_finished(own_run: RunDirectory) -> None:
+def test_an_interrupted_surface_does_not_replace_a_finished_one(own_run: RunDirectory) -> None:
     whole = measure_surface(own_run, FEW, RUNTIME)
 
     def interrupt(done: int, wanted: int) -> None:
@@ -179,7 +171,7 @@ def test_one_that_is_interrupted_takes_nothing_from_one_that_is_finished(own_run
     assert np.array_equal(kept.losses, whole.losses)
 
 
-def test_one_killed_while_it_is_being_kept_is_shown_by_the_next_call(own_run: RunDirectory) -> None:
+def test_a_surface_whose_storing_was_killed_is_shown_by_the_next_call(own_run: RunDirectory) -> None:
     surface = measure_surface(own_run, FEW, RUNTIME)
     write_part(own_run, "random", surface.meta.key, surface.arrays)  # as it is before the surface is shown
     (own_run.path / "measurements" / "surface.json").unlink()
@@ -190,7 +182,7 @@ def test_one_killed_while_it_is_being_kept_is_shown_by_the_next_call(own_run: Ru
     assert _shown(own_run) == again.meta.document == surface.meta.document
 
 
-def test_while_another_process_changes_measurements_a_surface_waits_to_be_kept(own_run: RunDirectory) -> None:
+def test_storing_a_surface_waits_for_other_processes(own_run: RunDirectory) -> None:
     fine, coarse = (measure_surface(own_run, SurfaceSettings(grid=grid), RUNTIME) for grid in (9, 7))
     shown = own_run.path / "measurements" / "surface.json"
     shown.unlink()
@@ -205,7 +197,7 @@ def test_while_another_process_changes_measurements_a_surface_waits_to_be_kept(o
     assert _shown(own_run) == fine.meta.document  # it has seen what was written while it waited
 
 
-def test_what_an_earlier_version_left_is_read_and_named_apart_when_a_finer_one_comes(own_run: RunDirectory) -> None:
+def test_a_surface_of_an_earlier_version_is_read_and_renamed_when_a_finer_one_is_stored(own_run: RunDirectory) -> None:
     old = _as_of_an_earlier_version(own_run, measure_surface(own_run, FEW, RUNTIME))
     assert _shown(own_run) == old.meta.document
     calls: list[int] = []
@@ -245,7 +237,7 @@ def test_along_the_path_the_grid_reaches_as_far_as_training_went(own_run: RunDir
     assert default_extent(own_run, "random") == default_extent(own_run, "hessian") == 1.0
 
 
-def test_losses_that_are_not_finite_stay_what_they_are(own_run: RunDirectory) -> None:
+def test_losses_that_are_not_finite_are_stored_as_they_are(own_run: RunDirectory) -> None:
     surface = measure_surface(own_run, SurfaceSettings(grid=5, extent=1e30), RUNTIME)
     lost = int((~np.isfinite(surface.losses)).sum())
     assert 0 < lost < 25
@@ -258,7 +250,7 @@ def test_losses_that_are_not_finite_stay_what_they_are(own_run: RunDirectory) ->
     assert np.array_equal(kept.losses, surface.losses, equal_nan=True)
 
 
-def test_planes_of_the_path_and_of_the_hessian_say_what_they_are(run_of_kind: Kind) -> None:
+def test_surfaces_of_path_and_hessian_store_shares_and_eigenvalues(run_of_kind: Kind) -> None:
     run = run_of_kind("pre", "full")
     path = measure_surface(run, SurfaceSettings(grid=5, directions="path"), RUNTIME)
     assert path.path is not None
@@ -296,13 +288,13 @@ def test_along_its_top_eigenvector_the_loss_bends_by_the_top_eigenvalue(tmp_path
         ({"precision": "fp16"}, "unknown precision 'fp16'"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_named(fields: dict, words: str) -> None:
+def test_invalid_settings_are_refused_by_name(fields: dict, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         SurfaceSettings(**fields)
     assert words in str(caught.value)
 
 
-def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     config = tiny(1)
     task = config.task.build()
     run = RunStore(tmp_path).create_or_open(config.run_id(task), document(config, task))
@@ -316,7 +308,7 @@ def test_a_run_that_diverged_is_refused(tmp_path: Path) -> None:
         measure_surface(run, FEW, RUNTIME)
 
 
-def test_a_path_needs_checkpoints_along_it(tmp_path: Path) -> None:
+def test_the_path_needs_kept_checkpoints(tmp_path: Path) -> None:
     (run,) = trained([tiny(1, epochs=1)], tmp_path)
     with pytest.raises(UsageError, match="keep some along training"):
         measure_surface(run, SurfaceSettings(grid=5, directions="path"), RUNTIME)
@@ -351,7 +343,7 @@ def test_a_stored_surface_whose_arrays_do_not_fit_is_damaged(own_run: RunDirecto
         read_surface(own_run)
 
 
-def test_a_run_trained_on_has_its_surface_measured_anew(tmp_path: Path) -> None:
+def test_a_run_that_was_trained_further_is_measured_again(tmp_path: Path) -> None:
     first = tiny(1, epochs=2)
     (run,) = trained([first], tmp_path)
     assert run_of(first, tmp_path).id == run.id

@@ -1,4 +1,4 @@
-"""A measurement comes back as a typed value, whatever stands beside it; one that is not what it says is refused."""
+"""A stored measurement is read as a typed value; a malformed one is refused and does not affect others."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_kind_comes_back_typed_under_its_plain_name(tmp_path: Path, name: 
         ("sharpness", {"epochs": [0.0] * 10_001}, "epochs is not a list"),
     ],
 )
-def test_what_is_not_a_measurement_is_named_with_the_reason_and_spoils_no_other(
+def test_a_malformed_measurement_is_reported_with_the_reason_and_others_are_read(
     tmp_path: Path, name: str, changes: dict[str, Any], why: str
 ) -> None:
     run = new_run(tmp_path)
@@ -93,7 +93,7 @@ def test_a_linked_folder_is_reported(tmp_path: Path) -> None:
     assert "symbolic link" in read_all(run).unreadable[0].text
 
 
-def test_numbers_too_large_to_draw_are_kept_and_found_again_by_whoever_measured_them(tmp_path: Path) -> None:
+def test_numbers_too_large_to_draw_are_stored_and_read_by_their_settings(tmp_path: Path) -> None:
     run, payload = new_run(tmp_path), payloads.sharpness(certified=[1e40, 1e50])
     kept = keep(run, Sharpness.from_payload(payload, math.inf))
     assert read(run, Sharpness, kept.settings, largest=math.inf) == kept
@@ -106,7 +106,7 @@ def _measured(run: RunDirectory, rows: int, usual: int | None = None) -> Measure
     return keep(run, measured, None if usual is None else measured.settings | {"rows": usual})
 
 
-def test_the_usual_settings_keep_the_plain_name_and_others_are_found_by_theirs(tmp_path: Path) -> None:
+def test_the_usual_settings_keep_the_plain_name_and_others_are_read_by_settings(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     usual, other = _measured(run, 100, usual=100), _measured(run, 7, usual=100)
     assert read(run, Dispersion) == usual

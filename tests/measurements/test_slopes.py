@@ -18,7 +18,7 @@ def _over(function) -> np.ndarray:
     return function(across, up)
 
 
-def test_a_tilted_plane_is_as_steep_as_it_is_written_per_step_and_per_distance() -> None:
+def test_the_slopes_of_a_plane_are_its_coefficients_per_step_and_per_distance() -> None:
     percentiles = slopes(_over(lambda x, y: 3 * x - 4 * y), AXIS, (2.0, 8.0))
     for i in range(len(SQUARES)):
         assert percentiles["per_step"]["99"][i] == pytest.approx(4.0)
@@ -52,7 +52,7 @@ def test_a_square_without_neighbours_has_no_slopes() -> None:
     assert percentiles["per_step"]["50"][-1] == 0.0
 
 
-def test_losses_that_are_not_finite_are_infinitely_steep_and_spoil_only_what_they_reach() -> None:
+def test_losses_that_are_not_finite_give_infinite_slopes_in_their_squares_only() -> None:
     losses = _over(lambda x, y: x + y)
     losses[:90] = math.nan
     losses[150:, 150:] = math.inf

@@ -303,7 +303,7 @@ def test_covering_takes_the_worse_of_each_norm():
         (lambda: _head_of(torch.zeros(4, 2), keep=torch.ones(3, 4, dtype=torch.bool)), "keep has shape (3, 4)"),
     ],
 )
-def test_input_that_cannot_be_meant_is_named(call, words):
+def test_invalid_input_is_refused_by_name(call, words):
     with pytest.raises(UsageError) as caught:
         call()
     assert words in str(caught.value)

@@ -239,7 +239,7 @@ HEAD = {"query": (torch.ones(2, 4), None), "key": (torch.ones(2, 4), None), "val
         (lambda: stability(1.0, INF), "k = inf must be finite"),
     ],
 )
-def test_shapes_that_do_not_fit_are_named(call, words):
+def test_shapes_that_do_not_broadcast_are_refused_by_name(call, words):
     with pytest.raises(UsageError) as caught:
         call()
     assert words in str(caught.value)

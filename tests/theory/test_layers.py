@@ -120,7 +120,7 @@ def test_cross_entropy_comes_near_that_gradient():
         (lambda: spectral_norm(torch.zeros(3)), "weight has shape (3,)"),
     ],
 )
-def test_input_that_cannot_be_meant_is_named(call, words):
+def test_invalid_input_is_refused_by_name(call, words):
     with pytest.raises(UsageError) as caught:
         call()
     assert words in str(caught.value)

@@ -163,7 +163,7 @@ def test_random_pairs_never_move_more_than_the_certified_constants(seed, gamma, 
         ("heavy", "x", 1.0, 2, 0.2),
     ],
 )
-def test_an_optimised_search_comes_near_each_certified_constant_and_passes_none(mechanism, of, gamma, k, near):
+def test_a_search_comes_near_each_certified_constant_and_exceeds_none(mechanism, of, gamma, k, near):
     witness = steepest(mechanism, of, gamma=gamma, k=k, steps=150)
     assert near < witness.ratio <= 1.0
     assert witness.ratio == pytest.approx(witness.slope / witness.bound)
@@ -260,7 +260,7 @@ def test_dispersion_plus_separation_never_passes_the_dispersion_of_the_whole_row
         (lambda: steepest("heavy", "w", gamma=1.0, k=9), "k = 9 must lie between 1 and length = 4"),
     ],
 )
-def test_input_that_cannot_be_meant_is_named(call, words):
+def test_invalid_input_is_refused_by_name(call, words):
     with pytest.raises(UsageError) as caught:
         call()
     assert words in str(caught.value)

@@ -148,7 +148,7 @@ def test_a_nan_is_not_hidden_by_a_quantile():
         (lambda: aggregate("many", 0.5), "values = 'many'"),
     ],
 )
-def test_input_that_cannot_be_meant_is_named(call, words):
+def test_invalid_input_is_refused_by_name(call, words):
     with pytest.raises(UsageError) as caught:
         call()
     assert words in str(caught.value)

@@ -1,4 +1,4 @@
-"""The optimiser behind the looseness tables: finds known maxima, the same ones every time, from its own stream."""
+"""The search behind the looseness tables finds known maxima, is deterministic, and uses its own random stream."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_no_global_generator_is_touched():
     assert before[2] == random.getstate()
 
 
-def test_points_without_a_finite_value_are_passed_over():
+def test_points_without_a_finite_value_are_ignored():
     def partly(z):
         return torch.where(z[:, 0] > 0, bowl(z), torch.nan)
 
@@ -53,12 +53,12 @@ def test_points_without_a_finite_value_are_passed_over():
         maximise(lambda z: z.sum(-1) * torch.nan, 2, seed=0, name="nowhere", steps=3)
 
 
-def test_sizes_below_one_are_named():
+def test_sizes_below_one_are_refused():
     with pytest.raises(UsageError, match="steps = 0"):
         maximise(bowl, 2, seed=0, name="bowl", steps=0)
 
 
-def test_looseness_rows_hold_every_form_and_pass_no_proved_one():
+def test_no_search_exceeds_a_proved_bound():
     rows = list(softmax_looseness(norms=(2,), deltas=(1.0,), ks=(2,), separations=(None, 0.5), steps=60))
     assert [row.separation for row in rows] == [None, 0.5]
     for row in rows:

@@ -76,7 +76,7 @@ def test_the_papers_form_holds_in_the_2_norm_and_in_the_1_norm_up_to_separation_
 
 @pytest.mark.parametrize("norm", [1, 2])
 @pytest.mark.parametrize(("delta", "k", "gap"), [(0.05, 3, None), (1.0, 3, 0.1), (3.0, 2, 1.0), (0.05, 2, 4.0)])
-def test_an_optimised_search_comes_near_the_certified_form_and_never_passes_a_proved_one(delta, k, gap, norm):
+def test_a_search_comes_near_the_certified_form_and_exceeds_no_proved_one(delta, k, gap, norm):
     pair = nearest_softmax_pair(delta, k, gap, norm, steps=120)
     check(pair.scores, pair.keep, PROVED, separated=gap is not None)
     assert dispersion(pair.scores, pair.keep).amax().item() <= delta * (1 + 1e-9)
@@ -227,7 +227,7 @@ def test_the_jacobian_norm_takes_batches_and_isolates_bad_rows():
         (lambda: softmax_jacobian_norm(torch.zeros(2, 3), norm=0), "norm = 0 must be 1 or 2"),
     ],
 )
-def test_input_that_cannot_be_meant_is_named(call, words):
+def test_invalid_input_is_refused_by_name(call, words):
     with pytest.raises(UsageError) as caught:
         call()
     assert words in str(caught.value)

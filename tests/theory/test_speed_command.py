@@ -1,7 +1,8 @@
-"""`semfocus theory speed` on stores of made-up runs, and the help of its neighbours."""
+"""`semfocus theory speed` on stores of synthetic runs, and the help of the theory commands."""
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from semfocus.analysis.dispersion_vs_speedup import stored_points
+from semfocus.analysis.masks_vs_speedup import stored_mask_points
+from semfocus.analysis.results import Results
 from semfocus.cli import app
 from semfocus.errors import UsageError
+from semfocus.report.terminal.tables import dispersion_table, mask_table
 from semfocus.store import RunDirectory
 from semfocus.store.measurements import read_measurement, write_measurement
 from tests.report import measured as made_up
@@ -67,19 +72,22 @@ def test_dispersion_counts_measured_seeds_and_names_what_was_left_out(tmp_path: 
 
 
 @pytest.mark.parametrize("measure", ["dispersion", "masks"])
-def test_a_narrow_terminal_folds_the_table_and_cuts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measure: str
-) -> None:
+def test_a_narrow_terminal_folds_the_table_and_cuts_nothing(tmp_path: Path, measure: str) -> None:
     store(tmp_path)
-    monkeypatch.setattr("semfocus.cli.theory.console", lambda: Console(width=60, soft_wrap=True))
-    shown = speed(tmp_path, "--measure", measure).output
+    results, text = Results.load(tmp_path), StringIO()
+    if measure == "masks":
+        table = mask_table(stored_mask_points(results, "topk:5").points)
+    else:
+        table = dispersion_table(stored_points(results, "topk:5", "95"))
+    Console(width=60, soft_wrap=True, file=text).print(table)
+    shown = text.getvalue()
     assert "\u2026" not in shown
     assert "..." not in shown
     for word in (*TASKS, "speed-up", "measured"):
         assert word in shown
 
 
-def test_no_line_about_figures_where_none_was_drawn(tmp_path: Path) -> None:
+def test_no_figures_are_named_if_none_was_drawn(tmp_path: Path) -> None:
     """Neither arm gets there: no speed-up, no point, no figure."""
     for config in configs(("parity",), ("full", "topk:5"), 2, training__epochs=60):
         stuck = [row | {"train_accuracy": 0.5} for row in rows(config)]
@@ -92,7 +100,7 @@ def test_no_line_about_figures_where_none_was_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("measure", ["dispersion", "masks"])
-def test_a_mechanism_without_runs_is_unknown_and_those_there_are_are_named(tmp_path: Path, measure: str) -> None:
+def test_a_mechanism_without_runs_is_refused_with_the_known_ones(tmp_path: Path, measure: str) -> None:
     store(tmp_path, ("parity",))
     for name in ("foo", "full", "topk:4"):
         error = speed(tmp_path, "--measure", measure, "--mechanism", name).exception
@@ -101,7 +109,7 @@ def test_a_mechanism_without_runs_is_unknown_and_those_there_are_are_named(tmp_p
         assert "known: topk:5" in str(error)
 
 
-def test_what_was_measured_in_two_ways_only_says_so_instead_of_asking_to_measure(tmp_path: Path) -> None:
+def test_runs_measured_with_different_settings_are_reported_as_such(tmp_path: Path) -> None:
     for run in store(tmp_path, ("parity",)):
         if run.config()["attention"]["mechanism"] == "full":
             change(run, "dispersion", split="heldout")
@@ -111,7 +119,7 @@ def test_what_was_measured_in_two_ways_only_says_so_instead_of_asking_to_measure
     assert "split = train, not heldout" in str(error)
 
 
-def test_masks_that_were_never_shaken_say_what_to_measure(tmp_path: Path) -> None:
+def test_a_missing_mask_stability_is_reported_with_the_command_that_measures_it(tmp_path: Path) -> None:
     for config in configs(("parity",), ("full", "topk:5"), 1, training__epochs=6):
         made(tmp_path, config)
     error = speed(tmp_path, "--measure", "masks").exception

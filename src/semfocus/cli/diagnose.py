@@ -29,7 +29,7 @@ def diagnose_command(
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="last, all, or a kept epoch such as 20.")] = "last",
     mask_stability: Annotated[
-        bool, typer.Option("--mask-stability", help="Also shake the inputs: do the kept keys stay?")
+        bool, typer.Option("--mask-stability", help="Also add noise to the inputs: do the kept keys stay?")
     ] = False,
     length: Annotated[
         int | None, typer.Option(help="With --model: tokens of a window. Default: 128, or fewer.")

@@ -1,6 +1,6 @@
 """HOW a model attends: any model, and the runs in a store, measured and compared with the theory.
 
-capture, torch_calls, patch_transformers   capture every attention call of a model without changing it
+capture, patch_transformers                capture every attention call of a model without changing it
 scores, attention_stats, sketch            statistics of one call, in bounded memory
 batching, aggregate                        several calls at once on a GPU; sums by layer and head
 diagnosing, sentences, checkpoints         the diagnosis of a model, or of a Hugging Face checkpoint on a text file

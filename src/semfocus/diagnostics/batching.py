@@ -17,9 +17,8 @@ from torch import Tensor
 
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.diagnostics.capture import CapturedCall
-from semfocus.diagnostics.scores import launch_bound, scores_at_once
+from semfocus.diagnostics.scores import held_bytes, launch_bound, scores_at_once
 
-HELD_BYTES = 2**28  # of copies in all
 Place = tuple[str, int]
 
 
@@ -51,7 +50,7 @@ class CallBatcher:
         waiting = self._waiting.setdefault(key, [])
         waiting.append(replace(call, inputs=_copied(inputs)))
         self._bytes += _bytes(waiting[-1].inputs)
-        if self._bytes >= HELD_BYTES:
+        if self._bytes >= held_bytes():
             return self.take()
         return [self._stack(key)] if (len(waiting) + 1) * scores > room else []
 

@@ -131,11 +131,11 @@ def _compare(model: Encoder, batch: Batch, k: int, sizes: list[float], draws: An
     shape = (*batch.tokens.shape[:1], model.spec.length, model.spec.model.d_model)
     uniform = torch.from_numpy(draws.uniform(shape)).clamp(1e-12, 1 - 1e-12)
     normal = torch.special.ndtri(uniform).float().to(batch.tokens.device)
-    calm, gaps = _heaviest(model, batch, k, 0.0 * normal)
+    without_noise, gaps = _heaviest(model, batch, k, 0.0 * normal)
     stays: list[list[Tensor]] = [[] for _ in layers]
     for size in sizes:
-        shaken, _ = _heaviest(model, batch, k, size * normal)
-        for own, before, after in zip(stays, calm, shaken, strict=True):
+        noisy, _ = _heaviest(model, batch, k, size * normal)
+        for own, before, after in zip(stays, without_noise, noisy, strict=True):
             same = (before.unsqueeze(-1) == after.unsqueeze(-2)) & (before >= 0).unsqueeze(-1)
             own.append(same.any(-1).sum(-1) / k)
     for layer, gap, own in zip(layers, gaps, stays, strict=True):
@@ -148,20 +148,22 @@ def _heaviest(model: Encoder, batch: Batch, k: int, noise: Tensor) -> tuple[list
     kept: list[Tensor] = []
     gaps: list[Tensor] = []
 
-    def look(inputs: AttentionInputs, grouped: bool) -> None:
+    def observe(inputs: AttentionInputs, grouped: bool) -> None:
         visible = visible_keys(inputs, (inputs.lead.numel(), 1))
         parts = [_choose(inputs, positions, k, visible) for positions in chunks(inputs)]
         kept.append(torch.cat([indices for indices, _ in parts], dim=-2))
         gaps.append(torch.cat([gap for _, gap in parts], dim=-1))
 
-    def shaken(*args: Any) -> Tensor:
+    def embed_with_noise(*args: Any) -> Tensor:
         clean = EAGER.embed(*args)
         return clean + noise * clean.std(correction=0)
 
     ids, lengths = build_inputs(batch.tokens, batch.lengths, model.spec)
     parameters = {name.replace("__", "."): value.unsqueeze(0) for name, value in model.named_parameters()}
-    with observing(look), torch.no_grad():
-        forward(parameters, ids.unsqueeze(0), lengths.unsqueeze(0), model.spec, None, replace(EAGER, embed=shaken))
+    with observing(observe), torch.no_grad():
+        forward(
+            parameters, ids.unsqueeze(0), lengths.unsqueeze(0), model.spec, None, replace(EAGER, embed=embed_with_noise)
+        )
     return kept, gaps
 
 

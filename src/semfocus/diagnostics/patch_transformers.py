@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from semfocus.diagnostics.scores import scores_of
-from semfocus.diagnostics.torch_calls import full_attention_inputs
+from semfocus.diagnostics.scores import full_attention_inputs, scores_of
 from semfocus.errors import UsageError
 
 if TYPE_CHECKING:

@@ -6,37 +6,78 @@
 Scores are recomputed in float32 (float64 stays). Shapes: R sequences, H heads, C queries of a chunk, K keys.
 
 On a CPU a pass over a chunk is fast while the chunk stays near the caches. On a GPU an operation of this size takes
-less time than its launch, so fewer and larger operations are faster.
+less time than its launch, so fewer and larger operations are faster. `limited` changes how much is computed at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from semfocus.attention.inputs import AttentionInputs, slice_queries
+from semfocus.attention.inputs import AttentionInputs, prepare_inputs, slice_queries
+from semfocus.attention.mechanisms import Full
+from semfocus.attention.normalisers import Softmax
 from semfocus.attention.positions import Positions
 
-LAUNCH_BOUND = frozenset({"cuda"})  # device types
-SCORES_IN_CACHES = 2**20  # 4 MiB, which stay in the caches for about twenty passes
-SCORES_A_LAUNCH = 2**24  # 64 MiB, and about ten times as much while they are measured
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much is computed and held at once. Results do not depend on it, beyond rounding."""
+
+    launch_bound: frozenset[str] = frozenset({"cuda"})  # device types
+    scores_in_caches: int = 2**20  # 4 MiB, which stay in the caches for about twenty passes
+    scores_per_launch: int = 2**24  # 64 MiB, and about ten times as much while they are measured
+    held_bytes: int = 2**28  # of calls that wait to be measured together
+
+
+DEFAULTS = Limits()
+_limits: ContextVar[Limits] = ContextVar("limits", default=DEFAULTS)
+
+
+@contextmanager
+def limited(**changes: Any) -> Iterator[None]:
+    """Change some of the limits inside this block."""
+    token = _limits.set(replace(_limits.get(), **changes))
+    try:
+        yield
+    finally:
+        _limits.reset(token)
 
 
 def launch_bound(device: torch.device) -> bool:
     """Whether the launch of an operation takes longer than its work."""
-    return device.type in LAUNCH_BOUND
+    return device.type in _limits.get().launch_bound
 
 
 def scores_at_once(device: torch.device) -> int:
     """The number of scores that are held and measured together."""
-    return SCORES_A_LAUNCH if launch_bound(device) else SCORES_IN_CACHES
+    return _limits.get().scores_per_launch if launch_bound(device) else _limits.get().scores_in_caches
+
+
+def held_bytes() -> int:
+    """The bytes of calls that may wait to be measured together."""
+    return _limits.get().held_bytes
 
 
 # A float mask hides a key by a large negative number. Libraries use different numbers; all of them give weight 0.
 HIDDEN = -1e4
+
+
+def full_attention_inputs(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, gqa: bool
+) -> AttentionInputs:
+    """The inputs of softmax attention over every key that the mask leaves, as `attend` prepares them."""
+    return prepare_inputs(
+        q, k, v, Full(), normaliser=Softmax(), causal=causal, mask=mask, lengths=None, scale=scale, dropout_p=0.0,
+        generator=None, seed=None, enable_gqa=gqa, straight_through=False, assume_finite=False,
+    )  # fmt: skip
 
 
 def chunks(inputs: AttentionInputs) -> Iterator[Positions]:

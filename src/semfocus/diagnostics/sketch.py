@@ -39,7 +39,7 @@ class Sketch:
         self._step = math.log((1 + error) / (1 - error))
         # Cell 0 holds what counts as zero, the last one infinity.
         self._cells = math.ceil((math.log(HIGHEST) - math.log(LOWEST)) / self._step) + 2
-        # Groups (n,) and values (rows, n), on the device where they were found.
+        # Groups (n,) and values (rows, n), on the device where they were computed.
         nothing = torch.empty(0, dtype=torch.int64), torch.empty(rows, 0, dtype=torch.float64)
         self._kept: tuple[Tensor, Tensor] | None = nothing
         self._counts: Tensor | None = None  # (rows, groups, cells)

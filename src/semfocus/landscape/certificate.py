@@ -1,12 +1,12 @@
 """The norms that the theory's certificates need, measured on a model, and the certificate itself.
 
-    constants = certify_model(spec, row, rows)       of the loss at this model on these examples, with its masks fixed
+    constants = certify_model(spec, vector, rows)     of the loss at this model on these examples, for fixed masks
     constants.blocks[0].query, constants.input, constants.parameters
 
-    here, there = trace(spec, row, rows, masks_may_change=True), trace(spec, other, rows, masks_may_change=True)
+    here, there = trace(spec, vector, rows, masks_may_change=True), trace(spec, other, rows, masks_may_change=True)
     here.covering(there).certify()                    between the two models
 
-    looseness(spec, row, rows)["input"]               gradient norm / certified constant; 1 is tight
+    looseness(spec, vector, rows)["input"]            gradient norm / certified constant; 1 is tight
 
 All norms are measured in float64. Top-k, windows and full attention have certificates. Models without one (bottom-k,
 random keys, keys kept besides the top k, normalisers other than softmax, causal models) raise a UsageError.
@@ -86,10 +86,10 @@ class Trace:
         )
 
 
-def certify_model(spec: Spec, row: Tensor, rows: Rows) -> LossConstants:
+def certify_model(spec: Spec, vector: Tensor, rows: Rows) -> LossConstants:
     """Bounds on the gradient of the loss on these examples at a model (P,), for fixed masks."""
     chunk = max(1, POSITIONS_AT_ONCE // spec.length)
-    traces = [trace(spec, row, rows.between(first, first + chunk)) for first in range(0, rows.count, chunk)]
+    traces = [trace(spec, vector, rows.between(first, first + chunk)) for first in range(0, rows.count, chunk)]
     worst = replace(
         traces[0],
         blocks=tuple(covering(*blocks) for blocks in zip(*(each.blocks for each in traces), strict=True)),
@@ -100,10 +100,10 @@ def certify_model(spec: Spec, row: Tensor, rows: Rows) -> LossConstants:
     return worst.certify()
 
 
-def trace(spec: Spec, row: Tensor, rows: Rows, masks_may_change: bool = False, x: Tensor | None = None) -> Trace:
+def trace(spec: Spec, vector: Tensor, rows: Rows, masks_may_change: bool = False, x: Tensor | None = None) -> Trace:
     """Measure the model (P,) on examples (of one member), or on embedded tokens x (1, B, L, d) in their place."""
     _check(spec)
-    parameters = spec.layout.split(row.detach().double().cpu().unsqueeze(0))
+    parameters = spec.layout.split(vector.detach().double().cpu().unsqueeze(0))
     blocks: list[BlockNorms] = []
     masks: list[Tensor] = []
     features: list[Tensor] = []
@@ -256,13 +256,13 @@ def constant_of(constants: LossConstants, group: str) -> float:
     return getattr(constants.blocks[int(block)], name)
 
 
-def looseness(spec: Spec, row: Tensor, rows: Rows) -> dict[str, float]:
+def looseness(spec: Spec, vector: Tensor, rows: Rows) -> dict[str, float]:
     """For the input and each group: the largest ratio, over single examples, of the gradient to its certificate."""
     masks, ratios = group_masks(spec), {}
     for i in range(rows.count):
         one = rows.between(i, i + 1)
-        constants = trace(spec, row, one).certify()
-        by_input, parameters = gradients(spec, row, one)
+        constants = trace(spec, vector, one).certify()
+        by_input, parameters = gradients(spec, vector, one)
         norms = {"input": by_input.norm().item()}
         norms |= {group: parameters[mask].norm().item() for group, mask in masks.items()}
         for group, norm in norms.items():
@@ -270,9 +270,9 @@ def looseness(spec: Spec, row: Tensor, rows: Rows) -> dict[str, float]:
     return ratios
 
 
-def embedded(spec: Spec, row: Tensor, rows: Rows) -> Tensor:
+def embedded(spec: Spec, vector: Tensor, rows: Rows) -> Tensor:
     """(1, B, L, d) the embedded tokens that enter the first block, in float64."""
-    table = spec.layout.split(row.detach().double().cpu().unsqueeze(0))["embedding"]
+    table = spec.layout.split(vector.detach().double().cpu().unsqueeze(0))["embedding"]
     return embed(table, rows.tokens.long().cpu(), positional_encoding(spec, table.device), spec, None)
 
 
@@ -284,9 +284,9 @@ def mean_loss(spec: Spec, matrix: Tensor, rows: Rows, x: Tensor | None = None) -
     return rows.objective.loss(logits, targets).mean()
 
 
-def gradients(spec: Spec, row: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def gradients(spec: Spec, vector: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     """The gradients of the mean loss in the embedded tokens (1, B, L, d) and the parameters (P,), in float64."""
-    matrix = row.detach().double().cpu().unsqueeze(0).requires_grad_()
-    x = embedded(spec, row, rows).requires_grad_()
+    matrix = vector.detach().double().cpu().unsqueeze(0).requires_grad_()
+    x = embedded(spec, vector, rows).requires_grad_()
     by_input = torch.autograd.grad(mean_loss(spec, matrix, rows, x), x)[0]
     return by_input, torch.autograd.grad(mean_loss(spec, matrix, rows), matrix)[0][0]

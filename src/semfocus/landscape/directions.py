@@ -50,19 +50,19 @@ class Plane:
 
 def make_plane(directions: str, model: TrainedModel, seed: int, checkpoints: Tensor | None = None) -> Plane:
     """The plane through the first parameters of `model`; "path" takes `checkpoints` (n, P), oldest first."""
-    spec, row = model.spec, model.parameters[0]
+    spec, vector = model.spec, model.parameters[0]
     if directions == "random":
-        return random_plane(spec, row, seed)
+        return random_plane(spec, vector, seed)
     if checkpoints is not None:
-        return path_plane(row, checkpoints)
+        return path_plane(vector, checkpoints)
     curvature = Curvature(spec, model.rows)
     top = top_eigenpairs(
         lambda vectors: curvature.product(model.parameters, vectors),
-        lambda i: normal_row(spec, seed, f"landscape/lanczos/{i}").to(row.device),
+        lambda i: normal_vector(spec, seed, f"landscape/lanczos/{i}").to(vector.device),
         count=2,
         rank=spec.layout.num_parameters,
     )
-    return hessian_plane(row, top.vectors[0], tuple(top.values[0].tolist()))
+    return hessian_plane(vector, top.vectors[0], tuple(top.values[0].tolist()))
 
 
 def default_extent(run: str | RunDirectory, directions: str) -> float:
@@ -77,18 +77,18 @@ def default_extent(run: str | RunDirectory, directions: str) -> float:
     return float(f"{math.ceil(reach / unit) * unit:.2g}")
 
 
-def random_plane(spec: Spec, row: Tensor, seed: int) -> Plane:
+def random_plane(spec: Spec, vector: Tensor, seed: int) -> Plane:
     """Streams are named by parameter: one seed gives the same draws to all parameters of the same name and shape."""
-    drawn = torch.cat([normal_row(spec, seed, f"landscape/direction/{i}") for i in range(2)])
-    for direction, own in zip(_tensors(spec, drawn), _tensors(spec, row.double().cpu().unsqueeze(0)), strict=True):
+    drawn = torch.cat([normal_vector(spec, seed, f"landscape/direction/{i}") for i in range(2)])
+    for direction, own in zip(_tensors(spec, drawn), _tensors(spec, vector.double().cpu().unsqueeze(0)), strict=True):
         size = direction.flatten(1).norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
         direction *= (own.norm() / size).view(-1, *[1] * (direction.ndim - 1))
-    return Plane(_nonzero(drawn, "random").float().to(row.device))
+    return Plane(_nonzero(drawn, "random").float().to(vector.device))
 
 
-def path_plane(row: Tensor, checkpoints: Tensor) -> Plane:
-    """From checkpoints (n, P), oldest first; the plane goes through the last, which is `row`."""
-    away = checkpoints.double().cpu() - row.double().cpu()
+def path_plane(vector: Tensor, checkpoints: Tensor) -> Plane:
+    """From checkpoints (n, P), oldest first; the plane goes through the last, which is `vector`."""
+    away = checkpoints.double().cpu() - vector.double().cpu()
     moved = away[away.norm(dim=1) > 0]
     if len(moved) < 2:
         raise UsageError(
@@ -98,20 +98,20 @@ def path_plane(row: Tensor, checkpoints: Tensor) -> Plane:
     _, sizes, axes = torch.linalg.svd(moved, full_matrices=False)
     if sizes[1] < FLAT * sizes[0]:
         raise UsageError("the checkpoints lie on one line, so that the path's second direction has zero norm")
-    scaled = axes[:2] * row.double().norm().cpu()
+    scaled = axes[:2] * vector.double().norm().cpu()
     _nonzero(scaled, "path")
     share = (sizes**2 / (sizes**2).sum())[:2].tolist()
     places = away @ scaled.T / scaled.norm(dim=1) ** 2
-    return Plane(scaled.float().to(row.device), tuple(share), places)
+    return Plane(scaled.float().to(vector.device), tuple(share), places)
 
 
-def hessian_plane(row: Tensor, vectors: Tensor, values: tuple[float, ...]) -> Plane:
+def hessian_plane(vector: Tensor, vectors: Tensor, values: tuple[float, ...]) -> Plane:
     """From eigenvectors (2, P) of length 1 and their eigenvalues."""
-    scaled = _nonzero(vectors.double() * row.double().norm().to(vectors.device), "hessian")
-    return Plane(scaled.float().to(row.device), values)
+    scaled = _nonzero(vectors.double() * vector.double().norm().to(vectors.device), "hessian")
+    return Plane(scaled.float().to(vector.device), values)
 
 
-def normal_row(spec: Spec, seed: int, name: str) -> Tensor:
+def normal_vector(spec: Spec, seed: int, name: str) -> Tensor:
     """(1, P) standard normal draws in float64, zero in the columns between parameters."""
     parts = []
     for parameter, shape in spec.layout.shapes.items():

@@ -108,8 +108,9 @@ class Losses:
 class Curvature:
     """The mean loss over examples (of one member) as a function of parameters (E, P), and its derivatives."""
 
-    def __init__(self, spec: Spec, rows: Rows) -> None:
+    def __init__(self, spec: Spec, rows: Rows, positions: int | None = None) -> None:
         self.spec, self.rows = spec, rows
+        self.positions = positions or POSITIONS_WITH_GRADIENTS.get(rows.targets.device.type, 2**13)
 
     def gradient(self, parameters: Tensor) -> Tensor:
         """(E, P)."""
@@ -130,8 +131,7 @@ class Curvature:
         return (grad(self._loss)(parameters, first, size) * vectors).sum()
 
     def _chunks(self, members: int) -> list[tuple[int, int]]:
-        budget = POSITIONS_WITH_GRADIENTS.get(self.rows.targets.device.type, 2**13)
-        size = max(1, budget // (members * self.spec.length))
+        size = max(1, self.positions // (members * self.spec.length))
         return [(first, min(size, self.rows.count - first)) for first in range(0, self.rows.count, size)]
 
     def _loss(self, parameters: Tensor, first: int, size: int) -> Tensor:

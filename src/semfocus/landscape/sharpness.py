@@ -14,7 +14,7 @@ from typing import Any
 
 from semfocus.errors import CorruptData, UsageError, check_int
 from semfocus.landscape.certificate import certify_model
-from semfocus.landscape.directions import normal_row
+from semfocus.landscape.directions import normal_vector
 from semfocus.landscape.losses import STEPS, Curvature, top_eigenpairs
 from semfocus.landscape.trained_model import TrainedModel, find_run, open_trained_model
 from semfocus.measurements import Sharpness, keep, read
@@ -72,7 +72,7 @@ def _measured(model: TrainedModel, seed: int, lanczos_steps: int) -> dict[str, A
     gradient = curvature.gradient(parameters)
     top = top_eigenpairs(
         lambda vectors: curvature.product(parameters, vectors),
-        lambda i: normal_row(spec, seed, f"landscape/lanczos/{i}").to(parameters.device).expand(len(parameters), -1),
+        lambda i: normal_vector(spec, seed, f"landscape/lanczos/{i}").to(parameters.device).expand(len(parameters), -1),
         steps=lanczos_steps,
         rank=spec.layout.num_parameters,
     )
@@ -86,7 +86,7 @@ def _measured(model: TrainedModel, seed: int, lanczos_steps: int) -> dict[str, A
 def _certified(model: TrainedModel) -> dict[str, Any]:
     few = model.first(CERTIFIED_ROWS)
     try:
-        bounds = [certify_model(few.spec, row, few.rows).parameters for row in few.parameters]
+        bounds = [certify_model(few.spec, vector, few.rows).parameters for vector in few.parameters]
     except UsageError as error:
         return {"certified": None, "certified_why_not": str(error)}
     return {"certified": _plain(bounds), "certified_rows": few.rows.count}

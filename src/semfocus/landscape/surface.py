@@ -123,10 +123,11 @@ def measure_surface(
     *,
     again: bool = False,
     positions_at_once: int | None = None,
+    save_seconds: float = SAVE_SECONDS,
 ) -> Surface:
     """Measure a surface and store it with the run. A stored surface is read unless `again`.
 
-    Ctrl-C stores the finished points and raises Interrupted.
+    Finished points are stored every `save_seconds`. Ctrl-C stores them and raises Interrupted.
     """
     request = _request(find_run(run), settings, runtime.torch_device())
     stored = None if again else _finished(request)
@@ -149,6 +150,7 @@ def measure_surface(
             walk, losses, model.parameters[0], watcher,
             lambda: write_part(request.run, settings.directions, request.key.hex(), walk.arrays()),
             lambda: bool(interruption.signal),
+            save_seconds,
         )  # fmt: skip
     if not finished:
         raise Interrupted(interruption.signal)
@@ -165,8 +167,9 @@ def _walk(
     watcher: Callback,
     save: Callable[[], None],
     stop: Callable[[], bool],
+    save_seconds: float,
 ) -> bool:
-    """Evaluate the missing points and save them every few seconds. Returns False if it was stopped."""
+    """Evaluate the missing points and save them every `save_seconds`. Returns False if it was stopped."""
     members, total = walk.plan.members, len(walk.losses)
     points = _coordinates(walk.axis, members, centre.device)
     values = torch.full((len(points),), math.nan, dtype=torch.float64, device=centre.device)
@@ -185,7 +188,7 @@ def _walk(
                 waiting.popleft().synchronize()
         walk.done = min(begin + members, total)
         stopped = stop() and walk.done < total
-        if stopped or walk.done == total or time.monotonic() - saved > SAVE_SECONDS:
+        if stopped or walk.done == total or time.monotonic() - saved > save_seconds:
             walk.losses[:] = values[:total].cpu().numpy()
             save()
             saved = time.monotonic()

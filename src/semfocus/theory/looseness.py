@@ -249,11 +249,8 @@ def _attend(x: torch.Tensor, w: torch.Tensor, k: int) -> _Attention:
 
 def _both(first: _Attention, second: _Attention) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Dispersion, separation and sink ratio that hold at both points."""
-    return (
-        torch.maximum(first.delta, second.delta),
-        torch.minimum(first.separation, second.separation),
-        torch.maximum(first.sink_ratio, second.sink_ratio),
-    )
+    gap = torch.minimum(first.separation, second.separation)
+    return torch.maximum(first.delta, second.delta), gap, torch.maximum(first.sink_ratio, second.sink_ratio)
 
 
 def _parts(z: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
