@@ -142,7 +142,7 @@ def shapes_of(plan: Plan) -> dict[str, list[Job]]:
 
 
 def work_of(plan: Plan) -> dict[str, Work]:
-    """What each run that has not ended has to do yet, for the board to show."""
+    """What each run that has not ended has to do yet, for the progress table."""
     waiting = {job.id for job in plan.waiting}
     work = {}
     for name, runs in zip(_line_names(plan), shapes_of(plan).values(), strict=True):

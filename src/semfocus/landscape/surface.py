@@ -119,7 +119,7 @@ def measure_surface(
     run: str | RunDirectory,
     settings: SurfaceSettings = LAPTOP,
     runtime: Runtime = Runtime(),
-    watcher: Callback = lambda done, wanted: None,
+    on_progress: Callback = lambda done, wanted: None,
     *,
     again: bool = False,
     positions_at_once: int | None = None,
@@ -147,7 +147,7 @@ def measure_surface(
     with numerics(settings.precision, threads), listening() as interruption:
         losses = Losses(model.spec, model.rows, walk.plan, compiled)
         finished = _walk(
-            walk, losses, model.parameters[0], watcher,
+            walk, losses, model.parameters[0], on_progress,
             lambda: write_part(request.run, settings.directions, request.key.hex(), walk.arrays()),
             lambda: bool(interruption.signal),
             save_seconds,
@@ -164,7 +164,7 @@ def _walk(
     walk: _Walk,
     losses: Losses,
     centre: Tensor,
-    watcher: Callback,
+    on_progress: Callback,
     save: Callable[[], None],
     stop: Callable[[], bool],
     save_seconds: float,
@@ -192,7 +192,7 @@ def _walk(
             walk.losses[:] = values[:total].cpu().numpy()
             save()
             saved = time.monotonic()
-        watcher(walk.done, total)
+        on_progress(walk.done, total)
         if stopped:
             return False
     return True

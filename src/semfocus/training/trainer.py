@@ -52,8 +52,8 @@ class Progress:
     step: int
     total_steps: int
     steps_per_epoch: int
-    seconds: float  # since this session began
-    session_steps: int  # steps made in this session
+    seconds: float  # since this process began with the runs
+    session_steps: int  # made in that time
 
 
 Callback = Callable[[Progress], None]
