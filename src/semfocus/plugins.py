@@ -60,7 +60,8 @@ def _import(module: str, name: str) -> None:
 def plugin_modules() -> list[str]:
     """The modules outside of semfocus that have registered something: what a fresh process must import as well.
 
-    The main module is not among them: multiprocessing imports it by itself.
+    The main module is not among them, since multiprocessing imports it by itself, nor is code that no import finds.
     """
     homes = {getattr(entry, "__module__", "") for registry in Registry.every for entry in registry.entries()}
-    return sorted(home for home in homes if home.split(".")[0] not in ("", "semfocus", "__main__", "__mp_main__"))
+    homes = {home for home in homes if home.split(".")[0] not in ("semfocus", "__main__", "__mp_main__")}
+    return sorted(home for home in homes if getattr(sys.modules.get(home), "__spec__", None) is not None)
