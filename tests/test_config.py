@@ -328,3 +328,12 @@ def test_an_override_that_cannot_be_meant_is_refused(override: str, message: str
 def test_a_config_survives_json(tmp_path: Path) -> None:
     config = parse_config(apply_overrides(BASE, ["training.stop_accuracy=0.9", "model.dropout=0", "training.lr=1"]))
     assert parse_config(json.loads(config.model_dump_json())) == config
+
+
+def test_the_old_name_of_a_field_still_works_in_files_and_overrides_and_says_its_new_name() -> None:
+    with pytest.warns(FutureWarning, match=r"training\.until is now training\.stop_accuracy"):
+        changed = apply_overrides({"training": {"stop_accuracy": 0.95}}, ["training.until=0.9"])
+    assert changed == {"training": {"stop_accuracy": 0.9}}
+    with pytest.warns(FutureWarning, match=r"training\.until is now training\.stop_accuracy"):
+        config = parse_config({"task": {"name": "parity"}, "training": {"until": 0.8}})
+    assert config.training.stop_accuracy == 0.8

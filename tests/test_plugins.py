@@ -150,6 +150,36 @@ BAD = {
 }
 
 
+def test_a_class_that_another_module_defines_reaches_worker_processes_through_the_plugin_that_registers_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    library = (folder / "my_focus.py").read_text().replace("@register_", "# @register_")
+    (tmp_path / "library.py").write_text(library)
+    (tmp_path / "entry.py").write_text(
+        "from semfocus import register_mechanism, register_normaliser, register_objective, register_task\n"
+        "from library import Cosine, Majority, Margin, Squares\n"
+        "register_mechanism(Cosine)\nregister_normaliser(Squares)\nregister_objective(Margin)\nregister_task(Majority)\n"
+    )
+    arguments = ["compare", "majority", "--attention", "full,cosine:3", "--jobs", "2", *TINY, "--plugin", "entry.py"]
+    done = command(tmp_path, *arguments)
+    assert done.returncode == 0, done.stderr
+    listed = command(folder, "runs", str(tmp_path / "runs"))
+    assert "unrecognised" in listed.stdout, "a run of a plugin that is not loaded is not damaged"
+    assert "--plugin" in listed.stdout
+
+
+def test_a_file_whose_name_another_module_has_and_a_plugin_that_exits_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "json.py").write_text("raise SystemError\n")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(0)\n")
+    with pytest.raises(UsageError, match="another module is called 'json'"):
+        load_plugin(str(tmp_path / "json.py"))
+    with pytest.raises(UsageError, match="raises SystemExit on import"):
+        load_plugin(str(tmp_path / "leaves.py"))
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_plugin_is_named_with_what_to_do(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -152,7 +152,7 @@ class TrainingConfig(_Part):
     @classmethod
     def _old_names(cls, fields: Any) -> Any:
         if isinstance(fields, dict) and "until" in fields and "stop_accuracy" not in fields:
-            warnings.warn("training.until is now training.stop_accuracy", DeprecationWarning, stacklevel=2)
+            warnings.warn("training.until is now training.stop_accuracy", FutureWarning, stacklevel=2)
             return {OLD_NAMES.get(name, name): value for name, value in fields.items()}
         return fields
 

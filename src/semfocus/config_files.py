@@ -18,13 +18,14 @@ import json
 import re
 import reprlib
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from semfocus.config import RunConfig
+from semfocus.config import OLD_NAMES, RunConfig
 from semfocus.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ def apply_overrides(config: Mapping[str, Any], overrides: Sequence[str]) -> dict
         parts = name.strip().split(".")
         if not equals or not all(parts):
             raise UsageError(f"override {text!r} must look like training.lr=0.3")
+        if parts[0] == "training" and parts[-1] in OLD_NAMES:  # before it stands beside the new name
+            parts[-1] = OLD_NAMES[parts[-1]]
+            warnings.warn(f"{name.strip()} is now {'.'.join(parts)}", FutureWarning, stacklevel=2)
         section = changed
         for depth, part in enumerate(parts[:-1], start=1):
             section = section.setdefault(part, {})

@@ -44,14 +44,21 @@ def load_plugin(name: str) -> None:
     if str(folder.absolute()) not in sys.path:
         sys.path.insert(0, str(folder.absolute()))
     _import(module, name)
+    home = getattr(sys.modules[module], "__file__", None)
+    if is_file and (home is None or not path.samefile(home)):
+        raise UsageError(
+            f"plugin {name!r}: another module is called {module!r} ({home or 'built in'}); rename the file"
+        )
 
 
 def _import(module: str, name: str) -> None:
     """Import a module; whatever it raises becomes an error that names the plugin."""
     try:
         import_module(module)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and module.startswith(error.name):
+    except UsageError as error:
+        raise UsageError(f"plugin {name!r}: {error}") from error
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
             where = f"it must be a module in {Path.cwd()} or an installed one, or the path of a .py file"
             raise UsageError(f"plugin {name!r} cannot be found: {error}; {where}") from error
         raise UsageError(f"plugin {name!r} raises {type(error).__name__} on import: {error}; mend it first") from error
@@ -62,6 +69,6 @@ def plugin_modules() -> list[str]:
 
     The main module is not among them, since multiprocessing imports it by itself, nor is code that no import finds.
     """
-    homes = {getattr(entry, "__module__", "") for registry in Registry.every for entry in registry.entries()}
+    homes = {home for registry in Registry.every for home in registry.origins()}
     homes = {home for home in homes if home.split(".")[0] not in ("semfocus", "__main__", "__mp_main__")}
     return sorted(home for home in homes if getattr(sys.modules.get(home), "__spec__", None) is not None)

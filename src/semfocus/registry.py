@@ -12,6 +12,7 @@ mechanisms.get("topkk")      UsageError: unknown mechanism 'topkk'; did you mean
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -37,6 +38,7 @@ class Registry(Generic[T]):
         self.hint = hint  # ends the message about an unknown name
         self._modules = dict(modules or {})
         self._entries: dict[str, Any] = {}
+        self._origins: dict[str, set[str]] = {}  # name -> the modules that define and that register the entry
         Registry.every.append(self)
 
     def register(self, entry: V, name: str | None = None) -> V:
@@ -48,9 +50,11 @@ class Registry(Generic[T]):
         home = self._modules.get(key)
         taken = home is not None and home != getattr(entry, "__module__", None)
         if taken or self._entries.get(key, entry) is not entry:
-            article = "an" if self.kind[0] in "aeiou" else "a"
-            raise UsageError(f"{article} {self.kind} called {key!r} is registered already; choose another name")
+            raise UsageError(
+                f"{_article(self.kind)} {self.kind} called {key!r} is registered already; choose another name"
+            )
         self._entries[key] = entry
+        self._origins[key] = {getattr(entry, "__module__", ""), _registering_module()}
         return entry
 
     @contextmanager
@@ -68,7 +72,7 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """The entry called `name`."""
         if name not in self:
-            raise unknown(self.kind, name, self.names(), self.hint)
+            raise unknown(self.kind, name, self.names(), f"{self.hint}; one of a plugin's needs --plugin MODULE")
         if name not in self._entries:
             import_module(self._modules[name])
         return self._entries[name]
@@ -81,6 +85,10 @@ class Registry(Generic[T]):
         """What has been registered so far; modules that nobody has asked for are not imported."""
         return list(self._entries.values())
 
+    def origins(self) -> set[str]:
+        """The modules that define, or have registered, what is registered now."""
+        return {module for name in self._entries for module in self._origins.get(name, ())}
+
     def __contains__(self, name: object) -> bool:
         return name in self._modules or name in self._entries
 
@@ -91,5 +99,20 @@ class Registry(Generic[T]):
 def _name_of(entry: object, kind: str) -> str:
     name = getattr(entry, "name", None)
     if not isinstance(name, str) or not name:
-        raise UsageError(f"{entry!r} cannot be registered as a {kind}: it needs a class attribute `name`, a text")
+        raise UsageError(
+            f"{entry!r} cannot be registered as {_article(kind)} {kind}: it needs a class attribute `name`, a text"
+        )
     return name
+
+
+def _registering_module() -> str:
+    """The module whose code registers something: a plugin may register a class that another module defines."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "semfocus":
+        frame = frame.f_back
+    name = "" if frame is None else frame.f_globals.get("__name__", "")
+    return "" if name.split(".")[0] in ("importlib", "_frozen_importlib", "_frozen_importlib_external") else name
+
+
+def _article(kind: str) -> str:
+    return "an" if kind[0] in "aeiou" else "a"

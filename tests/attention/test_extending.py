@@ -15,10 +15,10 @@ import torch
 from semfocus import Banded, BottomK, Full, RandomK, TopK, attend
 from semfocus.attention import chunked, dense, parse_mechanism
 from semfocus.attention.inputs import AttentionInputs
-from semfocus.attention.mechanisms import RandomKWithReplacement
+from semfocus.attention.mechanisms import RandomKWithReplacement, ScoreRanked
 from semfocus.attention.normalisers import Sigmoid, Softmax, parse_normaliser, register_normaliser
 from semfocus.attention.operator import BACKENDS, Backend, choose_backend, log_once
-from semfocus.attention.registry import MECHANISMS, NORMALISERS
+from semfocus.attention.registry import MECHANISMS, NORMALISERS, register_mechanism
 from semfocus.attention.selection import topk_mask_by_sorting
 from semfocus.config import AttentionConfig
 from semfocus.errors import UsageError
@@ -225,3 +225,74 @@ def test_the_conformance_suite_catches_a_mutation(name, monkeypatch) -> None:
     monkeypatch.setattr(owner, attribute, mutant)
     with pytest.raises(AssertionError):
         suite()
+
+
+@dataclass(frozen=True)
+class WithFirstKeys(ScoreRanked):
+    """Keeps the first four keys as well, and does not say how many that makes."""
+
+    name = "with_first_keys"
+
+    def priority(self, inputs):
+        return inputs.scores
+
+    def always_kept(self, positions, causal):
+        return (positions.key < 4).expand(positions.queries, -1)
+
+
+class _EverySecond:
+    def choose(self, inputs):
+        return inputs.allowed & (inputs.positions.key % 2 == 0)
+
+
+class _NearestThree:
+    def pattern(self, positions, causal):
+        return (positions.key - positions.position).abs() < 2
+
+
+@dataclass(frozen=True)
+class MixedTopK(_EverySecond, TopK):
+    name = "mixed_topk"
+
+
+@dataclass(frozen=True)
+class MixedBanded(_NearestThree, Banded):
+    name = "mixed_banded"
+
+
+@dataclass(frozen=True)
+class FourSinks(TopK):
+    name = "four_sinks"
+    sinks: int = 4
+
+
+@pytest.mark.parametrize("mechanism", [WithFirstKeys(4), MixedTopK(4), MixedBanded(4), FourSinks(4, sinks=0)], ids=str)
+def test_a_definition_newer_than_a_claim_voids_the_claim_and_the_text_form_leads_back(mechanism) -> None:
+    q, k, v = qkv(400, 400)
+    with MECHANISMS.temporarily(type(mechanism)):
+        assert parse_mechanism(str(mechanism)) == mechanism
+        out, info = attend(q, k, v, mechanism, return_info=True)
+        exact, expected = attend(q, k, v, mechanism, backend="reference", return_info=True)
+    torch.testing.assert_close(out, exact)
+    kept = [each.indices.ge(0).sum(dim=-1).max() for each in (info, expected)]
+    assert kept[0] == kept[1] <= mechanism.max_kept(400)
+
+
+def test_two_sizes_and_whole_number_priorities_are_refused() -> None:
+    @dataclass(frozen=True)
+    class Strided(TopK):
+        name = "strided"
+        suffixes = {}
+
+    with pytest.raises(UsageError, match="room for one size"):
+        register_mechanism(Strided)
+
+    @dataclass(frozen=True)
+    class ByPlace(ScoreRanked):
+        name = "by_place"
+
+        def priority(self, inputs):
+            return inputs.positions.key
+
+    with pytest.raises(TypeError, match="return a floating type"):
+        attend(*qkv(9, 9), ByPlace(3))

@@ -11,7 +11,7 @@ import pytest
 from semfocus.analysis.comparison import compare_records
 from semfocus.analysis.groups import group_records
 from semfocus.analysis.records import Record
-from semfocus.report.figures.curves import draw_curves
+from semfocus.report.figures.curves import Column, draw_grid
 from semfocus.report.figures.gallery import ablations, draw_all, main_groups, write_figures
 from semfocus.report.figures.heatmap import cell_texts, strength
 from semfocus.report.figures.lines import quantiles, series
@@ -25,12 +25,17 @@ from tests.report.helpers import record as made_up
 def test_the_figure_is_written_twice_over_and_is_the_same_each_time(tmp_path: Path) -> None:
     runs = [record(m, s, a) for s in range(3) for m, a in (("full", [0.5] * 10), ("topk:5", [0.5, 1.0]))]
     comparison = compare_records("<b>task</b>", runs, {"chance": 0.5, "majority": 0.5})
-    written = draw_curves(comparison, runs, tmp_path / "curves")
+
+    def draw(name: str) -> list[Path]:
+        column = Column.of(comparison.task, comparison, runs)
+        return draw_grid([column], ["train_loss", "heldout_accuracy"], tmp_path / name, formats=("svg", "png"))
+
+    written = draw("curves")
     assert [path.suffix for path in written] == [".svg", ".png"]
     svg = written[0].read_text()
     assert "<b>task" not in svg
     assert "chance, majority" in svg
-    assert draw_curves(comparison, runs, tmp_path / "again")[0].read_text() == svg
+    assert draw("again")[0].read_text() == svg
 
 
 def test_every_figure_of_a_store_is_drawn_in_every_format_and_theme_asked_for(tmp_path: Path) -> None:

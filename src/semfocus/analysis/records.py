@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from semfocus.analysis.metrics import Column, Metrics, read_metrics, read_seconds
-from semfocus.errors import CorruptData, SemfocusError
+from semfocus.errors import CorruptData, SemfocusError, UsageError
 from semfocus.measurements import Measurement, Measurements, read_all
 from semfocus.store import Entry, RunDirectory
 from semfocus.training.objective import CLASSIFICATION, Learned, Objective, get_objective
@@ -88,8 +88,10 @@ class Record:
         return self.metrics[-1].get(name) if len(self.metrics) else None
 
     def best(self, name: str) -> float | None:
-        """The largest value of a metric; None if the run does not measure it."""
-        return np.fmax.reduce(self.column(name)).item() if self.final(name) is not None else None
+        """The best value of a metric, the smallest where lower is better; None if the run does not measure it."""
+        metric = self.objective.columns.get(name)
+        choose = np.fmin if metric is not None and not metric.higher_is_better else np.fmax
+        return choose.reduce(self.column(name)).item() if self.final(name) is not None else None
 
 
 class Fault(NamedTuple):
@@ -115,6 +117,8 @@ def read_records(entries: Iterable[Entry]) -> tuple[list[Record], list[Fault]]:
             continue
         try:
             records.append(_record(entry, entry.config))
+        except UsageError as error:  # of an objective that nobody has registered
+            faults.append(Fault(entry.name, "unrecognised", str(error)))
         except SemfocusError as error:
             faults.append(Fault(entry.name, "corrupt", str(error)))
     return records, faults
@@ -143,7 +147,7 @@ def _record(entry: Entry, config: dict[str, Any]) -> Record:
         raise CorruptData(f"config.json has training.epochs = {config['training']['epochs']}, which must be positive")
     run = RunDirectory(entry.path)
     metrics = read_metrics(run)
-    _check(metrics, config["training"]["epochs"], get_objective(config.get("objective", CLASSIFICATION.name)))
+    _check(metrics, config["training"]["epochs"], _objective_of(config))
     return Record(entry.name, config, metrics, entry.state, read_seconds(run), entry.why)
 
 
@@ -161,3 +165,10 @@ def _check(metrics: Metrics, horizon: int, objective: Objective) -> None:
         wrong = values[~((values >= low) & (values <= high))]
         if len(wrong):
             raise CorruptData(f"metrics.jsonl has {name} = {wrong[0]}, outside of {low:.0f} .. {high}")
+
+
+def _objective_of(config: Mapping[str, Any]) -> Objective:
+    name = config.get("objective", CLASSIFICATION.name)
+    if not isinstance(name, str):
+        raise CorruptData(f"config.json has objective = {name!r:.40}, which is not a name")
+    return get_objective(name)

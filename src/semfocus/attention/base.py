@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 LARGEST = 2**63 - 1
 # Claims that fast paths rely on. A subclass may choose other keys, so it does not inherit them: it claims them anew.
 NOT_INHERITED = ("keeps_all", "keeps_blocks", "score_order", "ignores_trailing_padding", "counts_from_start")
+DEFINITIONS = ("choose", "always_kept", "pattern", "indices")
+VOIDABLE = ("is_ranked", "is_local", "max_kept", "max_listed", "uses_positions", "depends_on_input")
+NEVER = 10**6  # older than any class
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,20 @@ class Mechanism(ABC):
         for claim in NOT_INHERITED:
             if claim not in own:
                 setattr(cls, claim, vars(Mechanism)[claim])
-        # A new definition makes the inherited ways to compute it wrong.
-        if "choose" in own and "is_ranked" not in own:
+        # A definition that is newer than a claim about it, in this class or in a mixin, makes the claim void.
+        age = {name: _age(cls, name) for name in (*DEFINITIONS, *VOIDABLE)}
+        if age["choose"] < age["is_ranked"]:
             cls.is_ranked = False
-        if "is_local" not in own and ("choose" in own or ("pattern" in own and "indices" not in own)):
+        if age["choose"] < age["is_local"] or age["pattern"] < age["indices"]:
             cls.is_local = False
+        chosen = min(age["choose"], age["always_kept"], age["pattern"] if not cls.is_local else NEVER)
+        for claim in ("max_kept", "max_listed"):
+            if chosen < age[claim]:
+                setattr(cls, claim, vars(Mechanism)[claim])
+        if min(age["choose"], age["pattern"]) < age["uses_positions"]:
+            cls.uses_positions = vars(Mechanism)["uses_positions"]
+        if age["choose"] < age["depends_on_input"]:
+            cls.depends_on_input = True
 
     def __post_init__(self) -> None:
         """All fields are whole numbers: the size at least 1, extras at least 0."""
@@ -199,8 +211,16 @@ class Mechanism(ABC):
     def __str__(self) -> str:
         values: dict[str, int] = {name: getattr(self, name) for name in self.__match_args__}
         size = "".join(f":{value}" for name, value in values.items() if name not in self.suffixes.values())
-        extras = "".join(f"+{values[name]}{letter}" for letter, name in self.suffixes.items() if values[name])
+        defaults = {name: getattr(type(self), name, 0) for name in self.suffixes.values()}
+        extras = "".join(
+            f"+{values[name]}{letter}" for letter, name in self.suffixes.items() if values[name] != defaults[name]
+        )
         return f"{self.name}{size}{extras}"
+
+
+def _age(cls: type, name: str) -> int:
+    """How far up the method resolution order an attribute is defined: 0 is the class itself."""
+    return next((age for age, base in enumerate(cls.__mro__) if name in vars(base)), NEVER)
 
 
 class Positional(Mechanism):
@@ -273,7 +293,8 @@ class ScoreRanked(Mechanism):
 
         from semfocus.attention.positions import Positions
 
-        return self.always_kept(Positions(1, 1, torch.device("cpu"), 0, 1), True) is not None
+        by_score = self.score_order is not None  # otherwise the priority may depend on positions
+        return not by_score or self.always_kept(Positions(1, 1, torch.device("cpu"), 0, 1), True) is not None
 
     def max_kept(self, keys: int) -> int:
         return min(self.k, keys)
@@ -289,4 +310,7 @@ class ScoreRanked(Mechanism):
         allowed = inputs.allowed
         fixed = self.always_kept(inputs.positions, inputs.causal)
         candidates, always_kept = (allowed, None) if fixed is None else (allowed & ~fixed, allowed & fixed)
-        return Ranking(self.priority(inputs), candidates, always_kept, self.k)
+        priority = self.priority(inputs)
+        if not priority.is_floating_point():
+            raise TypeError(f"{self}: priority has dtype {priority.dtype}; return a floating type: priority.float()")
+        return Ranking(priority, candidates, always_kept, self.k)

@@ -161,6 +161,10 @@ class RandomK(ScoreRanked):
     seed: int = 0
 
     @property
+    def uses_positions(self) -> bool:
+        return False
+
+    @property
     def ignores_trailing_padding(self) -> bool:
         return True
 

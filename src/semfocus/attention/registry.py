@@ -28,6 +28,12 @@ NORMALISERS: Registry[type[Normaliser]] = Registry("normaliser")
 def register_mechanism(cls: M) -> M:
     """Make a mechanism known under `cls.name` to configs, the command line and the conformance suite."""
     _check_name(cls, "mechanism")
+    sizes = [name for name in cls.__match_args__ if name not in cls.suffixes.values()]
+    if len(sizes) > 1:
+        raise UsageError(
+            f"{cls.__name__} has the fields {', '.join(sizes)}; a text form has room for one size: give the "
+            "others letters in `suffixes`"
+        )
     return MECHANISMS.register(cls)
 
 

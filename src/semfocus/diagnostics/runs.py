@@ -191,10 +191,10 @@ def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     keys = {run.run.id: (comparability_key(run.run.config()), run.config.seed) for run in runs}
     for heavy in runs:
-        if not heavy.mechanism.startswith("topk:"):
+        if heavy.config.attention.value.keeps_largest is None:
             continue
         for full in runs:
-            if full.mechanism == "full" and keys[full.run.id] == keys[heavy.run.id]:
+            if full.config.attention.value.keeps_all and keys[full.run.id] == keys[heavy.run.id]:
                 shared = [key for key in heavy.asked if key in full.asked]
                 rows += [
                     {**_about(heavy), "full": full.run.id, **two_models(full.now, heavy.now, key)} for key in shared

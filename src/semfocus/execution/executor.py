@@ -62,7 +62,13 @@ class Executor(ABC):
 
 
 registry: Registry[type[Executor]] = Registry("executor", _BUILT_IN)
-register_executor = registry.register
+
+
+def register_executor(cls: type[Executor]) -> type[Executor]:
+    """Make an executor known under `cls.name`; usable as a class decorator."""
+    if not (isinstance(cls, type) and issubclass(cls, Executor)):
+        raise UsageError(f"{cls!r} cannot be registered as an executor; derive it from Executor")
+    return registry.register(cls)
 
 
 def executor_names() -> list[str]:
@@ -128,5 +134,7 @@ def train_jobs(
     chosen = make_executor(executor, runtime, len(cohorts))  # what cannot start is named before anything is written
     open_runs(jobs, store)
     ran = chosen.run(cohorts, store, on_progress or (lambda progress: None)) if cohorts else []
+    if not isinstance(ran, list) or not all(isinstance(outcome, RunOutcome) for outcome in ran):
+        raise UsageError(f"executor {chosen.name!r} must return outcomes_of(cohorts), not {ran!r:.60}")
     states = {outcome.run.id: outcome.state for outcome in ran}
     return [RunOutcome(job.config, job.run, states.get(job.id) or job.state) for job in jobs]

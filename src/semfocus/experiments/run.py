@@ -18,7 +18,7 @@ from semfocus.analysis.comparison import Comparison, compare_records
 from semfocus.analysis.groups import Group
 from semfocus.analysis.records import Fault
 from semfocus.analysis.results import Results
-from semfocus.errors import CorruptData, UsageError
+from semfocus.errors import CorruptData
 from semfocus.execution.cohorts import plan_jobs
 from semfocus.execution.executor import AUTO, RunOutcome, train_jobs
 from semfocus.experiments.experiment import Experiment, config_key
@@ -109,6 +109,6 @@ def _draw(plan: Plan, results: Results) -> list[Path]:
             shown=lambda place: {plan.ids[config_key(config)] for config in experiment.shown(place)},
             formats=("svg", "png"),
         )
-    except UsageError as error:  # the runs are trained: what cannot be drawn must not cost their comparison
-        warnings.warn(f"the figures of {experiment.name} are not drawn: {error}", stacklevel=2)
+    except Exception as error:  # the runs are trained: what cannot be drawn must not cost their comparison
+        warnings.warn(f"figures of {experiment.name} are missing: {type(error).__name__}: {error}", stacklevel=2)
         return []

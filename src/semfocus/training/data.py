@@ -48,11 +48,11 @@ class Rows:
     def take(self, members: Tensor, indices: Tensor) -> Examples:
         """The examples `indices` (E, B) of each member."""
         lengths = None if self.lengths is None else self.lengths[members, indices]
-        return Examples(self.tokens[members, indices].long(), lengths, self.targets[members, indices].long())
+        return Examples(self.tokens[members, indices].long(), lengths, _widened(self.targets[members, indices]))
 
     def every(self) -> Examples:
         """All examples of each member."""
-        return Examples(self.tokens.long(), self.lengths, self.targets.long())
+        return Examples(self.tokens.long(), self.lengths, _widened(self.targets))
 
     def only(self, members: list[int]) -> Rows:
         """The examples of some of the members."""
@@ -84,6 +84,16 @@ def stack(batches: list[Batch], spec: Spec, device: torch.device, objective: Obj
     return Rows(
         torch.stack(tokens).to(device),
         torch.stack(lengths).to(device) if has_padding else None,
-        torch.stack([objective.targets(batch) for batch in batches]).to(torch.int32).to(device),
+        _narrowed(torch.stack([objective.targets(batch) for batch in batches])).to(device),
         objective,
     )
+
+
+def _narrowed(targets: Tensor) -> Tensor:
+    """Targets as they are kept: classes in 32 bits, numbers in float32."""
+    return targets.float() if targets.is_floating_point() else targets.to(torch.int32)
+
+
+def _widened(targets: Tensor) -> Tensor:
+    """Targets as an objective takes them: classes as int64, numbers as they are."""
+    return targets if targets.is_floating_point() else targets.long()

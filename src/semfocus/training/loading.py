@@ -37,8 +37,9 @@ def config_of(run: RunDirectory) -> RunConfig:
     fields = run.config()
     try:
         return RunConfig.model_validate({name: fields[name] for name in RunConfig.model_fields if name in fields})
-    except (ValidationError, UsageError) as error:
-        raise CorruptData(f"{run.path / 'config.json'} does not describe a run: {error}") from None
+    except ValidationError as error:
+        reasons = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False)]
+        raise CorruptData(f"{run.path / 'config.json'} does not describe a run: {'; '.join(reasons)}") from None
 
 
 def checkpoint_epochs(run: RunDirectory) -> dict[float, int]:

@@ -22,7 +22,6 @@ from semfocus.training.objective import CLASSIFICATION, Learned, is_share, known
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ONE_TASK = ("train_loss", "train_accuracy", "heldout_accuracy")
 MANY_TASKS = ("train_loss", "heldout_accuracy")  # as in the paper
 
 
@@ -60,19 +59,6 @@ class Column:
             for arm in comparison.arms
         ]
         return Column(title, curves, comparison.horizon, comparison.seeds, comparison.baselines, comparison.learned)
-
-
-def draw_curves(
-    comparison: Comparison,
-    records: Sequence[Record],
-    stem: Path,
-    *,
-    formats: Sequence[str] = ("svg", "png"),
-    theme: Theme = "light",
-) -> list[Path]:
-    """Draw one task in three panels, as `stem`.svg and so on."""
-    column = Column.of(comparison.task, comparison, records)
-    return draw_grid([column], ONE_TASK, stem, size=(6.4, 7.6), formats=formats, theme=theme)
 
 
 def draw_columns(

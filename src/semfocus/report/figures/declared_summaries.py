@@ -30,7 +30,7 @@ def draw_scatter(sheet: Sheet) -> list[Path]:
         return _draw_dispersion_ratios(sheet)
     written = []
     keys = list(sheet.runs.split(panel.lines))
-    varied = [i for i in range(len(panel.lines)) if len({key[i] for key in keys}) > 1] or [0]
+    varied = [i for i in range(len(panel.lines)) if len({key[i] for key in keys}) > 1] or [0][: len(panel.lines)]
     for stem, metric in sheet.parts(list(panel.metrics), 1):
         points = []
         for key, runs in sheet.runs.split(panel.lines).items():

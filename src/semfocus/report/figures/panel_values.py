@@ -226,10 +226,10 @@ def is_share(metric: str) -> bool:
 def check_alike(title: str, name: str, records: Sequence[Record]) -> None:
     """Refuse a line of runs that differ in more than their seed: their median would mean nothing."""
     seeds = [record.seed for record in records]
-    if len(set(seeds)) == len(seeds):
+    varied = differing([{**settings_of(record.config), MECHANISM: record.mechanism} for record in records])
+    if not varied and len(set(seeds)) == len(seeds):
         return
-    settings = [{**settings_of(record.config), MECHANISM: record.mechanism} for record in records]
-    fields = ", ".join(differing(settings)) or "nothing but their ids"
+    fields = ", ".join(varied) or "nothing but their ids"
     raise UsageError(f"panel {title!r}: the line {name!r} mixes runs that differ in {fields}; name it in lines or each")
 
 

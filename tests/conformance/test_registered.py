@@ -1,0 +1,64 @@
+"""Every registered task, objective and executor keeps its promises, a plugin's too (`--plugin my_module`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from semfocus import recipes
+from semfocus.execution import train
+from semfocus.execution.executor import registry as executors
+from semfocus.tasks import get_task, task_names
+from semfocus.training import Runtime
+from semfocus.training.objective import get_objective, objective_names, objective_of
+from tests.training.helpers import runtime, states, tiny
+
+SLOW_TO_DRAW = {"listops": {"min_length": 10, "max_length": 20, "max_depth": 4}}
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_a_task_draws_the_same_examples_again_and_labels_them_by_its_own_rule(name: str) -> None:
+    task = get_task(name, **SLOW_TO_DRAW.get(name, {}))
+    first, again = (task.sample(16, seed=3, split="train") for _ in range(2))
+    other = task.sample(16, seed=3, split="heldout")
+    assert torch.equal(first.tokens, again.tokens)
+    assert not torch.equal(first.tokens, other.tokens)
+    assert first.tokens.shape == (16, task.seq_len)
+    assert int(first.tokens.max()) <= task.pad_id
+    assert int(first.lengths.max()) <= task.seq_len
+    if first.labels.dim() == 1:
+        assert torch.equal(task.label(first.tokens, first.lengths), first.labels)
+        assert 0 <= int(first.labels.min()) <= int(first.labels.max()) < task.num_classes
+    assert json.loads(json.dumps(task.fingerprint())) == json.loads(
+        json.dumps(get_task(name, **task.options).fingerprint())
+    )
+    assert objective_of(task).name in objective_names()
+    recipes.smoke(name, "full", 0).check(recipes.smoke(name, "full", 0).task.build())
+
+
+@pytest.mark.parametrize("name", objective_names())
+def test_an_objective_measures_what_it_declares_and_its_loss_has_a_gradient(name: str) -> None:
+    objective = get_objective(name)
+    shape = (2, 3, 5) if objective.predicts_positions else (2, 3)
+    logits = torch.randn(*shape, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    targets = torch.arange(logits[..., 0].numel()).reshape(shape) % 4
+    loss = objective.loss(logits, targets)
+    assert loss.shape == (2, 3)
+    (gradient,) = torch.autograd.grad(loss.sum(), logits)
+    assert gradient.isfinite().all()
+    assert gradient.abs().sum() > 0
+    assert [*objective.measure(logits, targets)] == [metric.name for metric in objective.metrics]
+    assert objective.learned.column in objective.columns
+
+
+@pytest.mark.parametrize("name", executors.names())
+def test_an_executor_trains_every_cohort_and_leaves_finished_runs_alone(name: str, tmp_path: Path) -> None:
+    configs = [tiny(seed, mechanism, epochs=1) for mechanism in ("full", "topk:3") for seed in (1, 2)]
+    once: Runtime = runtime(jobs=2)
+    assert states(train(configs, tmp_path, once, executor=name)) == ["done"] * 4
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
+    assert states(train(configs, tmp_path, once, executor=name)) == ["done"] * 4
+    assert {path: path.stat().st_mtime_ns for path in before} == before
