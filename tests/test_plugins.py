@@ -13,11 +13,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from semfocus.errors import UsageError
-from semfocus.execution.executor import Executor, make_executor, registry
+from semfocus.execution import train
+from semfocus.execution.executor import Executor, make_executor, register_executor, registry
 from semfocus.plugins import load_plugin
+from semfocus.tasks import get_task
 from semfocus.training import Runtime
+from semfocus.training.cohort import spec_of
+from semfocus.training.data import stack
+from semfocus.training.objective import Classification
+from tests.training.helpers import runtime, tiny
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "architecture.md"
@@ -221,6 +228,42 @@ def test_an_executor_that_cannot_start_is_named_with_what_to_do() -> None:
         make_executor("broken", Runtime(), 1)
     assert "RuntimeError: no such cluster" in str(caught.value)
     assert "serial" in str(caught.value)
+
+
+def test_an_executor_that_returns_no_outcomes_or_is_none_is_named(tmp_path: Path) -> None:
+    class Silent(Executor):
+        name = "silent"
+
+        def run(self, cohorts, store, on_progress):
+            return None
+
+    with registry.temporarily(Silent), pytest.raises(UsageError, match=r"'silent' must return outcomes_of\(cohorts\)"):
+        train([tiny(1, epochs=1)], tmp_path, runtime(), executor="silent")
+    with pytest.raises(UsageError, match="derive it from Executor"):
+        register_executor(str)
+
+
+def test_targets_that_are_numbers_reach_the_objective_as_they_are(tmp_path: Path) -> None:
+    seen: list[torch.Tensor] = []
+
+    class Halves(Classification):
+        name = "halves"
+
+        def targets(self, batch):
+            return batch.labels * 0.5 + 0.25
+
+        def loss(self, logits, targets):
+            seen.append(targets)
+            return (logits[..., 0] - targets).square()
+
+        def measurements(self, logits, targets):
+            return {"accuracy": (logits[..., 0] > 0.5) == (targets > 0.5)}
+
+    task = get_task("even_pairs", length=8)
+    batch = stack([task.sample(6, seed=1)], spec_of(tiny(), task), torch.device("cpu"), Halves())
+    Halves().measure(torch.zeros(1, 6, 2), batch.every().targets)
+    assert {*seen[0].flatten().tolist()} <= {0.25, 0.75}
+    assert seen[0].dtype == torch.float32
 
 
 def test_the_path_in_the_guide_is_one_way_and_every_stop_exists() -> None:

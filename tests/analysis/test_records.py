@@ -16,6 +16,8 @@ from semfocus.analysis.results import Results
 from semfocus.errors import CorruptData, UsageError
 from semfocus.measurements import Dispersion
 from semfocus.store import RunDirectory, RunStore, write_measurement
+from tests.analysis.made import run
+from tests.analysis.test_verdicts_cli import stored
 from tests.measurements import payloads
 
 CONFIG = {
@@ -222,3 +224,26 @@ def test_measurements_are_found_by_run_and_a_damaged_one_is_reported(tmp_path: P
     assert results.measurements == {"aa" * 4: {"dispersion": Dispersion.from_payload(payloads.dispersion())}}
     assert [(fault.name, fault.kind) for fault in results.faults] == [("bb" * 4, "corrupt")]
     assert results.unreadable == []
+
+
+def test_the_best_value_of_a_loss_is_the_smallest() -> None:
+    rows = [
+        {"epoch": i + 1, "step": i + 1, "train_loss": loss, "train_accuracy": right, "heldout_loss": loss,
+         "heldout_accuracy": right}
+        for i, (loss, right) in enumerate([(0.9, 0.5), (0.2, 0.9), (0.4, 0.8)])
+    ]  # fmt: skip
+    record = Record("aa" * 8, {"training": {"epochs": 3}}, rows, "done", 1.0)
+    assert record.best("heldout_loss") == 0.2
+    assert record.best("heldout_accuracy") == 0.9
+
+
+@pytest.mark.parametrize("objective", [[], {}, 5, None])
+def test_an_objective_that_is_no_name_is_a_fault_of_its_run_alone(objective: object, tmp_path: Path) -> None:
+    stored(tmp_path, [run("parity", "full", seed) for seed in (1, 2)])
+    path = tmp_path / run("parity", "full", 1).id / "config.json"
+    document = json.loads(path.read_text())
+    document["config"]["objective"] = objective
+    path.write_text(json.dumps(document))
+    results = Results.load(tmp_path)
+    assert [(fault.name, fault.kind) for fault in results.faults] == [(run("parity", "full", 1).id, "corrupt")]
+    assert len(results.records) == 1

@@ -233,3 +233,20 @@ def test_every_panel_of_every_study_is_drawn_from_its_runs(study: Study, smoke_r
         assert needs or panel.kind in ("curves", "sweep")
         assert bool(files) == (not needs), panel.title
         assert all(path.stat().st_size > 1000 for path in files)
+
+
+def test_runs_of_one_line_that_differ_in_more_than_their_seed_are_refused_though_no_seed_repeats(
+    tmp_path: Path,
+) -> None:
+    first, second = configs(["parity"], ["full"], 2, training__epochs=4)
+    made(tmp_path, first)
+    made(tmp_path, second.model_copy(update={"model": second.model.model_copy(update={"blocks": 2})}))
+    with pytest.raises(UsageError, match=r"mixes runs that differ in model\.blocks"):
+        drawn(Panel("mixed", ("train_loss",)), Results.load(tmp_path))
+
+
+def test_a_scatter_without_lines_is_one_point(results: Results) -> None:
+    (figure,) = drawn(
+        Panel("all", ("converged_at",), kind="scatter", along="final.heldout_accuracy", lines=()), results
+    )
+    assert figure.axes
