@@ -10,6 +10,7 @@ length. `document` is the whole JSON object, in which a kind may have more.
 from __future__ import annotations
 
 import statistics
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -26,7 +27,7 @@ FINEST = 10_000  # points along a side of a surface
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(ABC):
     """What all kinds have: the stored document, and the settings that tell measurements of one run apart."""
 
     NAME: ClassVar[str]
@@ -38,9 +39,9 @@ class Measurement:
         return {name: self.document.get(name) for name in self.SETTINGS}
 
     @classmethod
+    @abstractmethod
     def from_payload(cls, payload: Mapping[str, Any], largest: float = LARGEST) -> Self:
         """Check a stored document; Malformed where it is not of this kind."""
-        raise NotImplementedError
 
     def merged(self, before: Self | None) -> Self:
         """With what only the measurement `before`, of the same settings, has."""
