@@ -31,7 +31,7 @@ def list_runs(
         typer.echo(f"no runs in {store.root}; make some: semfocus compare even_pairs --quick")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("run", "task", "mechanism", "seed", "state", "epochs", "train", "held out", "95 % at", "time"):
+    for title in ("run", "task", "mechanism", "seed", "state", "epochs", "train", "held out", "learned at", "time"):
         table.add_column(title, no_wrap=title in ("run", "mechanism"))
     for row in rows:
         if "task" not in row:
