@@ -85,6 +85,10 @@ class Padding(NamedTuple):
             return Padding(mask=valid_mask(lengths, spec)[:, :, None, None, :])
         return Padding(lengths=lengths)
 
+    def only(self, members: slice) -> Padding:
+        """Of these members alone."""
+        return Padding(*(None if part is None else part[members] for part in self))
+
 
 def forward(
     parameters: dict[str, Tensor],
@@ -137,12 +141,24 @@ def block(
     q, k, v = (
         _split_heads(part, spec) for part in _linear(y, qkv_weight, qkv_bias).chunk(3, dim=-1)
     )  # (E, B, H, L, w)
-    attn_out = attend(q, k, v, spec.mechanism, **padding._asdict(), **attention_settings(seeds, spec, train))
+    attn_out = _attention(q, k, v, padding, seeds, spec, train)
     x = drop(_linear(attn_out.transpose(2, 3).flatten(3), o_weight, o_bias), 1).add_(x)
     x = x if pre else norm(x, epsilon)
     hidden = drop(_linear(norm(x, NORM_EPSILON) if pre else x, mlp_in_weight, mlp_in_bias), 2)
     x = drop(_linear(ACTIVATIONS[spec.model.activation](hidden), mlp_out_weight, mlp_out_bias), 3).add_(x)
     return x if pre else norm(x, NORM_EPSILON)
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, padding: Padding, seeds: Tensor | None, spec: Spec, train: bool
+) -> Tensor:
+    """(E, B, H, L, w): each member by its own mechanism; members of one mechanism stand together."""
+    outs = []
+    for part, members in spec.by_attention:
+        settings = attention_settings(None if seeds is None else seeds[:, members], part, train)
+        own = padding.only(members)._asdict()
+        outs.append(attend(q[members], k[members], v[members], part.mechanism, **own, **settings))
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
 def attention_settings(seeds: Tensor | None, spec: Spec, train: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -40,6 +40,8 @@ class Spec:
     seq_len: int  # of the task
     is_causal: bool = False
     predicts_positions: bool = False  # logits at every position, instead of one set a sequence
+    # Of a cohort whose members differ in attention: each attention, with how many consecutive members have it.
+    mixture: tuple[tuple[AttentionConfig, int], ...] = ()
     # Derived once, because a compiler that traces the model cannot trace a parser.
     mechanism: Mechanism = field(init=False)
     normaliser: Normaliser = field(init=False)
@@ -47,6 +49,8 @@ class Spec:
     alignment_padding: int = field(init=False)  # invisible positions that make long sequences suit tensor cores
     extra_tokens: int = field(init=False)  # a CLS token if that is pooled, then the global tokens
     length: int = field(init=False)
+    # The spec of each attention of the mixture, and the members that have it; without a mixture, this one and all.
+    by_attention: tuple[tuple[Spec, slice], ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         mechanism, size = self.attention.value, self.attention.size
@@ -66,6 +70,19 @@ class Spec:
             "length": padded + alignment_padding + extra,
         }.items():
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "by_attention", self._by_attention())
+        lengths = {(part.padded_len, part.alignment_padding, part.extra_tokens) for part, _ in self.by_attention}
+        if len(lengths) > 1:
+            raise ValueError(f"members of one cohort must have sequences of one shape, not {sorted(lengths)}")
+
+    def _by_attention(self) -> tuple[tuple[Spec, slice], ...]:
+        if not self.mixture:
+            return ((self, slice(None)),)
+        parts, first = [], 0
+        for attention, count in self.mixture:
+            parts.append((replace(self, attention=attention, mixture=()), slice(first, first + count)))
+            first += count
+        return tuple(parts)
 
     def _check_objective(self) -> None:
         if self.is_causal and self.attention.globals:
@@ -91,7 +108,7 @@ class Spec:
     @property
     def is_stochastic(self) -> bool:
         """Whether a training step needs random numbers: for dropout, or to choose keys."""
-        return self.model.dropout > 0 or self.mechanism.is_stochastic
+        return self.model.dropout > 0 or any(part.mechanism.is_stochastic for part, _ in self.by_attention)
 
     @cached_property
     def layout(self) -> Layout:

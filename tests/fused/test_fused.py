@@ -76,6 +76,25 @@ def check(spec: Spec, rounding: float = ROUNDING, **how: object) -> float:
     return worst
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_members_of_several_mechanisms_are_each_computed_by_their_own(padded: bool) -> None:
+    mixture = tuple((AttentionConfig(mechanism=name), 1) for name in ("topk:3", "full", "banded:3"))
+    mixed = dataclasses.replace(spec_of("topk:3"), mixture=mixture)
+    check(mixed, padded=padded)
+    together = trained(mixed, parts_of(mixed), torch.float32, padded=padded)
+    for i, (attention, _) in enumerate(mixture):
+        spec = spec_of(attention.mechanism)
+        alone = trained(spec, parts_of(spec), torch.float32, padded=padded, members=slice(i, i + 1))
+        for ours, expected in zip(together, alone, strict=True):
+            torch.testing.assert_close(ours[i : i + 1], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_mechanisms_whose_kernels_differ_in_kind_are_not_mixed() -> None:
+    long = spec_of("topk:3", width=100)
+    mixture = (AttentionConfig(mechanism="topk:3"), 1), (AttentionConfig(mechanism="full"), 2)
+    assert "one kind of kernel" in (refuses(dataclasses.replace(long, mixture=mixture), DEVICE) or "")
+
+
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3+1g"])
 def test_a_training_step_gives_the_plain_models_logits_and_gradients(mechanism: str) -> None:
     check(spec_of(mechanism))

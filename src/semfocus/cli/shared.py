@@ -32,7 +32,11 @@ Compile = Annotated[
     Literal["auto", "on", "off"], typer.Option(help="Compile the model; auto: where it pays, always on a GPU.")
 ]
 Jobs = Annotated[
-    int | None, typer.Option(help="Mechanisms to train at a time, in processes of their own. Default: one a core.")
+    int | None, typer.Option(help="Cohorts to train at a time, in processes of their own. Default: one a core.")
+]
+Mix = Annotated[
+    bool | None,
+    typer.Option("--mix/--no-mix", help="Train mechanisms of one shape in one cohort. Default: on a GPU."),
 ]
 Keep = Annotated[
     str, typer.Option(help="Epochs whose checkpoints stay: 0,1,5 (0: before training), or ladder for 0,1,2,5 to 500.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from semfocus.cli.shared import Compile, Device, ExecutorName, Jobs, Out, Sets, Threads, Track, console, names_of
+from semfocus.cli.shared import Compile, Device, ExecutorName, Jobs, Mix, Out, Sets, Threads, Track, console, names_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,6 +55,7 @@ def run_study(
     device: Device = "auto",
     threads: Threads = None,
     jobs: Jobs = None,
+    mix: Mix = None,
     compile: Compile = "auto",
     evaluate_every: Annotated[float, typer.Option(help="Epochs between evaluations; may be a fraction.")] = 1.0,
     executor: ExecutorName = "auto",
@@ -82,7 +83,9 @@ def run_study(
     experiment = find_study(study).experiment(**choices, overrides=sets or (), most=TOO_MANY if yes else MANY)
     mechanisms = names_of("attention", attention)
     job = plan(experiment if mechanisms is None else experiment.only(mechanisms), out)
-    runtime = Runtime(device=device, threads=threads, jobs=jobs, compile=compile, evaluate_every=evaluate_every)
+    runtime = Runtime(
+        device=device, threads=threads, jobs=jobs, mix=mix, compile=compile, evaluate_every=evaluate_every
+    )
     if dry_run:
         from semfocus.experiments.estimate import estimate
 

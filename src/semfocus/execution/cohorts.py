@@ -8,9 +8,9 @@ for cohort in form_cohorts(jobs, runtime): ...
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from semfocus.config import RunConfig
+from semfocus.config import AttentionConfig, RunConfig
 from semfocus.store import RunStore
 from semfocus.tasks import Task
 from semfocus.training.cohort import spec_of
@@ -42,23 +42,50 @@ def open_runs(jobs: Sequence[Job], store: RunStore) -> None:
 
 
 def form_cohorts(jobs: Sequence[Job], runtime: Runtime) -> list[list[Job]]:
-    """The jobs that have not ended, grouped by shape and mechanism, as many together as memory allows.
+    """The jobs that have not ended, grouped by what may train together, as many together as memory allows.
 
-    Runs that trained together before do so again: their results are then the same to the bit.
+    Runs that trained together before do so again: their results are then the same to the bit. Where several processes
+    train on a CPU, new cohorts are split until each process has one.
     """
     device = runtime.torch_device().type
     waiting = {job.id: job for job in jobs if job.state not in ENDED}
     former = _former_cohorts(list(waiting.values()))
     groups: dict[tuple[str, tuple[str, ...]], list[Job]] = {}
     for job in waiting.values():
-        groups.setdefault((cohort_key(job.config, job.task), former.get(job.id, ())), []).append(job)
-    cohorts = []
+        mixing = runtime.mixing_key(spec_of(job.config, job.task))
+        groups.setdefault((cohort_key(job.config, job.task, mixing), former.get(job.id, ())), []).append(job)
+    kept, new = [], []
     for (_, ids), group in groups.items():
         if ids:
             group.sort(key=lambda job, ids=ids: ids.index(job.id))
+        else:
+            group = [job for same in _by_attention(group) for job in same]
         limit = len(group) if ids else cohort_limit(group[0].config, group[0].task, device)
         size = runtime.cohort_size or limit
-        cohorts += [group[i : i + size] for i in range(0, len(group), size)]
+        (kept if ids else new).extend(group[i : i + size] for i in range(0, len(group), size))
+    if device == "cpu" and runtime.cohort_size is None:
+        new = _split_for(new, runtime.num_jobs() - len(kept))
+    return kept + new
+
+
+def _by_attention(jobs: Sequence[Job]) -> Iterable[list[Job]]:
+    """The jobs of each attention, in the order of its first job."""
+    groups: dict[AttentionConfig, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job.config.attention, []).append(job)
+    return groups.values()
+
+
+def _split_for(cohorts: list[list[Job]], workers: int) -> list[list[Job]]:
+    """The largest cohorts halved until there is one for each of the workers, or all are single runs."""
+    cohorts = list(cohorts)
+    while 0 < len(cohorts) < workers:
+        i = max(range(len(cohorts)), key=lambda i: len(cohorts[i]))
+        largest = cohorts[i]
+        if len(largest) == 1:
+            break
+        half = -(-len(largest) // 2)
+        cohorts[i : i + 1] = [largest[:half], largest[half:]]
     return cohorts
 
 
@@ -75,12 +102,16 @@ def _former_cohorts(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
     return promised | own
 
 
-def cohort_key(config: RunConfig, task: Task) -> str:
-    """What runs must share to train in lockstep: everything but seed, learning rate, decay and label."""
-    own = {"seed": True, "label": True, "training": {"lr", "decay"}, "task": {"name"}}
+def cohort_key(config: RunConfig, task: Task, mixing: tuple[object, ...] | None = None) -> str:
+    """What runs must share to train in lockstep: everything but seed, learning rate, decay and label.
+
+    `mixing` stands for the attention where several may train in one cohort (`Runtime.mixing_key`).
+    """
+    own = {"seed": True, "label": True, "training": {"lr", "decay"}, "task": {"name"}, "attention": True}
     fields = config.model_dump(mode="json", exclude=own)
     shape = [task.seq_len, task.vocab_size, task.num_classes, *config.rows(task)]
-    return json.dumps([fields, shape, task.fingerprint()["task"]], sort_keys=True, default=str)
+    attention = (config.attention,) if mixing is None else mixing
+    return json.dumps([fields, shape, task.fingerprint()["task"], attention], sort_keys=True, default=str)
 
 
 def cohort_limit(config: RunConfig, task: Task, device: str, limits: dict[str, int] = COHORT_BYTES) -> int:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from semfocus import model
 from semfocus.attention.inputs import prepare_inputs
-from semfocus.attention.kernels.short.dispatch import empty_results, plan, short_refuses
+from semfocus.attention.kernels.short.arguments import empty_like_layout
+from semfocus.attention.kernels.short.dispatch import empty_saved, plan, short_refuses
 from semfocus.fused.launch import launch_for, num_splits
 from semfocus.model import NORM_EPSILON, ForwardFns, Padding
 from semfocus.spec import Spec
@@ -77,8 +78,14 @@ def refuses(spec: Spec, device: torch.device, shared_memory: Callable[[torch.dev
     if device.type == "cuda" and (room := (shared_memory or _shared_memory)(device)) < SHARED_MEMORY:
         return f"its programs take {SHARED_MEMORY} bytes of shared memory, and {device} has {room}"
     q = torch.empty(1, 1, shape.heads, spec.length, shape.head_dim, device=device)
-    inputs = prepare_inputs(q, q, q, spec.mechanism, normaliser=spec.normaliser)
-    return short_refuses(inputs)  # a block calls these kernels only
+    plans = {plan(spec.length, spec.length, part.mechanism) for part, _ in spec.by_attention}
+    if len(plans) > 1:
+        return f"mechanisms of one cohort share one kind of kernel, not {', '.join(sorted(plans))}"
+    for part, _ in spec.by_attention:
+        inputs = prepare_inputs(q, q, q, part.mechanism, normaliser=part.normaliser)
+        if (reason := short_refuses(inputs)) is not None:  # a block calls these kernels only
+            return reason
+    return None
 
 
 def _shared_memory(device: torch.device) -> int:
@@ -145,41 +152,50 @@ class _Block(torch.autograd.Function):
         settings: dict[str, Any] = {"count": count, "tf32": tf32, **block.widths}
         _run("ln_qkv_forward", x, x, split, block.qkv_bias, *qkv, stride, epsilon=epsilon, **settings)
         q, k, v = (_split_heads(part, spec.model.heads) for part in qkv)
-        call = _attention(q, k, v, padding, seeds, spec, train, tf32, split.bounds)
         # Tiled kernels take the sum of P dP from their output, where rounding to float16 would not cancel.
-        tiled = plan(x.shape[2], x.shape[2], call.mechanism) == "tiled"
-        results = empty_results(q, k, v, call.mechanism, torch.float32 if tiled else None)
-        call.forward(*results, check_finite=False)
-        attn_out = _merge_heads(results[0])
+        tiled = plan(x.shape[2], x.shape[2], spec.mechanism) == "tiled"
+        out = empty_like_layout(q, q.shape, torch.float32 if tiled else None)
+        calls = []
+        for part, members in spec.by_attention:
+            call = _attention(
+                q[members], k[members], v[members], padding.only(members), None if seeds is None else seeds[:, members],
+                part, train, tf32, split.bounds[members],
+            )  # fmt: skip
+            own = out[members], *empty_saved(call.q, call.k, call.mechanism)
+            call.forward(*own, check_finite=False)
+            calls.append((call, own, members))
+        attn_out = _merge_heads(out)
         settings |= {"epsilon": NORM_EPSILON, "max_weight": 1 / (1 - call.dropout_p)}
         settings |= _dropout(spec.model.dropout if train and seeds is not None else 0.0)
-        middle, out = torch.empty_like(x) if trained else None, torch.empty_like(x)
+        middle, x_out = torch.empty_like(x) if trained else None, torch.empty_like(x)
         biases = (block.o_bias, block.mlp_in_bias, block.mlp_out_bias)
-        _run("proj_mlp_forward", x, x, attn_out, split, *biases, seeds, _seed_stride(seeds), middle, out, stride,
+        _run("proj_mlp_forward", x, x, attn_out, split, *biases, seeds, _seed_stride(seeds), middle, x_out, stride,
              **settings)  # fmt: skip
         if trained:
             ctx.save_for_backward(x, middle, attn_out, *split[:-1], block.mlp_in_bias, seeds)
-            ctx.attention, ctx.results = call, results
+            ctx.calls, ctx.bounds, ctx.heads = calls, split.bounds, spec.model.heads
             ctx.settings = stride, epsilon, settings, [weight.shape for weight in weights]
-        return out
+        return x_out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         from semfocus.fused.kernels import Weights
         from semfocus.fused.split_fp16 import GRADIENT_BOUNDS
 
-        call, (out, kept, _lse, saved) = ctx.attention, ctx.results
         x, middle, attn_out, high, low, absmax, mlp_in_bias, seeds = ctx.saved_tensors
-        split = Weights(high, low, absmax, call.bounds)
+        split = Weights(high, low, absmax, ctx.bounds)
         stride, epsilon, settings, shapes = ctx.settings
-        call.bounds[..., GRADIENT_BOUNDS].zero_()  # programs raise them to the largest entry that they find
+        ctx.bounds[..., GRADIENT_BOUNDS].zero_()  # programs raise them to the largest entry that they find
         sizes = [shape[1:].numel() for shape in shapes]
         dmiddle, d_attn_out = torch.empty_like(x), x.new_empty(attn_out.shape)
         partial = _partial_sums(x, settings["count"], sum(sizes))
         _run("proj_mlp_backward", x, grads[0].contiguous(), middle, attn_out, split, mlp_in_bias, seeds,
              _seed_stride(seeds), dmiddle, d_attn_out, partial, stride, **settings)  # fmt: skip
-        gradients = [torch.empty_like(part, dtype=torch.float32) for part in (call.q, call.k, call.v)]
-        call.backward(_split_heads(d_attn_out, call.q.shape[2]), None, out, kept, saved, *gradients)
+        d_attn_out = _split_heads(d_attn_out, ctx.heads)
+        gradients = [empty_like_layout(d_attn_out, d_attn_out.shape) for _ in range(3)]  # of q, k and v
+        for call, (out, kept, _lse, saved), members in ctx.calls:
+            own = [gradient[members] for gradient in gradients]
+            call.backward(d_attn_out[members], None, out, kept, saved, *own)
         dx = torch.empty_like(x)
         _run("ln_qkv_backward", x, x, split, *map(_merge_heads, gradients), dmiddle, dx, partial,
              **(settings | {"epsilon": epsilon}))  # fmt: skip

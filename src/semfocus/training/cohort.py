@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -39,6 +40,12 @@ def spec_of(config: RunConfig, task: Task) -> Spec:
     )
 
 
+def mixed_spec(spec: Spec, configs: list[RunConfig]) -> Spec:
+    """The spec of members with these configurations, which may differ in attention as long as shapes agree."""
+    runs = [(attention, len(list(run))) for attention, run in groupby(configs, key=lambda config: config.attention)]
+    return replace(spec, attention=configs[0].attention, mixture=tuple(runs) if len(runs) > 1 else ())
+
+
 def dropout_seed(seed: int) -> int:
     """The 64-bit seed of a member's dropout stream."""
     digest = hashlib.sha256(f"{seed}/dropout".encode()).digest()
@@ -63,7 +70,7 @@ class Cohort:
     @staticmethod
     def begin(configs: list[RunConfig], tasks: list[Task], device: torch.device) -> Cohort:
         """Draw data and initial parameters."""
-        spec, objective = spec_of(configs[0], tasks[0]), objective_of(tasks[0])
+        spec, objective = mixed_spec(spec_of(configs[0], tasks[0]), configs), objective_of(tasks[0])
         loaded = [data.load(config, task) for config, task in zip(configs, tasks, strict=True)]
         parameters = torch.stack([initial(spec, config.seed) for config in configs]).to(device)
         members = len(configs)
@@ -124,7 +131,7 @@ class Cohort:
 
     def member(self, index: int) -> Encoder:
         """One member as an ordinary module, on the CPU."""
-        return Encoder(self.spec, self.parameters[index].detach().cpu())
+        return Encoder(mixed_spec(self.spec, [self.configs[index]]), self.parameters[index].detach().cpu())
 
     def tensors(self, index: int) -> dict[str, Tensor]:
         """The tensors of a checkpoint of this member."""
@@ -141,6 +148,7 @@ class Cohort:
         return replace(
             self,
             configs=[self.configs[i] for i in members],
+            spec=mixed_spec(self.spec, [self.configs[i] for i in members]),
             train=self.train.only(members),
             heldout=self.heldout.only(members),
             parameters=self.parameters[members],

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 # Compiling takes about fifteen seconds on a CPU: it pays from this many FLOP on.
 MIN_FLOP_TO_COMPILE = 2e13
 MAX_THREADS = 256  # that are accepted from a run directory
+MAX_MIXED_LENGTH = 64  # positions: up to here the fused kernels of all mechanisms are of one kind
 LADDER = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)  # epochs whose checkpoints show the course of a training
 
 
@@ -56,6 +57,7 @@ class Runtime:
     keep_epochs: tuple[int, ...] = ()  # checkpoints to keep, for measurements; 0: initialisation
     cohort_size: int | None = None
     jobs: int | None = 1  # cohorts at a time, each in its own process; None: one a core, or one on a GPU
+    mix: bool | None = None  # mechanisms of one shape in one cohort; None: on a GPU, which few members do not fill
 
     def __post_init__(self) -> None:
         if self.threads is not None:
@@ -97,6 +99,18 @@ class Runtime:
     def num_jobs(self) -> int:
         """How many cohorts to train at a time."""
         return self.jobs or (_cores() if self.torch_device().type == "cpu" else 1)
+
+    def mixing_key(self, spec: Spec) -> tuple[object, ...]:
+        """What members of one cohort must share beside their sizes: attention itself where it cannot be mixed.
+
+        Long sequences fill a GPU with one mechanism. Random choices of keys need seeds that others do not, and a
+        mechanism that fused kernels refuse would deny them to all.
+        """
+        device = self.torch_device()
+        may_mix = device.type == "cuda" if self.mix is None else self.mix
+        if not may_mix or spec.mechanism.is_stochastic or spec.length > MAX_MIXED_LENGTH:
+            return (spec.attention,)
+        return spec.padded_len, spec.alignment_padding, spec.extra_tokens, refuses(spec, device) is None
 
     def as_before(self, status: Mapping[str, Any] | None) -> Runtime:
         """With the threads and the compile choice of a run's first session, unless given: they decide the last bits.
@@ -152,7 +166,7 @@ def parse_epochs(text: str) -> tuple[int, ...]:
 
 
 def _worth_compiling(spec: Spec, examples: int, device: torch.device) -> bool:
-    gains = spec.mechanism.keeps_all and not spec.is_stochastic
+    gains = all(part.mechanism.keeps_all for part, _ in spec.by_attention) and not spec.is_stochastic
     enough = device.type == "cuda" or (gains and examples * flop_per_row(spec) > MIN_FLOP_TO_COMPILE)
     return _can_compile(device) and enough
 

@@ -166,6 +166,11 @@ def empty_results(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Uninitialised results of `short_attention`; the output has the dtype of q unless another is given."""
+    return empty_like_layout(q, [*q.shape[:-1], v.shape[-1]], dtype), *empty_saved(q, k, mechanism)
+
+
+def empty_saved(q: Tensor, k: Tensor, mechanism: Mechanism) -> tuple[Tensor, Tensor, Tensor]:
+    """The same without the output."""
     lead, queries, keys = q.shape[:-2], q.shape[-2], k.shape[-2]
     kind = plan(queries, keys, mechanism)
     kept, saved = [0], [*lead, 2, queries] if kind == "tiled" else [0]
@@ -174,7 +179,6 @@ def empty_results(
         kept = [*lead, entries, queries]
         saved = kept if kind == "listed" else saved
     return (
-        empty_like_layout(q, [*lead, queries, v.shape[-1]], dtype),
         q.new_empty(kept, dtype=torch.int32),
         q.new_empty([*lead, queries], dtype=torch.float32),
         q.new_empty(saved, dtype=torch.float32),
