@@ -25,6 +25,7 @@ RUNS = {
     "figure_7": 4 * 6 * 10,
     "figure_8": 4 * 6 * 10,
     **{f"figure_{number}": 4 * GRID * 10 for number in range(9, 19)},
+    "headline": 7 * (2 * 20 + 4 * 10),
     "k_sweep": 8 * 8 * 10,
     "dispersion_vs_speedup": 8 * 2 * 10,
     "mask_stability": 8 * 3 * 10,
