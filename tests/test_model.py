@@ -258,7 +258,7 @@ def test_dropout_acts_where_the_paper_has_it(mechanism: str, norm: str) -> None:
 
 def test_in_evaluation_nothing_is_dropped_and_two_forwards_are_equal() -> None:
     """Row 22."""
-    for mechanism in (*MECHANISMS, "randomk:3", "randomk_replaced:3"):
+    for mechanism in (*MECHANISMS, "randomk:3", "randomk_replaced:3", "topk:3~0.5"):
         spec, never = spec_of(mechanism, dropout=0.5), spec_of(mechanism, dropout=0.0)
         matrix = rows_of(spec, [11, 12])
         tokens, lengths, _ = batch(members=2)
@@ -301,6 +301,7 @@ def test_the_quirk_drops_attention_weights_in_evaluation_and_nothing_else() -> N
         {"dropout": 0.3, "dropout_in_evaluation": True},
         {"mechanism": "randomk:3"},
         {"mechanism": "randomk_replaced:3"},
+        {"mechanism": "topk:3~0.5"},
     ],
 )
 def test_what_a_row_draws_in_evaluation_depends_on_the_row_alone(options: dict[str, Any]) -> None:
@@ -317,7 +318,7 @@ def test_what_a_row_draws_in_evaluation_depends_on_the_row_alone(options: dict[s
     assert drawn.unique().numel() == drawn.numel()  # different rows, different draws
 
 
-@pytest.mark.parametrize("mechanism", ["randomk:3", "randomk_replaced:3"])
+@pytest.mark.parametrize("mechanism", ["randomk:3", "randomk_replaced:3", "topk:3~0.5"])
 def test_random_keys_are_drawn_anew_at_every_training_step_even_without_dropout(mechanism: str) -> None:
     spec = spec_of(mechanism, dropout=0.0)
     assert spec.is_stochastic

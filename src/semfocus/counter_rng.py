@@ -153,6 +153,13 @@ def random_order(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return ((random_bits(seed, rows, columns) >> 8) & 0xFFFFFF).to(torch.float32)
 
 
+def standard_normal(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Standard normal float32, by the inverse of the distribution function at 2^24 places, symmetric about 0."""
+    # Odd multiples of 2^-24: float32 holds each exactly, and none is -1 or 1, where erfinv is infinite.
+    places = ((random_bits(seed, rows, columns) >> 8).to(torch.float32) + 0.5) * 2.0**-23
+    return torch.erfinv(places) * 2.0**0.5
+
+
 def row_ids(lead: torch.Size | tuple[int, ...], rows: int, device: torch.device, first: int, total: int) -> Tensor:
     """(*lead, rows, 1) int32: the number of each row, for the rows `first` .. `first + rows - 1` of `total`."""
     if first == 0 and rows == total and _product(lead) * rows < 2**31:

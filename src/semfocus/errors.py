@@ -86,3 +86,12 @@ def check_int(name: str, value: Any, at_least: int | None = None, at_most: int |
     if at_most is not None and number > at_most:
         raise UsageError(f"{name} = {number} must be at most {at_most}")
     return number
+
+
+def check_float(name: str, value: Any, at_least: float, at_most: float) -> float:
+    """Return `value` as a float within the limits; otherwise, NaN included, raise a UsageError that names it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UsageError(f"{name} = {value!r} must be a number")
+    if not at_least <= value <= at_most:
+        raise UsageError(f"{name} = {value!r} must be a number from {at_least:g} to {at_most:g}")
+    return float(value)

@@ -7,7 +7,7 @@ test is skipped with the backend's own reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from unittest import mock
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from semfocus.attention import Normaliser, mechanism_names, normaliser_names, parse_mechanism, parse_normaliser
+from semfocus.attention.base import size_fields
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import AttentionInfo
 from semfocus.attention.kernels.backend import long_refuses
@@ -41,12 +42,12 @@ BACKENDS["long"] = Backend(long_rows, long_refuses)  # `triton` uses them for se
 
 
 def mechanism_examples() -> list[Mechanism]:
-    """A few values of each registered mechanism: several sizes, and each extra on its own and all together."""
+    """A few values of each registered mechanism: several sizes, and each mark and extra on its own and all together."""
     examples = []
     for name in mechanism_names():
         cls = mechanism_class(name)
-        sizes = [field.name for field in fields(cls) if field.name not in cls.suffixes.values()]
-        bases = [f"{name}:{size}" for size in (1, 3, 6)] if sizes else [name]
+        bases = [f"{name}:{size}" for size in (1, 3, 6)] if size_fields(cls) else [name]
+        bases += [f"{base}{mark}0.5" for base in bases for mark in cls.marks]
         extras = [f"+2{letter}" for letter in cls.suffixes]
         examples += [parse_mechanism(base) for base in bases]
         examples += [parse_mechanism(bases[-1] + extra) for extra in extras]

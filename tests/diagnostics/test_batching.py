@@ -119,7 +119,7 @@ def test_batches_of_nan_and_of_k_equal_to_the_length_give_the_same_diagnosis() -
     assert_same(sdpa_model(), [tokens(seed=seed) for seed in range(2)], k=9)
 
 
-@pytest.mark.parametrize("mechanism", ["randomk:4", "randomk_replaced:4"])
+@pytest.mark.parametrize("mechanism", ["randomk:4", "randomk_replaced:4", "topk:4~0.5"])
 def test_calls_with_random_choices_are_not_batched(mechanism: str, examined: list[int]) -> None:
     assert_same(Given(mechanism), pairs(3, (2, 3, 6, 4), (2, 3, 6, 4)), k=2)
     assert examined == [1] * 6

@@ -147,7 +147,7 @@ def test_torch_s_causal_mask_of_fewer_queries_than_keys_starts_at_the_first_key(
     torch.testing.assert_close(plain_output(call), out)
 
 
-@pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3", "randomk:2+5r"])
+@pytest.mark.parametrize("mechanism", ["full", "topk:3", "banded:3", "randomk:2+5r", "topk:2~0.5+5r", "shifted:3+2a"])
 def test_each_call_of_attend_is_captured_once(mechanism: str) -> None:
     layer, x = attention_layer(mechanism), tokens()
     alone, _ = layer(x)

@@ -50,7 +50,9 @@ def assert_same(actual: dict[str, list[float]], expected: dict[str, list[float]]
         assert sorted(actual[name]) == pytest.approx(sorted(values), rel=2e-5, abs=2e-5), name
 
 
-@pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:2+1s+2w", "banded:5", "bottomk:4", "randomk:4"])
+@pytest.mark.parametrize(
+    "mechanism", ["full", "topk:3", "topk:2+1s+2w", "banded:5", "bottomk:4", "randomk:4", "topk:4~0.5", "shifted:3+2a"]
+)
 @pytest.mark.parametrize("chunk", [1, 40, 10**6])
 def test_every_statistic_agrees_with_a_plain_computation(mechanism: str, chunk: int) -> None:
     q, k, v = (3 * draw(2, 11, 4, seed=i) for i in range(3))

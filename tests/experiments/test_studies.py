@@ -32,6 +32,9 @@ RUNS = {
     "controls": 8 * 4 * 10,
     "table_6": 4 * 2 * 10,
     "surfaces": 4 * 2 * 2 * 10,
+    "temperature": 4 * 2 * 5 * 10,
+    "noisy_choice": 6 * 5 * 10,
+    "locality": 2 * 9 * 10,
 }
 NAMES = list(RUNS)
 
@@ -105,6 +108,35 @@ def test_a_k_sweep_goes_from_one_key_to_the_whole_row_of_each_task() -> None:
     assert {c.attention.mechanism for c in short} == {"full", "topk:1", "topk:3", "topk:5", "topk:6"}
 
 
+def test_temperatures_are_those_of_the_intervention_and_1_is_the_run_that_other_studies_have() -> None:
+    configs = kept("temperature")
+    assert {c.attention.inverse_temperature for c in configs} == {0.25, 0.5, 1.0, 2.0, 4.0}
+    assert {c.attention.mechanism for c in configs} == {"full", "topk:5"}
+    plain = [c for c in configs if c.attention.inverse_temperature == 1.0]
+    assert ids(plain) < ids(kept("dispersion_vs_speedup"))
+    seven = [*FIRST[1:], *SECOND]
+    assert len(kept("temperature", tasks=seven, seeds=1)) == 7 * 2 * 5
+    with pytest.raises(UsageError, match=r"the study varies attention\.inverse_temperature itself"):
+        kept("temperature", overrides=["attention.inverse_temperature=3"])
+
+
+def test_noise_in_the_choice_stands_beside_top_5_and_full_attention_and_shares_their_runs() -> None:
+    configs = kept("noisy_choice")
+    noisy = {c.attention.mechanism for c in configs} - {"full", "topk:5"}
+    assert noisy == {"topk:5~0.01", "topk:5~0.1", "topk:5~1"}
+    assert ids(c for c in configs if c.attention.mechanism not in noisy) < ids(kept("dispersion_vs_speedup"))
+
+
+def test_locality_widens_moves_and_shuffles_with_rows_that_keep_their_length() -> None:
+    configs = kept("locality", seeds=1)
+    bands = ["banded:5", "banded:9", "banded:13", "banded:21", "banded:40", "shifted:5+10a", "shifted:5+20a"]
+    by_shuffle = Counter((built(c).shuffle, c.attention.mechanism) for c in configs)
+    assert by_shuffle == Counter((s, m) for s in (False, True) for m in ("full", "topk:5", *bands))
+    assert {c.model.pad_to_multiple for c in configs} == {False}
+    plain = crossed(["stack_manipulation"], ["full", "topk:5", *bands], seeds=1, recipe="clean")
+    assert ids(plain) == ids(c for c in configs if not built(c).shuffle)
+
+
 def test_each_panel_of_figure_3_shows_its_own_runs_beside_the_default_one() -> None:
     found = get_study("figure_3")
     default = figure_3(changes=({},), seeds=1)
@@ -125,7 +157,7 @@ def test_each_panel_of_figure_3_shows_its_own_runs_beside_the_default_one() -> N
 
 def test_how_studies_are_shown_is_plain_data_over_fields_that_exist() -> None:
     fields = {"attention.mechanism", "task.name", "model.activation", "model.blocks", "model.heads"}
-    fields |= {"training.lr", "training.decay"}
+    fields |= {"training.lr", "training.decay", "attention.inverse_temperature", "task.options.shuffle"}
     for each in studies():
         assert each.panels, each.name
         assert each.asks.endswith("?"), each.name
@@ -135,7 +167,7 @@ def test_how_studies_are_shown_is_plain_data_over_fields_that_exist() -> None:
             plain = {"train_loss", "train_accuracy", "heldout_accuracy", "converged_at", "speed_up", "final", "epoch"}
             assert named - plain - {"attention"} <= set(each.measures), each.name
         needed = {"dispersion_vs_speedup": "dispersion", "table_6": "dispersion", "surfaces": "surface"}
-        needed |= {"mask_stability": "mask_stability"}
+        needed |= {"mask_stability": "mask_stability", "temperature": "dispersion"}
         assert each.measures == ((needed[each.name],) if each.name in needed else ()), each.name
         assert {0, 20} <= set(each.keep_epochs), each.name
 

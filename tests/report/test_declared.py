@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from semfocus.experiments.study import Study
 from semfocus.measurements.store import KINDS
 from semfocus.report.figures.declared import draw_panels
 from semfocus.report.figures.drawing import keeping_figures
+from semfocus.report.figures.panel_values import field_value
 from semfocus.training.runtime import Runtime
 from tests.report import measured as made_up
 from tests.report.helpers import configs, made, rows
@@ -250,3 +252,13 @@ def test_a_scatter_without_lines_is_one_point(results: Results) -> None:
         Panel("all", ("converged_at",), kind="scatter", along="final.heldout_accuracy", lines=()), results
     )
     assert figure.axes
+
+
+def test_an_option_that_was_not_given_has_its_default_so_that_one_run_never_stands_in_two_columns() -> None:
+    def shuffle(**options: bool) -> object:
+        config = {"task": {"name": "stack_manipulation", "options": options}}
+        return field_value(SimpleNamespace(config=config), "task.options.shuffle")
+
+    assert shuffle() is shuffle(shuffle=False) is False
+    assert shuffle(shuffle=True) is True
+    assert field_value(SimpleNamespace(config={"task": {"name": "rows.csv"}}), "task.options.shuffle") is None

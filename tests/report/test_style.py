@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
+from semfocus.attention.base import size_fields
 from semfocus.attention.mechanisms import mechanism_class, mechanism_names
 from semfocus.recipes import COMPACT, GRID
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
@@ -54,11 +55,14 @@ def test_no_two_mechanisms_of_a_figure_share_a_line_style_or_a_colour(names: lis
 def forms(name: str) -> list[str]:
     """A registered mechanism in many sizes, with each of its extras and with all of them."""
     cls = mechanism_class(name)
-    takes_size = len(cls.__match_args__) > len(cls.suffixes)
+    takes_size = bool(size_fields(cls))
     sizes = [f":{size}" for size in (1, 2, 3, 5, 8, 9, 40, 41, 64, 512, 4096, 4097, 2**40)] if takes_size else [""]
     each = [f"+{value}{letter}" for letter in cls.suffixes for value in (1, 2, 3, 4, 5, 6, 7, 16, 128)]
     every = "".join(f"+{3 + i}{letter}" for i, letter in enumerate(cls.suffixes)) if len(cls.suffixes) > 1 else ""
-    return [name + size + extras for size in sizes for extras in dict.fromkeys(("", *each, every))]
+    marks = ["", *(f"{mark}{value}" for mark in cls.marks for value in ("0.01", "0.1", "1", "10"))]
+    return [
+        name + size + mark + extras for size in sizes for mark in marks for extras in dict.fromkeys(("", *each, every))
+    ]
 
 
 def test_any_two_mechanisms_differ_in_colour_dash_or_marker() -> None:

@@ -37,7 +37,7 @@ def learn(
     return cohort
 
 
-@pytest.mark.parametrize("mechanism", ["full", "topk:3", "randomk:3", "banded:3+1g"])
+@pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:3~0.5", "randomk:3", "banded:3+1g"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_a_member_learns_the_same_alone_and_in_any_cohort(mechanism: str, optimizer: str) -> None:
     base = OPTIMIZERS[optimizer]
@@ -59,7 +59,13 @@ def test_a_member_learns_the_same_alone_and_in_any_cohort(mechanism: str, optimi
 
 @pytest.mark.parametrize(
     ("mechanism", "dropout", "draws"),
-    [("topk:3", 0.0, False), ("topk:3", 0.1, True), ("randomk:3", 0.0, True), ("randomk:3", 0.1, True)],
+    [
+        ("topk:3", 0.0, False),
+        ("topk:3", 0.1, True),
+        ("topk:3~0.5", 0.0, True),
+        ("randomk:3", 0.0, True),
+        ("randomk:3", 0.1, True),
+    ],
 )
 def test_a_step_draws_new_seeds_for_every_member_where_anything_is_random(
     mechanism: str, dropout: float, draws: bool

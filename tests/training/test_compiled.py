@@ -71,7 +71,7 @@ def test_steps_compiled_to_cpp_learn_what_eager_steps_learn(mechanism: str) -> N
         torch.testing.assert_close(compiled, plain, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("mechanism", ["topk:3", "randomk:3"])
+@pytest.mark.parametrize("mechanism", ["topk:3", "topk:3~0.5", "randomk:3"])
 def test_a_compiled_step_on_a_cpu_computes_the_hash_that_overflows_in_numpy(
     mechanism: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

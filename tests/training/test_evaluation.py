@@ -105,7 +105,7 @@ class _NoFloat64(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("mechanism", ["full", "topk:3", "randomk:3", "banded:3+1g", "block_local:3"])
+@pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:3~0.5", "randomk:3", "banded:3+1g", "block_local:3"])
 def test_nothing_on_the_device_is_float64_where_the_device_does_not_support_it(mechanism: str, optimizer: str) -> None:
     cohort = AppleCohort(**vars(begin([tiny(1, mechanism, optimizer=optimizer, lr=0.01)])))
     scores = Evaluator(cohort).scores()  # the positional encoding is computed on the host, in float64, and cached

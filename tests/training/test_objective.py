@@ -45,7 +45,7 @@ from semfocus.training.objective import (
 from tests.training.copy_task import Copy
 from tests.training.helpers import begin, runtime, tiny
 
-CAUSAL = ["full", "topk:3", "banded:5", "topk:3+1s+2w", "randomk:3"]
+CAUSAL = ["full", "topk:3", "banded:5", "topk:3+1s+2w", "randomk:3", "topk:3~0.5"]
 
 
 def copying(mechanism: str = "full", seed: int = 1, length: int = 10, **training: Any) -> RunConfig:

@@ -24,6 +24,7 @@ from semfocus.analysis.comparability import (
 )
 from semfocus.analysis.comparison import Comparison, compare_records
 from semfocus.analysis.records import Fault, Record
+from semfocus.attention.base import size_fields
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.errors import SemfocusError, UsageError
 from semfocus.tasks import get_task, task_names
@@ -137,11 +138,12 @@ def _sort_key(value: Any) -> tuple[int, float, str]:
 
 
 class MechanismParts(NamedTuple):
-    """`banded:5+1g` is ("banded", 5, {"globals": 1})."""
+    """`banded:5+1g` is ("banded", 5, {"globals": 1}, {}); a variant, `topk:5~0.1`, has the family that it is one of."""
 
     family: str
     size: int | None  # None: it takes none
     extras: dict[str, int]  # every optional field by name, 0 where it is not used
+    marked: dict[str, float]  # {"sigma": 0.1}
 
 
 def mechanism_parts(text: str) -> MechanismParts | None:
@@ -150,15 +152,16 @@ def mechanism_parts(text: str) -> MechanismParts | None:
         mechanism = parse_mechanism(text)
     except (UsageError, ValueError):
         return None
-    values: dict[str, int] = {name: getattr(mechanism, name) for name in mechanism.__match_args__}
-    extras = {name: values.pop(name) for name in mechanism.suffixes.values()}
-    return MechanismParts(mechanism.name, next(iter(values.values()), None), extras)
+    extras = {name: getattr(mechanism, name) for name in mechanism.suffixes.values()}
+    marked = {name: getattr(mechanism, name) for name in mechanism.marks.values()}
+    sizes = [getattr(mechanism, name) for name in size_fields(type(mechanism))]
+    return MechanismParts(mechanism.variant_of or mechanism.name, next(iter(sizes), None), extras, marked)
 
 
-def mechanism_order(text: str) -> tuple[int, tuple[int, ...], int, str]:
-    """A sort key: full attention first, then by family, extras (fewest first) and size; unknown mechanisms last."""
+def mechanism_order(text: str) -> tuple[int, tuple[float, ...], int, str]:
+    """A sort key: full attention first, then by family, marks and extras (least first) and size; unknown last."""
     parts = mechanism_parts(text)
     if parts is None:
         return len(FAMILIES) + 1, (), 0, text
     rank = FAMILIES.index(parts.family) if parts.family in FAMILIES else len(FAMILIES)
-    return rank, tuple(parts.extras.values()), parts.size or 0, text
+    return rank, (*parts.marked.values(), *parts.extras.values()), parts.size or 0, text

@@ -1,6 +1,6 @@
 """What a mechanism is: the base classes, and what a mechanism sees when it chooses keys.
 
-A mechanism is a frozen dataclass whose fields are whole numbers. Three base classes:
+A mechanism is a frozen dataclass whose fields are numbers. Three base classes:
 
     Mechanism      define `choose`: any rule over scores, queries, keys and positions
     ScoreRanked    define `priority`: the k keys of highest priority are kept
@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from semfocus.errors import UsageError, check_int
+from semfocus.errors import UsageError, check_float, check_int
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from semfocus.attention.positions import Positions
 
 LARGEST = 2**63 - 1
+LARGEST_MARKED = 1e6  # a number of this size plus a score is still finite in float32
 # Claims that fast paths rely on. A subclass may choose other keys, so it does not inherit them: it claims them anew.
-NOT_INHERITED = ("keeps_all", "keeps_blocks", "score_order", "ignores_trailing_padding", "counts_from_start")
+NOT_INHERITED = (
+    "keeps_all", "keeps_blocks", "score_order", "ignores_trailing_padding", "counts_from_start", "variant_of",
+)  # fmt: skip
 DEFINITIONS = ("choose", "always_kept", "pattern", "indices")
 VOIDABLE = ("is_ranked", "is_local", "max_kept", "max_listed", "uses_positions", "depends_on_input")
 NEVER = 10**6  # older than any class
@@ -80,7 +83,9 @@ class Mechanism(ABC):
     """Which keys a query keeps."""
 
     name: ClassVar[str]
-    suffixes: ClassVar[dict[str, str]] = {}  # letter in the text form -> field
+    suffixes: ClassVar[dict[str, str]] = {}  # letter in the text form -> field, a whole number: topk:8+4s
+    marks: ClassVar[dict[str, str]] = {}  # sign in the text form -> field, any number from 0 on: topk:5~0.1
+    variant_of: ClassVar[str | None] = None  # the mechanism whose name a text form with one of the marks begins with
     size_name: ClassVar[str | None] = None  # the field that says how many keys a query keeps, if one does
 
     depends_on_input: ClassVar[bool] = True
@@ -114,10 +119,13 @@ class Mechanism(ABC):
             cls.depends_on_input = True
 
     def __post_init__(self) -> None:
-        """All fields are whole numbers: the size at least 1, extras at least 0."""
+        """All fields but marked ones are whole numbers: the size at least 1, the others at least 0."""
         for name in self.__match_args__:
-            smallest = int(name not in self.suffixes.values())
-            number = check_int(f"{type(self).__name__}.{name}", getattr(self, name), smallest, LARGEST)
+            field, value = f"{type(self).__name__}.{name}", getattr(self, name)
+            if name in self.marks.values():
+                number = check_float(field, value, 0.0, LARGEST_MARKED)
+            else:
+                number = check_int(field, value, int(name not in self.suffixes.values()), LARGEST)
             object.__setattr__(self, name, number)
 
     def keep(
@@ -209,13 +217,20 @@ class Mechanism(ABC):
         return self.max_kept(keys)
 
     def __str__(self) -> str:
-        values: dict[str, int] = {name: getattr(self, name) for name in self.__match_args__}
-        size = "".join(f":{value}" for name, value in values.items() if name not in self.suffixes.values())
+        values: dict[str, float] = {name: getattr(self, name) for name in self.__match_args__}
+        size = "".join(f":{values[name]}" for name in size_fields(type(self)))
+        marked = "".join(f"{mark}{repr(values[name]).removesuffix('.0')}" for mark, name in self.marks.items())
         defaults = {name: getattr(type(self), name, 0) for name in self.suffixes.values()}
         extras = "".join(
             f"+{values[name]}{letter}" for letter, name in self.suffixes.items() if values[name] != defaults[name]
         )
-        return f"{self.name}{size}{extras}"
+        return f"{self.variant_of or self.name}{size}{marked}{extras}"
+
+
+def size_fields(cls: type[Mechanism]) -> list[str]:
+    """The fields that neither a letter nor a mark names in the text form: none, or the size."""
+    # __match_args__ are the fields in order; torch.compile can read them, unlike `dataclasses.fields`.
+    return [name for name in cls.__match_args__ if name not in (*cls.suffixes.values(), *cls.marks.values())]
 
 
 def _age(cls: type, name: str) -> int:

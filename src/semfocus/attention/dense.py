@@ -20,6 +20,8 @@ def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
     scores = (q @ k.transpose(-1, -2)) * inputs.scale  # (.., Lq, Lk)
     if inputs.bias is not None:
         scores = scores + inputs.bias
+    if inputs.mechanism.is_stochastic:  # every entry and head of the output draws its own, also where only v has them
+        scores = scores.expand(*inputs.lead, *scores.shape[-2:])
     positions = inputs.positions()
     if _is_simple(inputs) and not want_info:
         weights = inputs.dropout(_simple_weights(inputs, scores), positions, positions.key)

@@ -2,6 +2,7 @@
 
     TopK(5)                       topk:5             the five keys with the largest scores
     TopK(8, sinks=4, window=16)   topk:8+4s+16w      ... besides the first four keys and the sixteen nearest
+    NoisyTopK(5, sigma=0.1)       topk:5~0.1         ... the five with the largest scores after noise is added
     Banded(9, globals=1)          banded:9+1g        a window of nine; the last token sees all and is seen by all
 
 Query i of Lq stands at position p = i + Lk - Lq, so that the last query and the last key share a position. A new
@@ -209,6 +210,68 @@ class RandomKWithReplacement(Mechanism):
         rank = allowed.cumsum(dim=-1)  # 1 for the first key that may be drawn, 2 for the second, ...
         drawn = (((bits >> 8) & 0xFFFFFF).long() * allowed.sum(dim=-1, keepdim=True) >> 24) + 1
         return allowed & (rank.unsqueeze(-1) == drawn.unsqueeze(-2)).any(dim=-1)
+
+
+@register_mechanism
+@dataclass(frozen=True)
+class NoisyTopK(TopK):
+    """Top-k of scores + sigma x standard normal noise; the kept keys are weighted by their scores without noise.
+
+    Separates the stability of the choice from everything else. `sigma` has the unit of the scaled scores
+    (q . k x scale, mask added): what enters the softmax. Each query and key has noise of its own, drawn anew in every
+    layer, head and training step from the seed of the call; sigma = 0 is top-k. Sinks and window are kept as there.
+    """
+
+    name = "noisy_topk"
+    variant_of = "topk"
+    marks = {"~": "sigma"}
+    suffixes = {"s": "sinks", "w": "window", "r": "seed"}
+    is_stochastic = True
+
+    sigma: float = 0.0
+    seed: int = 0
+
+    def priority(self, inputs: SelectionInputs) -> Tensor:
+        import torch
+
+        from semfocus.counter_rng import standard_normal
+
+        seed, positions = _seed(self.seed, inputs), inputs.positions
+        rows = positions.row_ids(inputs.scores.shape[:-2], seed)
+        noise = standard_normal(seed, rows, positions.key.to(torch.int32))
+        return inputs.scores + self.sigma * noise.to(inputs.scores.dtype)
+
+
+@register_mechanism
+@dataclass(frozen=True)
+class ShiftedBand(Local):
+    """A window of `width` keys whose middle lies `ahead` positions after the query: a band as sparse, but not local.
+
+    The row is a ring, so that behind its last key it goes on at the first: every key is seen by `width` queries.
+    A window that moved inward at the border instead would show the last keys to all of the last queries. With half the
+    row ahead no window is further away; looking back is looking ahead by the rest of the row.
+    """
+
+    name = "shifted"
+    suffixes = {"g": "globals", "a": "ahead"}
+
+    ahead: int = 0
+
+    @property
+    def serves_causal(self) -> bool:
+        return False
+
+    def pattern(self, positions: Positions, causal: bool) -> Tensor:
+        ring = positions.keys - self.globals
+        own = (positions.key - self._start(positions)) % max(ring, 1) < self.width
+        return (own & (positions.key < ring)) | positions.touches_global(self.globals)
+
+    def indices(self, positions: Positions, causal: bool) -> Tensor:
+        return positions.ring_run(self._start(positions), self.width, self.globals)
+
+    def _start(self, positions: Positions) -> Tensor:
+        """(Q, 1): the first key of each query's window, not yet brought back to the ring."""
+        return positions.position + self.ahead - (self.width - 1) // 2
 
 
 def _seed(own: int, inputs: SelectionInputs) -> Tensor:

@@ -75,6 +75,16 @@ class Positions:
         border = self.keys - num_globals  # the first global key
         own = start + torch.arange(width, device=self.device)
         own = torch.where((own >= 0) & (own < border), own, -1)
+        return self._with_globals(own, border)
+
+    def ring_run(self, start: Tensor, width: int, num_globals: int) -> Tensor:
+        """(Q, width + num_globals): as `run`, where the keys that are not global are a ring; none is listed twice."""
+        border = self.keys - num_globals
+        place = torch.arange(width, device=self.device)
+        own = torch.where(place < border, (start + place) % max(border, 1), -1)
+        return self._with_globals(own, border)
+
+    def _with_globals(self, own: Tensor, border: int) -> Tensor:
         shared = torch.arange(max(border, 0), self.keys, device=self.device).expand(self.queries, -1)
         return torch.cat([own, shared], dim=-1)
 

@@ -1,6 +1,7 @@
 """Mechanisms and normalisers by name and by text form.
 
     parse_mechanism("topk:8+4s") == TopK(8, sinks=4)
+    parse_mechanism("topk:5~0.1") == NoisyTopK(5, sigma=0.1)
     parse_normaliser("sigmoid:-2.5") == Sigmoid(bias=-2.5)
 
 Import these functions from `semfocus.attention.mechanisms` and `semfocus.attention.normalisers`, which register the
@@ -12,6 +13,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, TypeVar
 
+from semfocus.attention.base import size_fields
 from semfocus.errors import UsageError
 from semfocus.registry import Registry
 
@@ -28,12 +30,19 @@ NORMALISERS: Registry[type[Normaliser]] = Registry("normaliser")
 def register_mechanism(cls: M) -> M:
     """Make a mechanism known under `cls.name` to configs, the command line and the conformance suite."""
     _check_name(cls, "mechanism")
-    sizes = [name for name in cls.__match_args__ if name not in cls.suffixes.values()]
+    sizes = size_fields(cls)
     if len(sizes) > 1:
         raise UsageError(
             f"{cls.__name__} has the fields {', '.join(sizes)}; a text form has room for one size: give the "
             "others letters in `suffixes`"
         )
+    for mark in cls.marks:
+        known = None if cls.variant_of is None else _variant(cls.variant_of, mark)
+        if known is not None and known is not cls:
+            raise UsageError(
+                f"{cls.__name__}: '{cls.variant_of}:5{mark}...' is the text form of {known.__name__} already; choose "
+                "another mark, or leave out variant_of"
+            )
     return MECHANISMS.register(cls)
 
 
@@ -69,20 +78,21 @@ def mechanism_class(name: str) -> type[Mechanism]:
 
 def parse_mechanism(text: str) -> Mechanism:
     """The value that prints as `text`: `parse_mechanism("topk:8+4s") == TopK(8, sinks=4)`."""
-    match = re.fullmatch(r"\s*([a-z_0-9]+)(?::([^+]*))?((?:\+[^+]*)*)\s*", text, flags=re.IGNORECASE)
+    match = re.fullmatch(r"\s*([a-z_0-9]+)(?::([^+~]*))?(?:(~)([^+]*))?((?:\+[^+]*)*)\s*", text, flags=re.IGNORECASE)
     if not match:
-        raise UsageError(f"mechanism {text!r} must look like full, topk:5, banded:9+1g or topk:8+4s+16w")
-    cls = mechanism_class(match[1].lower())
-    # __match_args__ are the fields in order; torch.compile can read them, unlike `dataclasses.fields`.
-    sizes = [name for name in cls.__match_args__ if name not in cls.suffixes.values()]
-    values: dict[str, int] = {}
+        raise UsageError(f"mechanism {text!r} must look like full, topk:5, banded:9+1g, topk:8+4s+16w or topk:5~0.1")
+    cls = _class_of(text, match[1].lower(), match[3])
+    sizes = size_fields(cls)
+    values: dict[str, float] = {}
     if match[2] is not None:
         if not sizes:
             raise UsageError(f"mechanism {text!r}: {cls.name} takes no size; write {cls.name!r}")
         values[sizes[0]] = _whole_number(text, match[2])
     elif sizes:
         raise UsageError(f"mechanism {text!r} needs its size {sizes[0]}; write for example '{cls.name}:5'")
-    for extra in filter(None, match[3].split("+")):
+    if match[3] is not None:
+        values[cls.marks[match[3]]] = _number(text, match[4], cls.marks[match[3]])
+    for extra in filter(None, match[5].split("+")):
         letter = extra.strip()[-1:]
         if letter not in cls.suffixes or cls.suffixes[letter] in values:
             allowed = ", ".join(f"{key} ({name})" for key, name in cls.suffixes.items()) or "none"
@@ -104,6 +114,32 @@ def parse_normaliser(text: str) -> Normaliser:
     except ValueError:
         raise UsageError(f"normaliser {text!r}: {number!r} must be a number ({cls.__match_args__[0]})") from None
     return cls(**{cls.__match_args__[0]: value})
+
+
+def _class_of(text: str, name: str, mark: str | None) -> type[Mechanism]:
+    """The mechanism of this name; with a mark, the one that has it, or the variant that does."""
+    cls = mechanism_class(name)
+    if mark is None or mark in cls.marks:
+        return cls
+    variant = _variant(name, mark)
+    if variant is None:
+        takers = ", ".join(
+            sorted(known.variant_of or known.name for known in MECHANISMS.entries() if mark in known.marks)
+        )
+        raise UsageError(f"mechanism {text!r}: {name} takes no {mark!r}; it follows the size of {takers}")
+    return variant
+
+
+def _variant(name: str, mark: str) -> type[Mechanism] | None:
+    known = [cls for cls in MECHANISMS.entries() if cls.variant_of == name and mark in cls.marks]
+    return known[0] if known else None
+
+
+def _number(text: str, digits: str, field: str) -> float:
+    try:
+        return float(digits)
+    except ValueError:
+        raise UsageError(f"mechanism {text!r}: {digits!r} must be a number ({field})") from None
 
 
 def _whole_number(text: str, digits: str) -> int:

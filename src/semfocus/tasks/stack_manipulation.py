@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semfocus.randomness import Stream
+from semfocus.errors import UsageError
+from semfocus.randomness import Stream, stream
 from semfocus.tasks.base import LengthTask, within
 from semfocus.tasks.registry import register_task
 
@@ -31,15 +33,37 @@ class StackManipulation(LengthTask):
     num_classes = 3
     published_baselines = {"majority": 0.5, "shortcut": 0.834}
 
+    shuffle: bool = False  # one fixed order of positions for all rows: labels stay, neighbours do not
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.shuffle, bool):
+            raise UsageError(f"shuffle = {self.shuffle!r} must be true or false")
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        # What a shortcut reads of a row stands elsewhere in a shuffled one, and is there all the same.
+        return replace(self, shuffle=False).baselines if self.shuffle else super().baselines
+
+    def fingerprint(self) -> dict[str, Any]:
+        """As before there was a choice, where rows are not shuffled: runs keep their ids."""
+        whole = super().fingerprint()
+        options = {name: value for name, value in whole["options"].items() if name != "shuffle" or value}
+        return {**whole, "options": options}
+
     def generate(self, lengths: NDArray[np.int64], rng: Stream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         n = len(lengths)
         content = np.where(lengths > 1, 1 + rng.integers(np.maximum(lengths - 1, 1), n), 1)
         bits = rng.integers(2, (n, self.seq_len))
         actions = POP + rng.integers(3, (n, self.seq_len))
         tokens = np.where(np.arange(self.seq_len) < content[:, None], bits, actions)
-        return tokens, _run_stack(tokens, lengths)
+        labels = _run_stack(tokens, lengths)
+        return (np.take_along_axis(tokens, _order(lengths, self.seq_len), axis=1) if self.shuffle else tokens), labels
 
     def label_rows(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self.shuffle:
+            shuffled, tokens = tokens, np.empty_like(tokens)
+            np.put_along_axis(tokens, _order(lengths, tokens.shape[1]), shuffled, axis=1)
         # From the right, the top is the first push that no later POP has used up.
         labels = np.full(len(tokens), EMPTY)
         unused_pops = np.zeros(len(tokens), dtype=np.int64)
@@ -54,6 +78,15 @@ class StackManipulation(LengthTask):
             unused_pops -= pushes & ~decided
             undecided &= ~decided
         return labels
+
+
+def _order(lengths: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
+    """(n, L) the position that each place of a shuffled row is filled from; the same for all rows of a length.
+
+    A shorter row has the order of a longer one without the positions that it lacks; padding stays behind the row.
+    """
+    ranks = np.argsort(stream(0, "tasks/stack_manipulation/shuffle").permutation(seq_len))
+    return np.argsort(np.where(within(lengths, seq_len), ranks, seq_len), axis=1, kind="stable")
 
 
 def _run_stack(tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

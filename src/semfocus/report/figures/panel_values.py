@@ -20,10 +20,11 @@ from semfocus.errors import UsageError
 from semfocus.measurements import Measurements
 from semfocus.report.figures.lines import Quantiles
 from semfocus.report.figures.style import STYLES, MechanismStyle, Theme, mechanism_style, step_style
+from semfocus.tasks.registry import option_defaults
 from semfocus.training.objective import CLASSIFICATION, known_columns
 from semfocus.training.objective import is_share as is_share_column
 
-MECHANISM, TASK = "attention.mechanism", "task.name"
+MECHANISM, TASK, OPTIONS = "attention.mechanism", "task.name", "task.options."
 PERCENTILE = "95"
 CONFIG_PARTS = ("task", "attention", "model", "training")
 LABELS = {
@@ -33,6 +34,7 @@ LABELS = {
     "mask_stability.kept": "kept keys that stay",
     "mask_stability.noise": "noise / spread of the embeddings",
     "surface.squares": "half side of the square",
+    "dispersion.checkpoints.0.delta": "dispersion at the start",
 }
 T = TypeVar("T")
 Key = tuple[Any, ...]  # values of several fields
@@ -179,12 +181,17 @@ class Sheet:
 
 
 def field_value(record: Record, field: str) -> Any:
-    """The value of a dotted field of a run's configuration; None where it has none."""
+    """The value of a dotted field of a run's configuration; None where it has none.
+
+    A task's option that was not given has its default: two runs that say so and that do not are the same run.
+    """
     if field == TASK:
         return task_label(record.config)
     value: Any = record.config
     for name in field.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
+    if value is None and field.startswith(OPTIONS):
+        value = option_defaults(str(record.config["task"]["name"])).get(field.removeprefix(OPTIONS))
     return value if isinstance(value, (str, int, float, type(None))) else str(value)
 
 

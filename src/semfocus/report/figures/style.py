@@ -89,7 +89,10 @@ def mechanism_style(mechanism: str) -> MechanismStyle:
     style = _with_globals(parts.family, count) if count else _FAMILIES.get(parts.family) or _hashed_style(parts.family)
     if parts.size is not None and parts.size != USUAL_SIZE:
         style = _with_size(style, parts.size)
-    return _with_extras(style, extras) if any(extras.values()) else style
+    style = _with_extras(style, extras) if any(extras.values()) else style
+    for value in parts.marked.values():
+        style = _with_mark(style, value)
+    return style
 
 
 def step_style(style: MechanismStyle, step: int) -> MechanismStyle:
@@ -143,9 +146,16 @@ def _with_extras(base: MechanismStyle, extras: dict[str, int]) -> MechanismStyle
     return _darker(base, 0.2)._replace(dash=dash, marker=marker)
 
 
-def _digits(value: int, gap: float = 0.9) -> Dash:
-    """A stroke for each decimal digit, the longer the larger."""
-    return tuple(length for digit in str(value) for length in (1 + int(digit) / 2, gap))
+def _with_mark(base: MechanismStyle, value: float) -> MechanismStyle:
+    """The larger the marked number, the nearer to the ink; its digits follow the dash with the widest of gaps."""
+    share = min(max(0.5 + 0.15 * math.log10(value), 0.1), 0.65) if value else 0.1
+    return _darker(base, share)._replace(dash=(base.dash or (9, 1.5)) + _digits(value, gap=3.0), marker="h")
+
+
+def _digits(value: float, gap: float = 0.9) -> Dash:
+    """A stroke for each decimal digit, the longer the larger; 0.1 is 01."""
+    digits = [int(digit) for digit in f"{value:.15g}" if digit.isdigit()]
+    return tuple(length for digit in digits for length in (1 + digit / 2, gap))
 
 
 def _darker(style: MechanismStyle, share: float) -> MechanismStyle:
