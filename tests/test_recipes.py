@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
+from typer.testing import CliRunner
 
 from semfocus import recipes
+from semfocus.cli import app
 from semfocus.errors import UsageError
 
 
@@ -37,6 +41,50 @@ def test_the_paper_recipe_turns_on_the_two_quirks_that_shape_the_input() -> None
     assert model.pad_to_multiple
     assert not model.dropout_in_evaluation
     assert not model.first_norm_exact
+
+
+def test_the_authors_recipe_turns_on_every_quirk_of_their_code() -> None:
+    config = recipes.configure("listops", "topk:5", 1, recipe="authors")
+    model = config.model
+    assert (model.padding_visible, model.pad_to_multiple) == (True, True)
+    assert (model.dropout_in_evaluation, model.first_norm_exact) == (True, True)
+    assert config.training.drop_one_row
+    paper, authors = (recipes.configure("parity", "randomk:5", 1, recipe=name) for name in ("paper", "authors"))
+    assert not authors.training.drop_one_row, "only the loader of ListOps loses a row"
+    assert (paper.attention.mechanism, authors.attention.mechanism) == ("randomk:5", "randomk_replaced:5")
+    assert recipes.configure("parity", " RandomK:5", 1, recipe="authors").attention == authors.attention
+
+
+@pytest.mark.parametrize("scale", ["quick", "smoke"])
+def test_smaller_scales_keep_the_quirks_of_a_recipe(scale) -> None:
+    whole, small = (recipes.at_scale("listops", "randomk:5", 1, "authors", size) for size in ("paper", scale))
+    names = ("padding_visible", "pad_to_multiple", "dropout_in_evaluation", "first_norm_exact")
+    assert all(getattr(small.model, name) for name in names)
+    assert small.training.drop_one_row
+    assert small.attention == whole.attention
+
+
+@pytest.mark.parametrize("make", [recipes.configure, recipes.at_scale, recipes.quick, recipes.smoke])
+def test_an_unknown_recipe_is_refused_wherever_one_is_named(make) -> None:
+    with pytest.raises(UsageError, match="did you mean 'paper'"):
+        make("parity", "full", 1, "papr")
+
+
+# The run ids of these configurations before there was a recipe `authors`: no recipe may change what others make.
+IDS = {"clean": "314b343abde66b04", "paper": "dfd1b2c665410d50"}
+
+
+@pytest.mark.parametrize("recipe", IDS)
+def test_the_ids_of_the_older_recipes_do_not_change(recipe) -> None:
+    config = recipes.configure("even_pairs", "topk:5", 153476998, recipe)
+    assert config.run_id(config.task.build()) == IDS[recipe]
+
+
+@pytest.mark.parametrize("command", ["compare", "run"])
+def test_the_command_line_knows_every_recipe(command) -> None:
+    refused = CliRunner().invoke(app, [command, "even_pairs", "--recipe", "papr"])
+    assert refused.exit_code == 2
+    assert all(f"'{recipe}'" in refused.output for recipe in get_args(recipes.Recipe))
 
 
 def test_quick_keeps_architecture_and_optimiser_and_shrinks_the_numbers() -> None:

@@ -97,6 +97,12 @@ def test_the_papers_settings_come_first_then_the_clean_recipe_then_the_nearest()
     assert "settings: even_pairs: model.blocks = 3" in verdict("C1", small).because
 
 
+def test_runs_with_every_quirk_of_the_authors_come_before_clean_ones_and_are_not_called_clean() -> None:
+    paper, clean, authors = (both(60, 20, ["listops"], recipe=name) for name in ("paper", "clean", "authors"))
+    assert choose(settings_from(authors + paper), "listops").note() == ""
+    assert choose(settings_from(authors + clean), "listops").note() == "more of the authors' quirks"
+
+
 def test_a_setting_with_too_few_seeds_gives_way_to_one_with_enough() -> None:
     records = both(60, 20, ["even_pairs"], seeds=2) + both(60, 20, ["even_pairs"], recipe="clean")
     assert choose(settings_from(records), "even_pairs").note() == "clean recipe"

@@ -68,6 +68,11 @@ def test_choices_of_the_command_win_over_the_file_s(write) -> None:
     small = find_study(str(write('scale = "smoke"\ntasks = ["parity"]\nmechanisms = ["full"]')))
     assert small.runs()[0].model.d_model == 8
     assert small.runs(scale="paper")[0].model.d_model == 64
+    every_quirk = find_study(
+        str(write('recipe = "authors"\ntasks = ["listops"]\nmechanisms = ["randomk:5"]\nseeds = 1'))
+    )
+    (config,) = every_quirk.runs()
+    assert (config.attention.mechanism, config.training.drop_one_row) == ("randomk_replaced:5", True)
 
 
 def test_the_order_of_values_in_a_file_does_not_change_the_runs(write) -> None:

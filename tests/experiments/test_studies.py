@@ -12,6 +12,7 @@ from semfocus import recipes
 from semfocus.config import RunConfig, TaskConfig
 from semfocus.errors import UsageError
 from semfocus.experiments.experiment import Panel, distinct
+from semfocus.experiments.paper_checks import controls
 from semfocus.experiments.paper_figures import FIRST, SECOND, THREE, figure_1, figure_3
 from semfocus.experiments.registry import get_study, studies, study
 from semfocus.experiments.study import crossed
@@ -176,6 +177,9 @@ def test_the_recipe_that_a_study_states_is_the_one_its_runs_have() -> None:
     for each in studies():
         assert {config.model.padding_visible for config in each.runs(seeds=1)} == {each.recipe == "paper"}, each.name
         assert ids(each.runs(seeds=1)) == ids(each.runs(seeds=1, recipe=each.recipe)), each.name
+    assert "randomk_replaced:5" in {c.attention.mechanism for c in controls(["parity"], seeds=1, recipe="authors")}
+    assert "randomk:5" in {c.attention.mechanism for c in controls(["parity"], seeds=1)}
+    assert all(config.model.first_norm_exact for config in figure_1(seeds=1, recipe="authors"))
     clean = figure_1(seeds=1, recipe="clean")
     assert not any(config.model.padding_visible or config.model.pad_to_multiple for config in clean)
     assert not ids(clean) & ids(figure_1(seeds=1))

@@ -210,6 +210,7 @@ def test_killed_while_the_report_is_written_the_old_one_is_intact(runs: Path, tm
     [
         {"quick": True, "attention": ["full", "topk:5"], "seeds": 2},
         {"recipe": "paper", "attention": ["full", "topk:9", "banded:5+1g"], "seeds": 3},
+        {"recipe": "authors", "attention": ["topk:9", "randomk:5"], "seeds": 2},
         {"options": {"length": 12}, "epochs": 7, "stop_accuracy": 0.9, "attention": ["topk:3"], "seeds": 1},
         {"overrides": ["model.heads=2", "training.clip=null", "precision=tf32"], "attention": ["full"], "seeds": 11},
     ],

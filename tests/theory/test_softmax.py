@@ -126,7 +126,13 @@ def test_forms_give_the_formulas_written_in_the_documentation():
         assert stability(delta, k, norm=2, form=form) == pytest.approx(weight)
         assert stability(delta, k, norm=1, form=form) == 0.5
         assert stability(9.0, k, norm=2, form=form) == 0.5
-    assert stability(0.7, 6, 0.3) == stability(0.7, 6, 0.3, 2, "sharp")
+
+
+def test_without_a_name_the_smallest_proved_form_is_given():
+    assert stability(0.7, 6, 0.3) == stability(0.7, 6, 0.3, 2, "certified")
+    assert stability(0.7, 6, norm=1) == stability(0.7, 6, None, 1, "certified")
+    assert stability(6.0, 5, 4.0) == pytest.approx(0.5)
+    assert stability(6.0, 5, 4.0, form="sharp") == pytest.approx(81.1, abs=0.05)
 
 
 @given(st.floats(0, 6), st.integers(1, 40), st.floats(1e-3, 8) | st.none(), st.sampled_from([1, 2]))

@@ -115,9 +115,7 @@ def condition(
     if math.isinf(delta_full) or math.isinf(delta_heavy):  # no condition can be shown to hold
         numbers = delta_full, delta_heavy, separation, in_degree
         return Conditions(*numbers, math.inf, math.inf, Sharper(None, None, None), vacuous, beta < 1, uneven)
-    softmax = _ratio(
-        stability(delta_heavy, kept, separation, form="certified"), stability(delta_full, fewest, form="certified")
-    )
+    softmax = _ratio(stability(delta_heavy, kept, separation), stability(delta_full, fewest))
     return Conditions(
         delta_full=delta_full,
         delta_heavy=delta_heavy,

@@ -37,7 +37,8 @@ def compare_command(
     seeds: Annotated[int, typer.Option(help="Runs of each mechanism. The paper's ten come first.")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller numbers: a few minutes on a laptop.")] = False,
     recipe: Annotated[
-        Literal["clean", "paper"], typer.Option(help="paper: padding is visible, as in the paper's own code.")
+        Literal["clean", "paper", "authors"],
+        typer.Option(help="paper: padding is visible, as in the paper's own code; authors: every quirk of that code."),
     ] = "clean",
     epochs: Annotated[int | None, typer.Option(help="Instead of the paper's number for the task.")] = None,
     stop_accuracy: Annotated[

@@ -45,7 +45,8 @@ def run_study(
         typer.Option(help="paper: the paper's numbers; quick: for a laptop; smoke: seconds, to see that it works."),
     ] = None,
     recipe: Annotated[
-        Literal["paper", "clean"] | None, typer.Option(help="paper: quirks of its code and all; clean: none of them.")
+        Literal["clean", "paper", "authors"] | None,
+        typer.Option(help="clean: no quirk of the paper's code; paper: those that shape the input; authors: all."),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs of each kind. The paper's ten come first.")] = None,
     tasks: Annotated[str | None, typer.Option(help="Instead of the study's own, separated by commas.")] = None,

@@ -94,7 +94,8 @@ def crossed(
     configs: list[RunConfig] = []
     for task in tasks:
         base = _changed(recipes.at_scale(task, "full", 0, recipe, scale), overrides)
-        names = mechanisms(base.task.build().seq_len) if callable(mechanisms) else mechanisms
+        asked = mechanisms(base.task.build().seq_len) if callable(mechanisms) else mechanisms
+        names = [recipes.mechanism_in(recipe, mechanism) for mechanism in asked]
         check_count(len(tasks) * len(changes) * len(names), seeds, most)
         chosen = chosen or recipes.seeds(seeds)
         for change in changes:

@@ -30,17 +30,19 @@ def weight_bound(delta: Number, k: Number, form: str = "paper") -> Number:
     return like(bound(spread, kept), delta, k)
 
 
-def stability(delta: Number, k: Number, separation: Number | None = None, norm: int = 2, form: str = "sharp") -> Number:
+def stability(
+    delta: Number, k: Number, separation: Number | None = None, norm: int = 2, form: str = "certified"
+) -> Number:
     """The constant xi of a masked softmax over k keys, in the 1-norm or the 2-norm.
 
     Without `separation` the mask is fixed; with it each input keeps its own k heaviest keys. Forms:
 
-    "paper"      (e^delta/k), times (1 + 1/separation) for heavy hitters; not a bound in the 1-norm when the mask
-                 is fixed or separation > 1
+    "certified"  the smallest constant that is proved: the minimum of "simple" and "sharp", with the tight weight bound
     "simple"     2-norm (e^delta/k) max(1, 1/sep), 1-norm (e^delta/k) max(2, 1 + 1/sep); at most 1/2 if fixed
     "sharp"      a term for moved scores plus a term for the changed mask, instead of their product: smaller where
                  the separation is small and the dispersion is not; at a separation >= 1 "simple" is smaller
-    "certified"  the smallest constant that is proved: the minimum of these, with the tight weight bound
+    "paper"      (e^delta/k), times (1 + 1/separation) for heavy hitters. The sources do not say in which norm: in the
+                 2-norm it is a bound, in the 1-norm not when the mask is fixed or separation > 1
 
     A separation of 0 gives inf; at +inf the mask cannot change. Only NaN arguments give NaN.
     """

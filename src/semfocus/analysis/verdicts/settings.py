@@ -4,8 +4,8 @@
     choose(settings, "listops", {"model.blocks": 15})      the setting nearest to the paper's that has 15 blocks
 
 Runs are selected by their configuration, never by the name of a study. The distance of a setting from the paper's is
-the number of fields that differ from the recipe `paper`; the quirks that the clean recipe turns off count less than
-any other field.
+the number of fields that differ from the recipe `paper`; quirks of the paper's code count less than any other field,
+and those that the recipe `authors` turns on less than those that `clean` turns off.
 """
 
 from __future__ import annotations
@@ -84,10 +84,15 @@ class Setting:
         others = sorted(name for name in self.departures if name not in changes)
         return [name for name in others if name not in QUIRKS], [name for name in others if name in QUIRKS]
 
+    def lacks(self, quirks: Sequence[str]) -> list[str]:
+        """Those of the quirks that are off here."""
+        return [name for name in quirks if not self.departures[name]]
+
     def note(self, changes: Mapping[str, Any] = {}) -> str:
         """The same in words; empty if nothing differs."""
         fields, quirks = self.differs(changes)
-        texts = ["clean recipe"] if quirks else []
+        texts = ["clean recipe"] if self.lacks(quirks) else []
+        texts += ["more of the authors' quirks"] if len(self.lacks(quirks)) < len(quirks) else []
         texts += [f"{name} = {self.departures[name]}" for name in fields[:_SHOWN]]
         return ", ".join(texts) + (f" and {len(fields) - _SHOWN} more" if len(fields) > _SHOWN else "")
 
@@ -134,7 +139,8 @@ def choose(
     def order(setting: Setting) -> tuple[Any, ...]:
         pairs = pairs_of(setting)
         fields, quirks = setting.differs(changes)
-        return pairs < pairs_needed(1), len(fields), len(quirks), -pairs, setting.key
+        lacking = len(setting.lacks(quirks))
+        return pairs < pairs_needed(1), len(fields), lacking, len(quirks), -pairs, setting.key
 
     fitting = [
         setting

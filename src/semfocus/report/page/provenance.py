@@ -8,7 +8,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from semfocus import recipes
 from semfocus.analysis.groups import Group
@@ -59,7 +59,9 @@ def commit() -> str | None:
 
 def command(group: Group) -> str | None:
     """The shortest command that trains exactly these runs again; None where no single command does."""
-    commands = [text for text in (_command(group, base) for base in ("quick", "clean", "paper")) if text is not None]
+    commands = [
+        text for text in (_command(group, base) for base in ("quick", *get_args(recipes.Recipe))) if text is not None
+    ]
     return min(commands, key=len, default=None)
 
 
@@ -73,16 +75,15 @@ def _command(group: Group, base: str) -> str | None:
             recipes.quick(task["name"], wanted.attention.mechanism, wanted.seed)
             if base == "quick"
             else recipes.configure(
-                task["name"], wanted.attention.mechanism, wanted.seed, "paper" if base == "paper" else "clean",
-                task["options"],
+                task["name"], wanted.attention.mechanism, wanted.seed, cast("recipes.Recipe", base), task["options"]
             )
-        )  # fmt: skip
+        )
     except (SemfocusError, ValueError, TypeError, KeyError):
         return None
     if seeds is None or task["name"].startswith("-") or start.task.options != wanted.task.options:
         return None
     words = ["semfocus", "compare", task["name"], "--attention", ",".join(group.mechanisms), "--seeds", str(seeds)]
-    words += {"quick": ["--quick"], "clean": [], "paper": ["--recipe", "paper"]}[base]
+    words += {"quick": ["--quick"], "clean": []}.get(base, ["--recipe", base])
     if base != "quick":
         words += [w for name, value in wanted.task.options.items() for w in ("--option", f"{name}={_plain(value)}")]
     for name, value in _changes(start, wanted):
