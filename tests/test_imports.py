@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "analysis": {
         "errors", "lazy", "randomness", "store", "tasks", "attention", "recipes", "measurements", "training", "theory",
     },
+    "archive": {"errors", "config", "store", "analysis"},
     "landscape": {
         "errors", "lazy", "randomness", "attention", "theory", "config", "spec", "model", "tasks", "training", "store",
         "measurements",
@@ -58,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         "integrations", "errors", "execution", "tasks", "config_files", "training", "store", "analysis", "report",
-        "experiments", "plugins", "theory", "landscape", "diagnostics", "measurements", "__init__",
+        "experiments", "plugins", "theory", "landscape", "diagnostics", "measurements", "archive", "__init__",
     },
     # All but lazy for type checkers.
     "__init__": {
