@@ -23,7 +23,7 @@ from typing import Literal, Self
 from semfocus.archive.contents import CORE, ENDED, Files, limit_of, read_files, with_folders
 from semfocus.config import recorded_run_id
 from semfocus.errors import CorruptData, SemfocusError, UsageError
-from semfocus.store import RunDirectory, RunStore, atomic, checkpoints, safe_json
+from semfocus.store import RunDirectory, RunStore, atomic, checkpoints, is_run_id, safe_json
 from semfocus.store.directory import CHECKPOINTS, CONFIG, METRICS
 
 Fate = Literal["added", "same", "completed", "replaced", "older", "refused"]
@@ -63,6 +63,9 @@ class Arrivals:
 
     def add(self, run_id: str, files: Files) -> None:
         """Write a run aside and check it as the store would read it; CorruptData where it is not sound."""
+        strange = [name for name in files if limit_of(name) is None]
+        if not is_run_id(run_id) or strange:  # before any of them is joined to a path
+            raise CorruptData(f"{(run_id, *strange)[-1][:80]!r} is not the name of a run, or of a file that a run has")
         if run_id in self._ids:
             raise CorruptData(f"run {run_id} is there twice; take one of the two away")
         path = self._folder / run_id

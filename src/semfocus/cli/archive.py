@@ -1,4 +1,4 @@
-"""`semfocus pack` and `semfocus unpack`: runs on their way between machines."""
+"""`semfocus pack` and `unpack`, `publish` and `rebuild`: runs on their way between machines, and to readers."""
 
 from __future__ import annotations
 
@@ -105,3 +105,49 @@ def _ids_of_study(study: str, choices: dict[str, Any], root: Path) -> set[str]:
     from semfocus.experiments.run import plan
 
     return {job.id for job in plan(find_study(study).experiment(**choices), root).jobs}
+
+
+def publish_command(
+    directory: RunsDirectory = None,
+    out: Annotated[Path, typer.Option(help="The folder of the tables.")] = Path("results/paper"),
+    trained_at: Annotated[
+        list[str] | None, typer.Option(help="A commit at which the runs were trained, for the manifest. Repeatable.")
+    ] = None,
+) -> None:
+    """Publish the ended runs of a store as small tables, from which `semfocus rebuild` makes everything again."""
+    from semfocus import __version__
+    from semfocus.analysis.gaps import gaps
+    from semfocus.analysis.results import Results
+    from semfocus.archive.tables import publish
+    from semfocus.report.page.provenance import command, commit
+    from semfocus.store import RunStore
+
+    store = RunStore(directory)
+    results = Results.load(store)
+    commands = sorted({text for group in results.groups if (text := command(group)) is not None})
+    about = {"semfocus": __version__, "commit": commit() or "unknown", "trained_at": trained_at or []}
+    written = publish(store, out, {**about, "commands": commands})
+    for name, why in written.left_out.items():
+        typer.echo(f"{name} is left out: {why}", err=True)
+    for gap in gaps(results.only(written.runs)):
+        typer.echo(gap, err=True)
+    typer.echo(f"published {len(written.runs)} runs in {out}: {written.bytes / 2**20:.2f} MiB")
+
+
+def rebuild_command(
+    folder: Annotated[Path, typer.Argument(help="A folder of tables that `semfocus publish` has written.")],
+    out: Annotated[Path, typer.Option(help="Where the runs are rebuilt, and the page.")] = Path("build/paper"),
+    scale: Annotated[Literal["paper", "quick", "smoke"], typer.Option(help="At which the studies were run.")] = "paper",
+    sets: Sets = None,
+) -> None:
+    """Make verdicts, figures and page again from published tables. Nothing is trained."""
+    from semfocus.experiments.rebuild import rebuild
+
+    rebuilt = rebuild(folder, out, scale=scale, overrides=sets or ())
+    for text in rebuilt.missing:
+        typer.echo(text, err=True)
+    for fault in rebuilt.results.faults:
+        typer.echo(f"{fault.name}: {fault.text}", err=True)
+    for name, (there, count) in rebuilt.studies.items():
+        typer.echo(f"{name}: {there} of {count} runs")
+    typer.echo(f"{len(rebuilt.results.records)} runs; verdicts: {rebuilt.verdicts}; page: {rebuilt.page}")
