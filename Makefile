@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo browser test test-all test-gpu check format clean
+.PHONY: demo verdicts browser test test-all test-gpu check format clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -14,6 +14,10 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/semfocus compare even_pairs --quick
+
+# Verdicts, figures and page from the published runs alone: nothing is trained.
+verdicts: $(READY)
+	$(BIN)/semfocus rebuild results/paper --out build/paper
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "analysis": {
         "errors", "lazy", "randomness", "store", "tasks", "attention", "recipes", "measurements", "training", "theory",
     },
+    "archive": {"errors", "config", "store", "analysis"},
     "landscape": {
         "errors", "lazy", "randomness", "attention", "theory", "config", "spec", "model", "tasks", "training", "store",
         "measurements",
@@ -54,11 +55,11 @@ ALLOWED: dict[str, set[str]] = {
     },
     "experiments": {
         "errors", "registry", "execution", "attention", "config", "config_files", "recipes", "tasks", "training",
-        "store", "measurements", "analysis", "report",
+        "store", "measurements", "analysis", "report", "archive",
     },
     "cli": {
         "integrations", "errors", "execution", "tasks", "config_files", "training", "store", "analysis", "report",
-        "experiments", "plugins", "theory", "landscape", "diagnostics", "measurements", "__init__",
+        "experiments", "plugins", "theory", "landscape", "diagnostics", "measurements", "archive", "__init__",
     },
     # All but lazy for type checkers.
     "__init__": {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -202,5 +203,26 @@ class RunConfig(_Part):
 
     def run_id(self, task: Task) -> str:
         """Sixteen hexadecimal digits; the name of the run's directory."""
-        text = json.dumps(self.identity(task), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _hash_of(self.identity(task))
+
+
+def recorded_run_id(document: Mapping[str, Any]) -> str | None:
+    """The id of the run whose config.json holds these fields; None where they are not those of a run.
+
+    Neither the task nor a plugin is needed: the document has the fingerprint of the data and every field by which the
+    id was computed.
+    """
+    if not RunConfig.model_fields.keys() <= document.keys() or "data" not in document:
+        return None
+    fields = {name: document[name] for name in RunConfig.model_fields if name != "label"}
+    if not isinstance(fields["task"], dict) or not isinstance(fields["training"], dict):
+        return None
+    fields["task"] = {name: value for name, value in fields["task"].items() if name not in ("name", "options")}
+    old_names = {new: old for old, new in OLD_NAMES.items()}
+    fields["training"] = {old_names.get(name, name): value for name, value in fields["training"].items()}
+    return _hash_of({"format": FORMAT, **fields, "data": document["data"]})
+
+
+def _hash_of(identity: Mapping[str, Any]) -> str:
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from semfocus.cli import compare, diagnose, landscape, report, runs, studies, tasks, theory, verdicts
+from semfocus.cli import archive, compare, diagnose, landscape, report, runs, studies, tasks, theory, verdicts
 from semfocus.errors import SemfocusError, UsageError
 
 
@@ -59,6 +59,10 @@ app.command("run")(studies.run_study)
 app.command("runs")(runs.list_runs)
 app.command("show")(runs.show_run)
 app.command("clean")(runs.clean_runs)
+app.command("pack")(archive.pack_command)
+app.command("unpack")(archive.unpack_command)
+app.command("publish")(archive.publish_command)
+app.command("rebuild")(archive.rebuild_command)
 app.command("verdicts")(verdicts.verdicts_command)
 app.command("export")(verdicts.export_command)
 app.command("report")(report.report_command)

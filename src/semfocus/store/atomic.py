@@ -57,6 +57,13 @@ def write_json(target: Path, value: object) -> None:
     write_text(target, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def write_chunks(target: Path, chunks: Iterable[bytes]) -> None:
+    """Replace the content of `target` atomically by these pieces, one in memory at a time."""
+    with replacing(target) as draft, draft.open("wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+
+
 def replace_all(contents: Mapping[Path, bytes]) -> None:
     """Replace many files in existing directories, each atomically; a symbolic link among them refuses all."""
     drafts = {target: _draft_for(target) for target in contents}
@@ -151,6 +158,36 @@ def rename(source: Path, target: Path) -> None:
     with storage_errors(source):
         os.rename(source, target)
     sync_all([source.parent])
+
+
+@contextmanager
+def staging(directory: Path) -> Iterator[Path]:
+    """Yield an empty directory inside `directory` in which to prepare others; it is removed when the block ends."""
+    make_directories(directory)
+    draft = directory / _draft_name()
+    with storage_errors(draft):
+        os.mkdir(draft)
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def move_directory(source: Path, target: Path) -> None:
+    """Give a complete directory its place; one that is there already is removed in its favour."""
+    if os.path.lexists(target):
+        link = find_symlink(target)
+        if link is not None:
+            raise StorageError(f"{link} is a symbolic link and is not replaced; remove it by hand, then {target}")
+        old = target.with_name(_draft_name())
+        with storage_errors(target):
+            os.rename(target, old)
+            os.rename(source, target)
+            shutil.rmtree(old)
+    else:
+        with storage_errors(target):
+            os.rename(source, target)
+    sync_all([target.parent])
 
 
 def remove_directory(directory: Path) -> None:

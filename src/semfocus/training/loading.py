@@ -87,6 +87,11 @@ def load(
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptData(f"{directory.path / 'config.json'} does not describe a model: {error}") from None
+    if not directory.checkpoint_steps() and (directory.status() or {}).get("state") in ("done", "diverged"):
+        raise UsageError(
+            f"run {directory.id} has ended, and its checkpoints are not here: it has metrics, and no model. "
+            "Bring them from where it was trained: semfocus pack --checkpoints last"
+        )
     like = torch.empty(spec.layout.size, device="meta")  # (P,)
     expect = dict.fromkeys(("parameters", *MOMENTS[training.optimizer]), like)
     saved = directory.load_checkpoint(_step_meant(directory, step, epoch, checkpoint), expect=expect)

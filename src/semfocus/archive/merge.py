@@ -1,0 +1,176 @@
+"""Runs that come from elsewhere, put into a store: each whole or not at all, and never mixed with another.
+
+    with Arrivals(store) as arrivals:
+        arrivals.add(run_id, files)         # written aside, and checked
+        merged = arrivals.place()           # each gets its place, or a reason why not
+
+What happens to a run that the store has already:
+
+same        every file is equal: nothing is done
+completed   it is the same run, and brings checkpoints or measurements that ours lacks: they are added
+replaced    ours has not ended, and the newcomer goes on from where ours would be resumed
+older       the newcomer has not ended, and ours goes on from there: ours stays
+refused     anything else, by name; ours stays
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Self
+
+from semfocus.archive.contents import CORE, ENDED, Files, limit_of, read_files, with_folders
+from semfocus.config import recorded_run_id
+from semfocus.errors import CorruptData, SemfocusError, UsageError
+from semfocus.store import RunDirectory, RunStore, atomic, checkpoints, is_run_id, safe_json
+from semfocus.store.directory import CHECKPOINTS, CONFIG, METRICS
+
+Fate = Literal["added", "same", "completed", "replaced", "older", "refused"]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What became of each run."""
+
+    fates: dict[str, Fate]
+    why: dict[str, str] = field(default_factory=dict)  # of the refused ones
+
+    def ids(self, fate: Fate) -> list[str]:
+        return [run_id for run_id, one in self.fates.items() if one == fate]
+
+    def raise_if_refused(self) -> None:
+        """CorruptData that names every run that was refused."""
+        if self.why:
+            reasons = "; ".join(f"{run_id}: {why}" for run_id, why in self.why.items())
+            raise CorruptData(f"{len(self.why)} runs are refused, and ours are left as they were: {reasons}")
+
+
+class Arrivals:
+    """Runs that were written beside a store and are not yet part of it."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._ids: list[str] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._folder = self._stack.enter_context(atomic.staging(self._store.root))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def add(self, run_id: str, files: Files) -> None:
+        """Write a run aside and check it as the store would read it; CorruptData where it is not sound."""
+        strange = [name for name in files if limit_of(name) is None]
+        if not is_run_id(run_id) or strange:  # before any of them is joined to a path
+            raise CorruptData(f"{(run_id, *strange)[-1][:80]!r} is not the name of a run, or of a file that a run has")
+        if run_id in self._ids:
+            raise CorruptData(f"run {run_id} is there twice; take one of the two away")
+        path = self._folder / run_id
+        atomic.create_directories([(path, with_folders(files))])
+        _check(RunDirectory(path), files)
+        self._ids.append(run_id)
+
+    def place(self) -> Merged:
+        """Put every run into the store that may be."""
+        merged = Merged({})
+        for run_id in self._ids:
+            try:
+                merged.fates[run_id] = self._place(run_id)
+            except SemfocusError as error:
+                merged.fates[run_id] = "refused"
+                merged.why[run_id] = str(error)
+        return merged
+
+    def _place(self, run_id: str) -> Fate:
+        target, path = self._store.root / run_id, self._folder / run_id
+        if not target.is_symlink() and (not target.exists() or _is_empty(target)):
+            atomic.move_directory(path, target)
+            return "added"
+        ours, theirs = RunDirectory(target), RunDirectory(path)
+        different = _differing(ours, theirs)
+        if not different:
+            return _complete(ours, read_files(theirs, "all"))
+        if CONFIG not in different:
+            if not _has_ended(ours) and _goes_on(theirs, ours):
+                with ours.lock():
+                    atomic.move_directory(path, target)
+                return "replaced"
+            if not _has_ended(theirs) and _goes_on(ours, theirs):
+                return "older"
+        raise UsageError(
+            f"{target} is the same run with another {', '.join(different)}; unpack into another store, or remove ours"
+        )
+
+
+def _check(run: RunDirectory, files: Files) -> None:
+    """Read everything that a run consists of, and refuse what a store could not use."""
+    config = run.config()
+    if recorded_run_id(config) != run.id:
+        raise CorruptData(f"run {run.id}: its config.json is not what it was named after; it was edited")
+    run.metrics()
+    run.timing()
+    run.status()
+    steps = {int(name.split("/")[1]) for name in files if name.startswith(f"{CHECKPOINTS}/")}
+    for step in steps - {*run.checkpoint_steps()}:
+        raise CorruptData(f"run {run.id}: the checkpoint of step {step} is not complete")
+
+
+def _differing(ours: RunDirectory, theirs: RunDirectory) -> list[str]:
+    return [name for name in CORE if _content(ours, name) != _content(theirs, name)]
+
+
+def _content(run: RunDirectory, name: str) -> bytes:
+    return safe_json.read(run.path / name, limit_of(name) or 0) or b""
+
+
+def _has_ended(run: RunDirectory) -> bool:
+    return (run.status() or {}).get("state") in ENDED
+
+
+def _goes_on(later: RunDirectory, earlier: RunDirectory) -> bool:
+    """Whether the metrics of one begin with those with which the other would be resumed.
+
+    Rows after the last checkpoint are made again by a resume, on another device not to the bit; they do not count.
+    """
+    return _lasting(later).startswith(_lasting(earlier))
+
+
+def _lasting(run: RunDirectory) -> bytes:
+    rows = _content(run, METRICS)
+    if _has_ended(run):
+        return rows
+    steps = run.checkpoint_steps()
+    return rows[: checkpoints.read_manifest(run.path / CHECKPOINTS, steps[0])["logs"].get(METRICS, 0)] if steps else b""
+
+
+def _complete(ours: RunDirectory, theirs: Files) -> Fate:
+    """Add the checkpoints and measurements that ours lacks; UsageError where one differs."""
+    new: Files = {}
+    for name, data in theirs.items():
+        present = safe_json.read(ours.path / name, limit_of(name) or 0)
+        if present is None:
+            new[name] = data
+        elif present != data:
+            raise UsageError(f"{ours.path / name} has another content; remove ours to take the new one")
+    if not new:
+        return "same"
+    folders: dict[Path, Files] = {}
+    for name, data in new.items():
+        path = ours.path / name
+        folders.setdefault(path.parent, {})[path.name] = data
+    with ours.lock():
+        for folder, files in folders.items():
+            if folder.parent.name == CHECKPOINTS:
+                atomic.create_directories([(folder, dict(files))])
+            else:
+                atomic.make_directories(folder)
+                atomic.ensure_writable(folder)
+                atomic.replace_all({folder / name: data for name, data in files.items()})
+    return "completed"
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())

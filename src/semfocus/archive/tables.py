@@ -1,0 +1,229 @@
+"""Published results: every ended run of a store as tables that anybody can read, and from which the store is rebuilt.
+
+    publish(RunStore("runs"), Path("results/paper"), about={"commit": "6b13da9"})
+    results = read_published(Path("results/paper"), RunStore("build/paper/runs"))     # what Results.load gives
+
+    evaluations.csv.xz       a row an evaluation: run, metrics, timing_* (seconds by the run's own clock)
+    runs.csv.xz              a row a run: state, task, mechanism, seed, ..., config.json and status.json as they were
+    measurements.jsonl.xz    a line a file of measurements
+    manifest.json            format, SHA-256 sums of the tables, and how the runs were made
+
+Python's standard library reads them; so does `duckdb` or pandas. Cells are JSON values, or nan, inf, -inf, or empty for
+a field that a row does not have. A run that would not come back equal to the bit is refused when it is written.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from semfocus.analysis.results import Results
+from semfocus.archive import cells, xz
+from semfocus.archive.contents import ENDED, Files, read_files
+from semfocus.archive.manifest import PackedFile
+from semfocus.archive.merge import Arrivals
+from semfocus.errors import CorruptData, OtherFormat, SemfocusError, UsageError
+from semfocus.store import RunDirectory, RunStore, atomic, safe_json
+from semfocus.store.directory import CONFIG, METRICS, STATUS, TIMING
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+EVALUATIONS, RUNS, MEASUREMENTS = "evaluations.csv.xz", "runs.csv.xz", "measurements.jsonl.xz"
+TABLES = (RUNS, EVALUATIONS, MEASUREMENTS)
+FACTS = ("device", "device_name", "torch", "python", "threads", "compiled", "commit")  # of a status, as columns
+MAX_TABLE_BYTES = 2**30  # compressed
+MAX_BYTES = 16 * 2**30  # unpacked
+_COLUMNS = ("run", "state", "task", "mechanism", "seed", "precision", *FACTS, "seconds", "evaluations")
+_PIECE_BYTES = 24 * 2**20
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was written, and what was left out."""
+
+    runs: list[str]
+    left_out: dict[str, str]  # entry of the store -> why
+    bytes: int
+
+
+def publish(store: RunStore, out: Path, about: Mapping[str, Any] | None = None) -> Published:
+    """Write the tables of all ended runs. Every other entry of the store is left out by name."""
+    left_out: dict[str, str] = {}
+    runs: dict[str, Files] = {}
+    for entry in store.entries():
+        if entry.config is None or entry.state not in ENDED:
+            left_out[entry.name] = f"{entry.state}{', ' if entry.why else ''}{entry.why}"
+            continue
+        try:
+            runs[entry.name] = _sound_files(RunDirectory(entry.path))
+        except SemfocusError as error:
+            left_out[entry.name] = str(error)
+    if not runs:
+        raise UsageError(f"{store.root} has no run that has ended: there is nothing to publish")
+    tables = {
+        RUNS: _compressed(_run_rows(runs)),
+        EVALUATIONS: _compressed(cells.evaluation_lines({run_id: _logs(files) for run_id, files in runs.items()})),
+        MEASUREMENTS: _compressed(_measurement_lines(runs)),
+    }
+    hashes = {name: PackedFile.of(data) for name, data in tables.items()}
+    body = {
+        "format": FORMAT,
+        **(about or {}),
+        "runs": len(runs),
+        **_machines(runs),
+        "tables": {name: {"bytes": file.bytes, "sha256": file.sha256} for name, file in hashes.items()},
+    }
+    for name, data in tables.items():
+        atomic.write_bytes(out / name, data)
+    atomic.write_json(out / MANIFEST, body)  # last: tables without it are not taken for published ones
+    return Published([*runs], left_out, sum(map(len, tables.values())))
+
+
+def read_published(folder: Path, store: RunStore) -> Results:
+    """The published runs, put into a store and read from there; it may have them already.
+
+    CorruptData where a table was cut or edited, or a run is there twice or differs from the store's.
+    """
+    ids: list[str] = []
+    with Arrivals(store) as arrivals:
+        for run_id, files in published_runs(folder):
+            arrivals.add(run_id, files)
+            ids.append(run_id)
+        arrivals.place().raise_if_refused()
+    return Results.load(store, ids)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of published tables; UsageError where there is none."""
+    path = folder / MANIFEST
+    data = safe_json.read(path)
+    if data is None:
+        raise UsageError(f"{path} is not there; `semfocus publish` writes it")
+    document = safe_json.decode(data, str(path))
+    version = document.get("format") if isinstance(document, dict) else None
+    if version != FORMAT:
+        raise OtherFormat(
+            f"{path} has format {str(version)[:20]}; this semfocus reads {FORMAT}: use the one that wrote it"
+        )
+    return document
+
+
+def published_runs(folder: Path) -> Iterator[tuple[str, Files]]:
+    """Each published run as the files of its directory, after a check of the tables' checksums."""
+    tables = _tables(folder)
+    measurements: dict[str, Files] = {}
+    for line in tables[MEASUREMENTS]:
+        fields = safe_json.decode(line.encode(), f"{folder / MEASUREMENTS}")
+        content = fields.get("base64")
+        data = fields["text"].encode() if content is None else base64.b64decode(content)
+        measurements.setdefault(fields["run"], {})[fields["file"]] = data
+    evaluations = csv.reader(tables[EVALUATIONS])
+    names = next(evaluations)
+    by_run = itertools.groupby(evaluations, key=lambda row: row[0])
+    waiting = next(by_run, None)
+    for row in csv.DictReader(tables[RUNS]):
+        run_id = row["run"]
+        logs = {METRICS: b"", TIMING: b""}
+        if waiting is not None and waiting[0] == run_id:
+            logs = cells.logs_of(names, waiting[1], f"{folder / EVALUATIONS}")
+            waiting = next(by_run, None)
+        files = {CONFIG: row["config"].encode(), METRICS: logs[METRICS], TIMING: logs[TIMING]}
+        yield run_id, files | {STATUS: row["status"].encode()} | measurements.pop(run_id, {})
+    if waiting is not None or measurements:
+        raise CorruptData(f"{folder} has rows of runs that {RUNS} does not list; write the tables again")
+
+
+def _tables(folder: Path) -> dict[str, Iterator[str]]:
+    listed = read_manifest(folder).get("tables")
+    tables: dict[str, Iterator[str]] = {}
+    for name in TABLES:
+        path, about = folder / name, listed.get(name) if isinstance(listed, dict) else None
+        data = safe_json.read(path, MAX_TABLE_BYTES)
+        if data is None or not isinstance(about, dict):
+            raise CorruptData(f"{path} is missing, or its manifest does not list it; publish the runs again")
+        actual = PackedFile.of(data)
+        if (actual.bytes, actual.sha256) != (about.get("bytes"), about.get("sha256")):
+            raise CorruptData(
+                f"{path} is not the table that was published: it was cut or edited (SHA-256 {actual.sha256[:12]}..., "
+                f"published {str(about.get('sha256'))[:12]}...). Restore it, or publish the runs again"
+            )
+        tables[name] = _lines(data, str(path))
+    return tables
+
+
+def _lines(data: bytes, name: str) -> Iterator[str]:
+    reader = xz.Reader(io.BytesIO(data), name, MAX_BYTES)
+    rest = b""
+    while block := reader.read_at_most(2**20):
+        *lines, rest = (rest + block).split(b"\n")
+        yield from (f"{line.decode()}\n" for line in lines)
+    if rest:
+        raise CorruptData(f"{name} ends in the middle of a line")
+
+
+def _sound_files(run: RunDirectory) -> Files:
+    """The files of a run, if the tables can hold them."""
+    files = read_files(run)
+    back = cells.round_trip(_logs(files), run.id)
+    for name in (METRICS, TIMING):
+        if back[name] != files[name]:
+            raise UsageError(f"{name} is not written as semfocus writes it, and would not come back to the bit")
+    return files
+
+
+def _logs(files: Files) -> Files:
+    return {name: files[name] for name in (METRICS, TIMING)}
+
+
+def _run_rows(runs: Mapping[str, Files]) -> Iterator[str]:
+    yield cells.csv_line([*_COLUMNS, "config", "status"])
+    for run_id, files in runs.items():
+        config, status = json.loads(files[CONFIG])["config"], json.loads(files[STATUS])
+        timing = files[TIMING].splitlines()
+        seconds = json.loads(timing[-1]).get("seconds", "") if timing else ""
+        facts = [status.get(name, "") for name in FACTS]
+        known = [run_id, status["state"], config["task"]["name"], config["attention"]["mechanism"], config["seed"]]
+        known += [config.get("precision", ""), *facts, seconds, files[METRICS].count(b"\n")]
+        yield cells.csv_line([*map(str, known), files[CONFIG].decode(), files[STATUS].decode()])
+
+
+def _measurement_lines(runs: Mapping[str, Files]) -> Iterator[str]:
+    for run_id, files in runs.items():
+        for name, data in files.items():
+            if name not in (CONFIG, METRICS, TIMING, STATUS):
+                is_text = name.endswith(".json")
+                content = {"text": data.decode()} if is_text else {"base64": base64.b64encode(data).decode()}
+                yield json.dumps({"run": run_id, "file": name, **content}) + "\n"
+
+
+def _machines(runs: Mapping[str, Files]) -> dict[str, dict[str, int]]:
+    """How many runs there are of each device, PyTorch and precision."""
+    statuses = [json.loads(files[STATUS]) for files in runs.values()]
+    configs = [json.loads(files[CONFIG])["config"] for files in runs.values()]
+    counted: dict[str, Callable[[], Counter[str]]] = {
+        "devices": lambda: Counter(str(status.get("device_name", "unknown")) for status in statuses),
+        "torch": lambda: Counter(str(status.get("torch", "unknown")) for status in statuses),
+        "precisions": lambda: Counter(str(config.get("precision", "fp32")) for config in configs),
+    }
+    return {name: dict(sorted(count().items())) for name, count in counted.items()}
+
+
+def _compressed(lines: Iterator[str]) -> bytes:
+    def pieces() -> Iterator[bytes]:
+        data = bytearray()
+        for line in lines:
+            data += line.encode()
+            if len(data) > _PIECE_BYTES:
+                yield bytes(data)
+                data.clear()
+        yield bytes(data)
+
+    return b"".join(xz.compress_all(pieces()))

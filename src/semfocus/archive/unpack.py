@@ -1,0 +1,72 @@
+"""Archives back into a store. An archive may come from anybody: nothing in it is trusted.
+
+    merged = unpack([Path("runs-1.tar.xz"), Path("runs-2.tar.xz")], RunStore("runs"))
+    merged.fates["118dc014c0e74d2f"]          # added, same, completed, replaced, older or refused
+
+The manifest comes first and says every path, size and checksum; the members must follow exactly so. Only regular files
+that a run directory has are accepted, so that links, devices, absolute paths and `..` have no place. Every archive is
+read to its end and every run is checked before the first one gets its place: a damaged archive changes nothing.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from semfocus.archive import manifest
+from semfocus.archive.contents import Files
+from semfocus.archive.merge import Arrivals, Merged
+from semfocus.archive.xz import Reader
+from semfocus.errors import CorruptData, StorageError, UsageError
+from semfocus.store import RunStore
+
+MAX_BYTES = 4 * 2**30  # that an archive may unpack to, unless the caller allows more
+_BLOCK = tarfile.BLOCKSIZE
+
+
+def unpack(paths: Sequence[Path], store: RunStore, max_bytes: int = MAX_BYTES) -> Merged:
+    """Put the runs of these archives into a store, merged with those that are there."""
+    with Arrivals(store) as arrivals:
+        for path in paths:
+            for run_id, files in read_archive(path, max_bytes):
+                arrivals.add(run_id, files)
+        return arrivals.place()
+
+
+def read_archive(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str, Files]]:
+    """Each run of an archive with its files, after a check of sizes and checksums; one run is in memory at a time."""
+    try:
+        file = path.expanduser().open("rb")
+    except FileNotFoundError:
+        raise UsageError(f"{path} is not there; give an archive that `semfocus pack` has written") from None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+    with file:
+        # Headers and padding take less than two blocks a file; the limit is for the content.
+        reader = Reader(file, str(path), 2 * max_bytes + manifest.MAX_BYTES)
+        runs = manifest.decode(_member(reader, manifest.NAME, manifest.MAX_BYTES), str(path), max_bytes)
+        for run_id, run in runs.items():
+            files: Files = {}
+            for name, packed in run.files.items():
+                files[name] = _member(reader, f"{run_id}/{name}", packed.bytes)
+                packed.check(files[name], f"{path}: {run_id}/{name}")
+            yield run_id, files
+        end = reader.read(2 * _BLOCK)
+        if any(end) or reader.read_at_most(1):
+            raise CorruptData(f"{path} holds more than its manifest lists, and is refused")
+
+
+def _member(reader: Reader, name: str, limit: int) -> bytes:
+    """The content of the next member, which must be a regular file of this name and of at most `limit` bytes."""
+    try:
+        info = tarfile.TarInfo.frombuf(reader.read(_BLOCK), "utf-8", "strict")
+    except (tarfile.HeaderError, UnicodeDecodeError) as error:
+        raise CorruptData(f"{reader.name} has no member {name} where it should be: {error}") from None
+    if info.type != tarfile.REGTYPE or info.name != name:
+        raise CorruptData(f"{reader.name} has {info.name[:80]!r} in the place of the plain file {name!r}")
+    if not 0 <= info.size <= limit:
+        raise CorruptData(f"{reader.name}: {name} has {info.size} bytes; at most {limit} are allowed")
+    data = reader.read(info.size)
+    reader.read(-info.size % _BLOCK)
+    return data

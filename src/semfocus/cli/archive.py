@@ -1,0 +1,153 @@
+"""`semfocus pack` and `unpack`, `publish` and `rebuild`: runs on their way between machines, and to readers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from semfocus.cli.shared import RunsDirectory, Sets, names_of
+from semfocus.errors import UsageError
+
+_GIB = 2**30
+
+
+def pack_command(
+    directory: RunsDirectory = None,
+    out: Annotated[Path, typer.Option(help="The archive to write.")] = Path("runs.tar.xz"),
+    study: Annotated[str | None, typer.Option(help="Only the runs of this study (a name or a study file).")] = None,
+    scale: Annotated[Literal["paper", "quick", "smoke"] | None, typer.Option(help="Of the study.")] = None,
+    recipe: Annotated[Literal["paper", "clean"] | None, typer.Option(help="Of the study.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Of the study.")] = None,
+    sets: Sets = None,
+    tasks: Annotated[str | None, typer.Option(help="Only runs of these tasks, separated by commas.")] = None,
+    runs: Annotated[str | None, typer.Option(help="Only these runs: beginnings of ids, separated by commas.")] = None,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Also interrupted runs, with their newest checkpoints, to go on.")
+    ] = False,
+    checkpoints: Annotated[
+        Literal["none", "last", "kept", "all"],
+        typer.Option(help="Which checkpoints to take; each has the ones before."),
+    ] = "none",
+    part_size: Annotated[float | None, typer.Option(help="Split into archives of at most so many MiB each.")] = None,
+) -> None:
+    """Pack runs into one small archive, to unpack elsewhere: configuration, metrics, times, status, measurements.
+
+    \b
+    semfocus pack runs --out runs.tar.xz
+    semfocus pack runs --study figure_1 --part-size 15
+    semfocus pack runs --unfinished --out sitting-1.tar.xz
+    """
+    from semfocus import __version__
+    from semfocus.archive.pack import pack
+    from semfocus.report.page.provenance import commit
+    from semfocus.store import RunStore
+
+    if part_size is not None and part_size < 1:
+        raise UsageError(f"--part-size = {part_size:g} must be at least 1 (MiB)")
+    store = RunStore(directory)
+    ids = None if runs is None else {store.find(run).id for run in names_of("runs", runs) or []}
+    given = {"scale": scale, "recipe": recipe, "seeds": seeds, "overrides": sets}
+    choices = {name: value for name, value in given.items() if value is not None}
+    if study is not None:
+        meant = _ids_of_study(study, choices, store.root)
+        ids = meant if ids is None else ids & meant
+    elif choices:
+        raise UsageError(f"--{', --'.join(choices)} say which runs of a study are meant; give --study too")
+    about = {"semfocus": __version__, "commit": commit() or "unknown"}
+    packed = pack(
+        store,
+        out,
+        ids=ids,
+        tasks=names_of("tasks", tasks),
+        unfinished=unfinished,
+        checkpoints=checkpoints,
+        part_mib=part_size,
+        about=about,
+    )
+    for name, why in packed.left_out.items():
+        typer.echo(f"{name} is left out: {why}", err=True)
+    where = ", ".join(map(str, packed.paths))
+    typer.echo(f"packed {len(packed.runs)} runs into {where}: {packed.bytes / 2**20:.2f} MiB")
+
+
+def unpack_command(
+    archives: Annotated[list[Path], typer.Argument(help="Archives that `semfocus pack` has written.")],
+    out: Annotated[Path | None, typer.Option(help="The store. Default: SEMFOCUS_RUNS, else ./runs.")] = None,
+    max_gib: Annotated[float, typer.Option(help="Refuse an archive that unpacks to more.")] = 4,
+) -> None:
+    """Unpack runs into a store and merge them with what is there. A damaged archive changes nothing."""
+    from semfocus.archive.unpack import unpack
+    from semfocus.store import RunStore
+
+    store = RunStore(out)
+    merged = unpack(archives, store, int(max_gib * _GIB))
+    for fate in ("added", "completed", "replaced", "same", "older", "refused"):
+        count = len(merged.ids(fate))
+        if count:
+            typer.echo(f"{count} {_FATES[fate]}")
+    merged.raise_if_refused()
+
+
+_FATES = {
+    "added": "added",
+    "completed": "were there, and got checkpoints or measurements that were missing",
+    "replaced": "went on from what was there, and replace it",
+    "same": "were there already",
+    "older": "are behind what is there, which stays",
+    "refused": "refused",
+}
+
+
+def _ids_of_study(study: str, choices: dict[str, Any], root: Path) -> set[str]:
+    from semfocus.experiments.registry import find_study
+    from semfocus.experiments.run import plan
+
+    return {job.id for job in plan(find_study(study).experiment(**choices), root).jobs}
+
+
+def publish_command(
+    directory: RunsDirectory = None,
+    out: Annotated[Path, typer.Option(help="The folder of the tables.")] = Path("results/paper"),
+    trained_at: Annotated[
+        list[str] | None, typer.Option(help="A commit at which the runs were trained, for the manifest. Repeatable.")
+    ] = None,
+) -> None:
+    """Publish the ended runs of a store as small tables, from which `semfocus rebuild` makes everything again."""
+    from semfocus import __version__
+    from semfocus.analysis.gaps import gaps
+    from semfocus.analysis.results import Results
+    from semfocus.archive.tables import publish
+    from semfocus.report.page.provenance import command, commit
+    from semfocus.store import RunStore
+
+    store = RunStore(directory)
+    results = Results.load(store)
+    commands = sorted({text for group in results.groups if (text := command(group)) is not None})
+    about = {"semfocus": __version__, "commit": commit() or "unknown", "trained_at": trained_at or []}
+    written = publish(store, out, {**about, "commands": commands})
+    for name, why in written.left_out.items():
+        typer.echo(f"{name} is left out: {why}", err=True)
+    for gap in gaps(results.only(written.runs)):
+        typer.echo(gap, err=True)
+    typer.echo(f"published {len(written.runs)} runs in {out}: {written.bytes / 2**20:.2f} MiB")
+
+
+def rebuild_command(
+    folder: Annotated[Path, typer.Argument(help="A folder of tables that `semfocus publish` has written.")],
+    out: Annotated[Path, typer.Option(help="Where the runs are rebuilt, and the page.")] = Path("build/paper"),
+    scale: Annotated[Literal["paper", "quick", "smoke"], typer.Option(help="At which the studies were run.")] = "paper",
+    sets: Sets = None,
+) -> None:
+    """Make verdicts, figures and page again from published tables. Nothing is trained."""
+    from semfocus.experiments.rebuild import rebuild
+
+    rebuilt = rebuild(folder, out, scale=scale, overrides=sets or ())
+    for text in rebuilt.missing:
+        typer.echo(text, err=True)
+    for fault in rebuilt.results.faults:
+        typer.echo(f"{fault.name}: {fault.text}", err=True)
+    for name, (there, count) in rebuilt.studies.items():
+        typer.echo(f"{name}: {there} of {count} runs")
+    typer.echo(f"{len(rebuilt.results.records)} runs; verdicts: {rebuilt.verdicts}; page: {rebuilt.page}")

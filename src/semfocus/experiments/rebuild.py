@@ -1,0 +1,76 @@
+"""Everything that follows from published runs, made again without training: verdicts, the studies' figures, the page.
+
+    rebuilt = rebuild(Path("results/paper"), Path("build/paper"))
+
+The runs come back into a store (`build/paper/runs`), from which analysis reads as from any other. Verdicts and figures
+are written beside the tables. A study is drawn as far as its runs exist, and it is said how many do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from semfocus.analysis.gaps import gaps
+from semfocus.analysis.results import Results
+from semfocus.archive.tables import read_published
+from semfocus.experiments.experiment import Experiment, config_key
+from semfocus.experiments.registry import studies
+from semfocus.experiments.run import Plan, plan
+from semfocus.recipes import Scale
+from semfocus.report.figures.declared import draw_panels
+from semfocus.report.page.page import write_page
+from semfocus.report.verdict_table import markdown
+from semfocus.store import RunStore, atomic
+
+FIGURES, VERDICTS = "figures", "verdicts.md"
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What was written."""
+
+    results: Results
+    verdicts: Path
+    figures: list[Path]
+    page: Path
+    studies: dict[str, tuple[int, int]]  # name of a drawn study -> its runs that exist, and all of them
+    missing: list[str]  # what comparisons lack
+
+
+def rebuild(folder: Path, build: Path, *, scale: Scale = "paper", overrides: Sequence[str] = ()) -> Rebuilt:
+    """Write verdicts.md and figures/ beside the tables in `folder`, and report.html into `build`.
+
+    `scale` and `overrides` say with which choices the studies were run; the precision is seen from the runs.
+    """
+    store = RunStore(build / "runs")
+    results = read_published(folder, store)
+    missing = gaps(results)
+    drawn: dict[str, tuple[int, int]] = {}
+    figures: list[Path] = []
+    for precision in sorted({record.config.get("precision", "fp32") for record in results.records}):
+        for study in studies():
+            experiment = study.experiment(scale=scale, overrides=[*overrides, f"precision={precision}"])
+            planned = plan(experiment, store.root)
+            present = results.only({job.id for job in planned.jobs})
+            if present.records:
+                name = experiment.name if precision == "fp32" else f"{experiment.name}-{precision}"
+                written = _draw(experiment, planned, present, folder / FIGURES / name)
+                drawn[name] = len(present.records), len(planned.jobs)
+                figures += written
+    atomic.write_text(folder / VERDICTS, markdown(results, missing))
+    page = write_page(results, build / "report.html")
+    return Rebuilt(results, folder / VERDICTS, figures, page, drawn, missing)
+
+
+def _draw(experiment: Experiment, planned: Plan, results: Results, stem: Path) -> list[Path]:
+    """The panels of a study, as far as its runs have what they show."""
+    atomic.make_directories(stem.parent)
+    return draw_panels(
+        experiment.panels,
+        results,
+        stem,
+        shown=lambda place: {planned.ids[config_key(config)] for config in experiment.shown(place)},
+        formats=("svg", "png"),
+    )

@@ -1,0 +1,195 @@
+"""Runs packed, unpacked and merged: equal to the bit, whole or not at all, never mixed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from semfocus.archive.merge import Merged
+from semfocus.archive.pack import Packed, pack
+from semfocus.archive.unpack import unpack
+from semfocus.errors import CorruptData, UsageError
+from semfocus.execution import resume, train
+from semfocus.execution.resuming import unfinished
+from semfocus.store import RunDirectory, RunStore, write_arrays, write_measurement
+from semfocus.training import Progress, Runtime
+from tests.training.helpers import assert_same_bits, runtime, tiny, trained
+
+PAIR = [tiny(seed, "topk:3", epochs=4) for seed in (1, 2)]
+
+
+class _Stop(Exception):
+    pass
+
+
+def stopped(out: Path, at: int = 10, **changes: Any) -> RunStore:
+    """A store whose two runs were interrupted at this step."""
+
+    def stop(progress: Progress) -> None:
+        if progress.step >= at:
+            raise _Stop
+
+    with pytest.raises(_Stop):
+        train(PAIR, out, runtime(checkpoint_seconds=0, **changes), stop)
+    return RunStore(out)
+
+
+def files_of(run: RunDirectory, *left_out: str) -> dict[str, bytes]:
+    """Every file of a run but its lock, by path."""
+    paths = [path for path in sorted(run.path.rglob("*")) if path.is_file() and path.name != "lock"]
+    files = {str(path.relative_to(run.path)): path.read_bytes() for path in paths}
+    return {name: data for name, data in files.items() if not name.startswith(left_out)}
+
+
+def moved(store: RunStore, to: Path, **options: Any) -> tuple[Packed, Merged, RunStore]:
+    packed = pack(store, to.with_suffix(".tar.xz"), **options)
+    target = RunStore(to)
+    return packed, unpack(packed.paths, target), target
+
+
+def test_runs_come_out_equal_to_the_bit_without_their_checkpoints_unless_asked(tmp_path: Path) -> None:
+    runs = trained(PAIR, tmp_path / "runs")
+    store = RunStore(tmp_path / "runs")
+    write_measurement(runs[0], "dispersion", {"k": 5})
+    write_arrays(runs[0], "surface-0a1b2c3d4e5f", {"losses": np.eye(3)})
+    write_arrays(runs[0], "surface-0a1b2c3d4e5f-part", {"losses": np.eye(3)})
+    _, merged, plain = moved(store, tmp_path / "plain")
+    assert merged.fates == dict.fromkeys(sorted(run.id for run in runs), "added")
+    _, _, whole = moved(store, tmp_path / "whole", checkpoints="all")
+    for run in runs:
+        part = "measurements/surface-0a1b2c3d4e5f-part"
+        assert files_of(plain.open(run.id)) == files_of(run, "checkpoints", part)
+        assert files_of(whole.open(run.id)) == files_of(run, part)
+    assert "measurements/surface-0a1b2c3d4e5f.safetensors" in files_of(plain.open(runs[0].id))
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    trained(PAIR, tmp_path / "runs")
+    shutil.copytree(tmp_path / "runs", tmp_path / "copy")
+    archives = [pack(RunStore(tmp_path / name), tmp_path / f"{name}.tar.xz").paths[0] for name in ("runs", "copy")]
+    assert archives[0].read_bytes() == archives[1].read_bytes()
+
+
+def test_a_run_interrupted_packed_and_resumed_elsewhere_equals_one_that_was_never_disturbed(tmp_path: Path) -> None:
+    expected = trained(PAIR, tmp_path / "undisturbed", keep_epochs=(1,))
+    store = stopped(tmp_path / "first", keep_epochs=(1,))
+    left = pack(store, tmp_path / "some.tar.xz", unfinished=True, checkpoints="kept")
+    shutil.rmtree(store.root)
+    elsewhere = RunStore(tmp_path / "second")
+    assert unpack(left.paths, elsewhere).ids("added") == sorted(run.id for run in expected)
+    resume(unfinished(elsewhere), Runtime())
+    assert_same_bits([elsewhere.open(run.id) for run in expected], expected)
+    assert [(elsewhere.root / run.id / "metrics.jsonl").read_bytes() for run in expected] == [
+        (run.path / "metrics.jsonl").read_bytes() for run in expected
+    ]
+    assert all(elsewhere.open(run.id).kept_steps() == run.kept_steps() for run in expected)
+
+
+def test_unfinished_runs_stay_behind_by_name_unless_asked_for(tmp_path: Path) -> None:
+    store = stopped(tmp_path / "runs")
+    with pytest.raises(UsageError, match="--unfinished"):
+        pack(store, tmp_path / "a.tar.xz")
+    done = trained([tiny(3)], store.root)[0]
+    packed = pack(store, tmp_path / "a.tar.xz")
+    assert [*packed.runs] == [done.id]
+    assert len(packed.left_out) == 2
+    with store.open(done.id).lock():
+        packed = pack(store, tmp_path / "b.tar.xz", unfinished=True)
+    assert done.id in packed.left_out
+    assert "running" in packed.left_out[done.id]
+
+
+def test_a_run_that_got_further_replaces_ours_and_one_that_is_behind_does_not(tmp_path: Path) -> None:
+    early = pack(stopped(tmp_path / "runs", at=5), tmp_path / "early.tar.xz", unfinished=True).paths
+    resume(unfinished(RunStore(tmp_path / "runs")), Runtime())
+    late = pack(RunStore(tmp_path / "runs"), tmp_path / "late.tar.xz").paths
+    home = RunStore(tmp_path / "home")
+    assert len(unpack(early, home).ids("added")) == 2
+    assert len(unpack(late, home).ids("replaced")) == 2
+    for entry in home.entries():
+        assert entry.state == "done"
+        assert files_of(home.open(entry.name)) == files_of(RunStore(tmp_path / "runs").open(entry.name), "checkpoints")
+    assert len(unpack(early, home).ids("older")) == 2
+    assert len(unpack(late, home).ids("same")) == 2
+
+
+def test_rows_after_the_last_checkpoint_do_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
+    early = pack(stopped(tmp_path / "runs", at=5), tmp_path / "early.tar.xz", unfinished=True).paths
+    resume(unfinished(RunStore(tmp_path / "runs")), Runtime())
+    late = pack(RunStore(tmp_path / "runs"), tmp_path / "late.tar.xz").paths
+    home = RunStore(tmp_path / "home")
+    unpack(early, home)
+    for entry in home.entries():
+        with home.open(entry.name).lock() as writer:
+            writer.append_metrics({**writer.metrics()[-1], "step": 7, "train_loss": 0.5})
+    assert len(unpack(late, home).ids("replaced")) == 2
+
+
+def test_the_same_id_with_other_content_is_named_and_refused_and_the_others_arrive(tmp_path: Path) -> None:
+    runs = trained(PAIR, tmp_path / "runs")
+    paths = pack(RunStore(tmp_path / "runs"), tmp_path / "a.tar.xz").paths
+    home = RunStore(tmp_path / "home")
+    unpack(paths, home)
+    shutil.rmtree(home.root / runs[1].id)
+    metrics = home.root / runs[0].id / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"epoch": 1', '"epoch": 0.5', 1))
+    before = files_of(home.open(runs[0].id))
+    merged = unpack(paths, home)
+    assert merged.fates == {runs[0].id: "refused", runs[1].id: "added"} or merged.ids("added") == [runs[1].id]
+    with pytest.raises(CorruptData, match=rf"{runs[0].id}.*metrics.jsonl"):
+        merged.raise_if_refused()
+    assert files_of(home.open(runs[0].id)) == before
+
+
+def test_what_ours_lacks_of_the_same_run_is_added_and_a_measurement_that_differs_is_refused(tmp_path: Path) -> None:
+    (run,) = trained([tiny(3)], tmp_path / "runs")
+    store, home = RunStore(tmp_path / "runs"), RunStore(tmp_path / "home")
+    unpack(pack(store, tmp_path / "a.tar.xz").paths, home)
+    write_measurement(run, "dispersion", {"k": 5})
+    paths = pack(store, tmp_path / "b.tar.xz", checkpoints="last").paths
+    assert unpack(paths, home).fates == {run.id: "completed"}
+    assert files_of(home.open(run.id)) == files_of(run)
+    write_measurement(home.open(run.id), "dispersion", {"k": 6})
+    assert "dispersion.json" in unpack(paths, home).why[run.id]
+
+
+def test_a_run_that_a_process_works_on_is_not_replaced(tmp_path: Path) -> None:
+    early = pack(stopped(tmp_path / "runs", at=5), tmp_path / "early.tar.xz", unfinished=True).paths
+    resume(unfinished(RunStore(tmp_path / "runs")), Runtime())
+    late = pack(RunStore(tmp_path / "runs"), tmp_path / "late.tar.xz").paths
+    home = RunStore(tmp_path / "home")
+    held, free = unpack(early, home).ids("added")
+    with home.open(held).lock():
+        merged = unpack(late, home)
+    assert merged.fates == {held: "refused", free: "replaced"}
+    assert "is held by" in merged.why[held]
+
+
+def test_parts_hold_whole_runs_below_their_size_and_come_together_again(tmp_path: Path) -> None:
+    runs = trained([tiny(seed, rows=(20, 10), epochs=1) for seed in range(6)], tmp_path / "runs")
+    for run in runs:
+        noise = np.random.default_rng(run.path.name.encode()[0]).random(60_000)
+        write_arrays(run, "surface-0a1b2c3d4e5f", {"losses": noise})
+    packed, merged, target = moved(RunStore(tmp_path / "runs"), tmp_path / "home", part_mib=1)
+    assert [path.name for path in packed.paths] == [f"home-{place}.tar.xz" for place in range(1, 1 + len(packed.paths))]
+    assert len(packed.paths) > 2
+    assert all(path.stat().st_size <= 2**20 for path in packed.paths)
+    assert len(merged.ids("added")) == 6
+    assert all(files_of(target.open(run.id)) == files_of(run, "checkpoints") for run in runs)
+    with pytest.raises(UsageError, match="too small"):
+        pack(RunStore(tmp_path / "runs"), tmp_path / "b.tar.xz", part_mib=0.1)
+
+
+def test_ids_and_tasks_choose_runs(tmp_path: Path) -> None:
+    one, other = trained([tiny(1), tiny(1, task="parity")], tmp_path / "runs")
+    store = RunStore(tmp_path / "runs")
+    assert [*pack(store, tmp_path / "a.tar.xz", ids={one.id}).runs] == [one.id]
+    assert [*pack(store, tmp_path / "a.tar.xz", tasks=["parity"]).runs] == [other.id]
+    with pytest.raises(UsageError, match="nothing to pack"):
+        pack(store, tmp_path / "a.tar.xz", tasks=["listops"])
+    with pytest.raises(UsageError, match=r"\.tar\.xz"):
+        pack(store, tmp_path / "a.zip")

@@ -1,0 +1,144 @@
+"""Published tables: the same results as from the store, and nothing cut, edited or mixed goes unnoticed."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import semfocus
+from semfocus.analysis.gaps import gaps
+from semfocus.analysis.results import Results
+from semfocus.archive.manifest import PackedFile
+from semfocus.archive.tables import EVALUATIONS, MANIFEST, RUNS, TABLES, publish, read_published
+from semfocus.cli import app
+from semfocus.errors import CorruptData, OtherFormat, UsageError
+from semfocus.store import RunDirectory, RunStore, write_measurement
+from tests.archive.test_round_trip import files_of, stopped
+from tests.training.helpers import tiny, trained
+
+
+def published(tmp_path: Path) -> tuple[list[RunDirectory], Path]:
+    runs = trained([tiny(seed, mechanism) for seed in (1, 2) for mechanism in ("full", "topk:3")], tmp_path / "runs")
+    publish(RunStore(tmp_path / "runs"), tmp_path / "paper")
+    return runs, tmp_path / "paper"
+
+
+def test_results_of_the_tables_equal_those_of_the_store_to_the_bit(tmp_path: Path) -> None:
+    runs = trained([tiny(seed) for seed in (1, 2)], tmp_path / "runs")
+    with runs[0].lock() as writer:
+        last = writer.metrics()[-1]
+        writer.append_metrics({**last, "step": 99, "train_loss": float("nan"), "heldout_loss": float("-inf")})
+    write_measurement(runs[0], "dispersion", {"k": 5})
+    publish(RunStore(tmp_path / "runs"), tmp_path / "paper")
+    results = read_published(tmp_path / "paper", RunStore(tmp_path / "again"))
+    expected = Results.load(tmp_path / "runs")
+    assert [record.id for record in results.records] == [record.id for record in expected.records]
+    for run in runs:
+        assert files_of(RunDirectory(tmp_path / "again" / run.id)) == files_of(run, "checkpoints")
+    assert [v.to_dict() for v in results.verdicts] == [v.to_dict() for v in expected.verdicts]
+    read_published(tmp_path / "paper", RunStore(tmp_path / "again"))  # the runs that are there are found to be equal
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_that_was_cut_or_edited_is_refused(tmp_path: Path, name: str) -> None:
+    folder = published(tmp_path)[1]
+    text = lzma.decompress((folder / name).read_bytes())
+    for changed in (lzma.compress(text + b"\n"), (folder / name).read_bytes()[:-8]):
+        (folder / name).write_bytes(changed)
+        with pytest.raises(CorruptData, match=f"{name}.*cut or edited"):
+            read_published(folder, RunStore(tmp_path / "again"))
+    assert RunStore(tmp_path / "again").entries() == []
+
+
+def test_another_format_version_is_named(tmp_path: Path) -> None:
+    folder = published(tmp_path)[1]
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"format": 2}))
+    with pytest.raises(OtherFormat, match="format 2"):
+        read_published(folder, RunStore(tmp_path / "again"))
+
+
+def replaced(folder: Path, name: str, text: bytes) -> None:
+    """Write a table anew, with a manifest that agrees."""
+    (folder / name).write_bytes(lzma.compress(text))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    file = PackedFile.of((folder / name).read_bytes())
+    manifest["tables"][name] = {"bytes": file.bytes, "sha256": file.sha256}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def test_a_run_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    folder = published(tmp_path)[1]
+    text = lzma.decompress((folder / RUNS).read_bytes())
+    heading, rows = text.split(b"\n", 1)
+    replaced(folder, RUNS, heading + b"\n" + rows + rows)
+    with pytest.raises(CorruptData, match="twice"):
+        read_published(folder, RunStore(tmp_path / "again"))
+
+
+def test_rows_of_a_run_that_is_not_listed_are_refused(tmp_path: Path) -> None:
+    folder = published(tmp_path)[1]
+    text = lzma.decompress((folder / EVALUATIONS).read_bytes())
+    replaced(folder, EVALUATIONS, text + text.splitlines()[-1].replace(text.splitlines()[-1][:16], b"f" * 16) + b"\n")
+    with pytest.raises(CorruptData, match="does not list"):
+        read_published(folder, RunStore(tmp_path / "again"))
+
+
+def test_unfinished_runs_are_left_out_by_name(tmp_path: Path) -> None:
+    store = stopped(tmp_path / "runs")
+    with pytest.raises(UsageError, match="nothing to publish"):
+        publish(store, tmp_path / "paper")
+    (done,) = trained([tiny(9)], store.root)
+    written = publish(store, tmp_path / "paper")
+    assert written.runs == [done.id]
+    assert len(written.left_out) == 2
+
+
+def test_a_missing_seed_is_named(tmp_path: Path) -> None:
+    trained([tiny(1, "full"), tiny(2, "full"), tiny(1, "topk:3")], tmp_path / "runs")
+    assert gaps(Results.load(tmp_path / "runs")) == ["even_pairs: topk:3 has no ended run of seed 2"]
+
+
+def test_runs_of_several_precisions_are_named(tmp_path: Path) -> None:
+    trained([tiny(1), tiny(1, "topk:3").model_copy(update={"precision": "tf32"})], tmp_path / "runs")
+    assert gaps(Results.load(tmp_path / "runs")) == [
+        "even_pairs: runs of several precisions are compared apart: fp32 has full; tf32 has topk:3"
+    ]
+
+
+def test_a_run_without_checkpoints_can_be_listed_and_judged_and_says_why_it_has_no_model(tmp_path: Path) -> None:
+    runs, folder = published(tmp_path)
+    read_published(folder, RunStore(tmp_path / "again"))
+    for command in (["runs"], ["verdicts"], ["report", "--out", str(tmp_path / "page.html")]):
+        result = CliRunner().invoke(app, [command[0], str(tmp_path / "again"), *command[1:]])
+        assert result.exit_code == 0, result.output
+    with pytest.raises(UsageError, match="its checkpoints are not here"):
+        semfocus.load(tmp_path / "again" / runs[0].id)
+    again = trained([tiny(1)], tmp_path / "again")  # it has ended: nothing is trained
+    assert again[0].checkpoint_steps() == []
+
+
+def test_the_commands_take_a_study_from_one_store_to_verdicts_figures_and_page(tmp_path: Path) -> None:
+    def call(*arguments: object) -> str:
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == 0, (result.output, result.exception)
+        return result.output
+
+    size = ("--scale", "smoke", "--seeds", 1)
+    options = ("--tasks", "even_pairs", "--attention", "full,topk:5", "--device", "cpu", "--threads", 1, "--jobs", 1)
+    call("run", "figure_1", *size, *options, "--out", tmp_path / "runs")
+    assert "packed 2 runs" in call(
+        "pack", tmp_path / "runs", "--study", "figure_1", *size, "--out", tmp_path / "a.tar.xz"
+    )
+    assert "2 added" in call("unpack", tmp_path / "a.tar.xz", "--out", tmp_path / "home")
+    assert "published 2 runs" in call("publish", tmp_path / "home", "--out", tmp_path / "paper", "--trained-at", "abc")
+    assert json.loads((tmp_path / "paper" / MANIFEST).read_text())["trained_at"] == ["abc"]
+    text = call("rebuild", tmp_path / "paper", "--out", tmp_path / "build", "--scale", "smoke")
+    assert "figure_1: 2 of 180 runs" in text
+    assert (tmp_path / "paper" / "figures" / "figure_1.svg").exists()
+    assert "| C1 | not enough data |" in (tmp_path / "paper" / "verdicts.md").read_text()
+    assert (tmp_path / "build" / "report.html").exists()
