@@ -24,7 +24,7 @@ from scipy.special import ndtr, ndtri
 
 from semfocus.analysis.metrics import Metrics
 from semfocus.analysis.records import Record
-from semfocus.analysis.verdicts.settings import Setting, settings_from
+from semfocus.analysis.verdicts.settings import TASKS, Setting, settings_from
 from semfocus.config_files import apply_overrides
 from semfocus.measurements import Measurement, Measurements
 from semfocus.randomness import stream
@@ -33,6 +33,9 @@ from semfocus.tasks import get_task
 
 Floats = NDArray[np.float64]
 Measure = Callable[[Floats], dict[str, Measurement]]  # of two uniform numbers of a run: its measurements by name
+FULL, TOPK = "full", "topk:5"
+BASE = 0.4  # median epochs of full attention, as a share of the horizon
+HOLDS, MIXED, NOT, OPEN = "holds", "mixed", "does not hold", "not decided"
 SPREAD, CORRELATION, SEQ_LEN, EVALUATIONS = 0.25, 0.5, 40, 20
 
 
@@ -61,6 +64,33 @@ class Cell:
     arms: Mapping[str, Arm]
     seeds: Mapping[str, int] | int = 20
     changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class World:
+    """A simulated study and the outcome that an endless one would have; on an edge that is "not decided"."""
+
+    claim: str
+    name: str
+    truth: str
+    cells: Sequence[Cell]
+
+    @property
+    def key(self) -> str:
+        return f"{self.claim}/{self.name}"
+
+
+def pair(
+    task: str, ratio: float, changes: Mapping[str, Any] = {}, seeds: int = 20, topk: Mapping[str, Any] = {}, **both: Any
+) -> Cell:
+    """Full attention and top-k, `ratio` times as fast; `topk` differs in these fields, too."""
+    full = Arm(**{"median": BASE, **both})
+    return Cell(task, {FULL: full, TOPK: replace(full, median=full.median / ratio, **topk)}, seeds, changes)
+
+
+def speeds(ratio: float, first: float | None = None, **more: Any) -> list[Cell]:
+    """The eight tasks; the first one may differ."""
+    return [pair(task, first if first is not None and i == 0 else ratio, **more) for i, task in enumerate(TASKS)]
 
 
 class Cells:

@@ -3,7 +3,7 @@
     python benchmarks/verdicts_check.py                       # the tables of docs/verdicts.md, some minutes on one core
     python benchmarks/verdicts_check.py --table claims --repetitions 20000
 
-`claims` judges simulated runs (simulated_runs.py, verdict_worlds.py) with the functions that judge real ones; `seeds`
+`claims` judges simulated runs (simulated_runs.py, verdict_worlds*.py) with the functions that judge real ones; `seeds`
 asks how many a speed-up takes. These two take a twentieth of the repetitions. The others are about accuracy: their data
 are those of statistics_check.py, and the rule that verdicts use is compared with the t interval alone.
 """
@@ -23,9 +23,10 @@ from semfocus.analysis.accuracy import noninferiority_test
 from semfocus.analysis.verdicts import CLAIMS, OUTCOMES
 from semfocus.analysis.verdicts.evidence import conclude
 from semfocus.analysis.verdicts.settings import TASKS
-from simulated_runs import Cells
+from simulated_runs import HOLDS, MIXED, NOT, OPEN, Cells, World, pair
 from statistics_check import correlated_normals, print_table, print_tables, simulate_accuracies
-from verdict_worlds import HOLDS, MIXED, NOT, OPEN, WORLDS, World, pair
+from verdict_worlds import WORLDS
+from verdict_worlds_measured import MEASURED_WORLDS
 
 SHARE = 20  # of the repetitions that the two tables of whole verdicts take
 # What claims too much, by what an endless study would say. Where that is "mixed", "does not hold" is true of the claim
@@ -99,7 +100,8 @@ def rare_table(repetitions: int) -> None:
 def claims_table(repetitions: int) -> None:
     """Print how often each outcome is reached in each simulated study."""
     rows = []
-    for world in track(WORLDS, "claims", console=Console(stderr=True)):
+    worlds = sorted(WORLDS + MEASURED_WORLDS, key=lambda world: int(world.claim[1:]))
+    for world in track(worlds, "claims", console=Console(stderr=True)):
         shares = outcomes(world, max(1, repetitions // SHARE))
         wrong = sum(shares[outcome] for outcome in WRONG[world.truth])
         rows.append(
