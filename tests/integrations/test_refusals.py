@@ -44,6 +44,7 @@ def test_the_leak_test_catches_a_mask_that_reveals_later_tokens(monkeypatch):
     assert leaks(model) == []
 
     def everything(*args, **kwargs) -> Tensor:
+        kwargs["allow_is_causal_skip"] = False
         return torch.ones_like(focused_mask(*args, **kwargs))
 
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, "semfocus_topk", everything)
@@ -57,12 +58,15 @@ def test_a_missing_mask_is_an_error_and_does_not_reveal_later_tokens(monkeypatch
         assert leaks(model) == []
 
 
-def test_the_mask_function_returns_masks_that_transformers_would_omit(monkeypatch):
-    masks = [focused_mask(batch_size=2, q_length=5, kv_length=5, allow_is_causal_skip=True)]
-    masks += [focused_mask(batch_size=2, q_length=5, kv_length=5, allow_is_bidirectional_skip=True)]
-    for mask in masks:
+def test_the_mask_function_omits_a_plain_causal_mask_and_returns_others_that_transformers_would_omit(monkeypatch):
+    for queries in (1, 5):
+        sizes = {"batch_size": 2, "q_length": queries, "kv_length": 5, "q_offset": 5 - queries}
+        assert focused_mask(**sizes, allow_is_causal_skip=True) is None
+        mask = focused_mask(**sizes, allow_is_bidirectional_skip=True)
         assert mask.dtype == torch.bool
-        assert torch.equal(mask, torch.ones(5, 5, dtype=torch.bool).tril().expand(2, 1, 5, 5))
+        assert torch.equal(mask, torch.ones(5, 5, dtype=torch.bool).tril()[-queries:].expand(2, 1, queries, 5))
+    prefill = focused_mask(batch_size=2, q_length=3, kv_length=5, allow_is_causal_skip=True)  # of a static cache
+    assert torch.equal(prefill, torch.ones(3, 5, dtype=torch.bool).tril().expand(2, 1, 3, 5))
     monkeypatch.setattr("semfocus.integrations.transformers.attention.sdpa_mask", lambda *args, **kwargs: None)
     with pytest.raises(UsageError, match="made no attention mask"):
         focused_mask(batch_size=2, q_length=5, kv_length=5)
@@ -238,13 +242,17 @@ def test_a_call_without_a_mask_is_refused_where_a_query_could_see_later_keys():
         attention(model, attention_mask=None)
 
 
-@pytest.mark.parametrize("mechanism", ["banded:3", "block_local:3", "topk:2+1s", "topk:2+2w"])
-def test_a_static_cache_is_refused_where_positions_count(mechanism):
-    model, ids = llama(), tokens(2, 6)
-    focus(model, mechanism)
-    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "do_sample": False, "disable_compile": True}
-    with pytest.raises(UsageError, match=r"counts positions back from the last key.*static cache"):
-        model.generate(ids, cache_implementation="static", **options)
+def test_positions_are_refused_where_a_static_cache_is_filled_by_queries_that_see_later_keys():
+    model = llama()
+    focus(model, "banded:3")
+    layer = model.model.layers[0].self_attn
+    query, key = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 9, 8)
+    keep = torch.ones(5, 9, dtype=torch.bool).tril().expand(2, 1, 5, 9).clone()
+    focused_attention(layer, query, key, key, keep)
+    keep[..., :3, :3] = True  # a prefix whose tokens all see each other
+    for position_ids in (None, torch.arange(5)[None]):
+        with pytest.raises(UsageError, match="lets queries see later keys"):
+            focused_attention(layer, query, key, key, keep, position_ids=position_ids)
 
 
 @pytest.mark.parametrize("mechanism", ["block_local:3", "topk:2+1s"])
