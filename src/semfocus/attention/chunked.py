@@ -13,17 +13,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from semfocus.attention.base import SelectionInputs
-from semfocus.attention.inputs import AttentionInputs, slice_queries
+from semfocus.attention.inputs import AttentionInputs, shared_product, slice_queries
 from semfocus.attention.inspection import AttentionInfo, check_listed
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.attention.normalisers import Softmax, log_sum_exp
 from semfocus.attention.positions import Positions
 from semfocus.attention.selection import best_indices, can_sync
 
-# Scores, or gathered numbers, held at once: 16 MiB of float32 stay near a CPU's caches, 512 MiB keep a GPU busy.
-CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**22, 2**27
+# Scores, or gathered numbers, held at once: 4 MiB of float32 stay in the caches of a CPU and its allocator, 512 MiB
+# keep a GPU busy.
+CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**20, 2**27
 
 
 def chunked(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
@@ -226,7 +228,10 @@ def _select(inputs: AttentionInputs, positions: Positions, q_chunk: Tensor, keys
         scores = _pair_scores(inputs, positions, q_chunk, keys.gather(kept), kept)
         return torch.where(scores == float("-inf"), -1, kept), scores
     all_keys = keys.flat.view(*inputs.k.shape)
-    scores = (q_chunk @ all_keys.transpose(-1, -2)).mul_(inputs.scale)  # (*lead, C, Lk)
+    if _is_plain_causal(inputs):
+        kept, scores = _select_before(inputs, positions, q_chunk, all_keys)
+        return kept, scores.gather(-1, kept.clamp(min=0))
+    scores = shared_product(q_chunk, all_keys.transpose(-1, -2)).mul_(inputs.scale)  # (*lead, C, Lk)
     bias = slice_queries(inputs.bias, positions.first, positions.queries)
     if bias is not None:
         scores = scores + bias
@@ -255,6 +260,27 @@ def _listed(keep: Tensor, most: int) -> Tensor:
     """(.., C, most): the keys of a mask (.., C, Lk), -1 for none."""
     held, indices = keep.to(torch.int8).topk(most, dim=-1)
     return torch.where(held > 0, indices, -1)
+
+
+def _is_plain_causal(inputs: AttentionInputs) -> bool:
+    """Whether queries keep their k best of all keys up to their own, and nothing else matters."""
+    others = (inputs.mask, inputs.bias, inputs.lengths, inputs.k_positions)
+    plain = inputs.causal and all(tensor is None for tensor in others) and inputs.num_queries <= inputs.num_keys
+    return plain and inputs.mechanism.keeps_largest is not None
+
+
+def _select_before(
+    inputs: AttentionInputs, positions: Positions, q_chunk: Tensor, all_keys: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The kept keys (*lead, C, n), and scores (*lead, C, P) of the P keys up to the last query's, masked in place."""
+    k, queries = inputs.mechanism.keeps_largest, positions.queries
+    assert k is not None
+    end = positions.first + queries + positions.keys - positions.total
+    scores = shared_product(q_chunk, all_keys[..., :end, :].transpose(-1, -2)).mul_(inputs.scale)
+    later = torch.ones(queries, queries, dtype=torch.bool, device=scores.device).triu(1)
+    scores[..., end - queries :].masked_fill_(later, float("-inf"))
+    kept = ordered(best_indices(scores, None, k), end)
+    return pad(kept, (0, inputs.mechanism.max_kept(inputs.num_keys) - kept.shape[-1]), value=-1), scores
 
 
 def _chosen(inputs: AttentionInputs, selection: SelectionInputs) -> Tensor:

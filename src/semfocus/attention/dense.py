@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from semfocus.attention.base import SelectionInputs
-from semfocus.attention.inputs import AttentionInputs, common_lead
+from semfocus.attention.inputs import AttentionInputs, common_lead, shared_product
 from semfocus.attention.inspection import AttentionInfo, info_from_mask
 from semfocus.attention.normalisers import Softmax
 from semfocus.attention.positions import Positions
@@ -20,7 +20,7 @@ MIN_CPU_KEYS = 16  # over fewer keys than a vector register holds, torch's CPU k
 def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Plain tensor operations: works under compile, vmap and func.grad, with any mechanism and normaliser."""
     q, k, v = (tensor.to(inputs.compute_dtype) for tensor in (inputs.q, inputs.k, inputs.v))
-    scores = (q @ k.transpose(-1, -2)) * inputs.scale  # (.., Lq, Lk)
+    scores = shared_product(q, k.transpose(-1, -2)) * inputs.scale  # (.., Lq, Lk)
     if inputs.bias is not None:
         scores = scores + inputs.bias
     if inputs.mechanism.is_stochastic:  # every entry and head of the output draws its own, also where only v has them
@@ -28,7 +28,7 @@ def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
     positions = inputs.positions()
     if _is_simple(inputs) and not want_info:
         weights = inputs.dropout(_simple_weights(inputs, scores), positions, positions.key_index)
-        return (weights @ v).to(inputs.q.dtype), None
+        return shared_product(weights, v).to(inputs.q.dtype), None
     mechanism, normaliser = inputs.mechanism, inputs.normaliser
     selection = inputs.selection(scores, q, k, positions)
     keep = _keep(inputs, selection)
@@ -44,7 +44,7 @@ def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
         weights = soft + (weights - soft).detach()
     weights = inputs.dropout(weights, positions, positions.key_index)
     if inputs.assume_finite:
-        out = weights @ v
+        out = shared_product(weights, v)
     else:
         out = _weighted_sum(weights, None if mechanism.keeps_all and not inputs.restricted else keep, v)
     return out.to(inputs.q.dtype), info
@@ -84,10 +84,10 @@ def _weighted_sum(weights: Tensor, keep: Tensor | None, v: Tensor) -> Tensor:
     `keep` None: every query keeps every key.
     """
     if _all_finite(v):
-        return weights @ v
+        return shared_product(weights, v)
     finite = v.isfinite()
     not_finite = (~finite).any(dim=-2, keepdim=True) if keep is None else keep.to(v.dtype) @ (~finite).to(v.dtype) > 0
-    return torch.where(not_finite, float("nan"), weights @ torch.where(finite, v, 0.0))
+    return torch.where(not_finite, float("nan"), shared_product(weights, torch.where(finite, v, 0.0)))
 
 
 def _all_finite(v: Tensor) -> bool:
@@ -116,6 +116,9 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tens
     """torch's attention as (N, 1, L, D), which all its kernels take."""
     if k.device.type == "cpu" and k.shape[-2] < MIN_CPU_KEYS:
         return _few_keys(q, k, v, scale, causal)
+    if not causal and q.dim() == k.dim() == v.dim() > 2 and k.shape[-3] == v.shape[-3] == 1 < q.shape[-3]:
+        # Heads that share keys, as more queries of one head: the keys need not be copied for each.
+        return _kernel(q.flatten(-3, -2).unsqueeze(-3), k, v, scale, causal).squeeze(-3).unflatten(-2, q.shape[-3:-1])
     lead = common_lead(q, k, v)
     flat = [tensor.expand(*lead, *tensor.shape[-2:]).reshape(-1, 1, *tensor.shape[-2:]) for tensor in (q, k, v)]
     parts = [

@@ -120,10 +120,19 @@ class AttentionInputs:
 
 def common_lead(q: Tensor, k: Tensor, v: Tensor) -> torch.Size:
     """The batch dimensions and heads of q, k and v, broadcast together."""
-    lead = q.shape[:-2]
-    if lead == k.shape[:-2] == v.shape[:-2]:  # torch.broadcast_shapes costs as much as a small attention
+    lead, others = q.shape[:-2], {k.shape[:-2], v.shape[:-2]}
+    if others == {lead}:  # torch.broadcast_shapes costs as much as a small attention
+        return lead
+    if len(others) == 1 and k.dim() == q.dim() and _broadcasts(k.shape[:-2], lead):
         return lead
     return torch.broadcast_shapes(lead, k.shape[:-2], v.shape[:-2])
+
+
+def shared_product(a: Tensor, b: Tensor) -> Tensor:
+    """a (..., G, L, M) @ b (..., 1, M, N): heads that share keys as one product; torch would copy b for each."""
+    if a.dim() < 3 or a.dim() != b.dim() or b.shape[-3] != 1 or a.shape[-3] == 1:
+        return a @ b
+    return (a.flatten(-3, -2) @ b.squeeze(-3)).unflatten(-2, a.shape[-3:-1])
 
 
 def slice_queries(tensor: Tensor | None, first: int, queries: int | None) -> Tensor | None:

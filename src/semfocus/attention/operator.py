@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 SPARSE = 8  # lists of keys are faster where a query keeps at most one key in so many
 SHORT = 256  # up to so many keys, all scores at once are faster than lists of keys (benchmarks/attention.py)
+FEW_SCORES = 2**13  # of a head, up to which the same holds for more keys: a few queries (benchmarks/huggingface.py)
 
 
 @dataclass(frozen=True)
@@ -273,6 +274,8 @@ def _suits_kernels(inputs: AttentionInputs) -> bool:
 def _keeps_few(inputs: AttentionInputs) -> bool:
     """Whether queries that are not global keep so few of many keys that lists are faster than matrices."""
     keys = inputs.num_keys
+    if inputs.q.device.type == "cpu" and inputs.num_queries * keys <= FEW_SCORES:
+        return False
     return keys > SHORT and SPARSE * inputs.mechanism.max_listed(keys) <= keys
 
 
