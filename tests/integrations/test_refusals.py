@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    AriaConfig,
+    AriaForConditionalGeneration,
+    AriaTextConfig,
     AttentionMaskInterface,
     BartConfig,
     BartForConditionalGeneration,
     BloomConfig,
     BloomForCausalLM,
+    BridgeTowerConfig,
+    BridgeTowerModel,
+    BridgeTowerTextConfig,
+    BridgeTowerVisionConfig,
     Gemma2Config,
     Gemma2ForCausalLM,
     GitConfig,
     GitForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    LongT5Config,
+    LongT5ForConditionalGeneration,
+    SiglipVisionConfig,
+    SiglipVisionModel,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -209,9 +222,69 @@ def test_a_model_partly_outside_the_registry_is_refused_and_the_part_inside_is_a
     ends = {"bos_token_id": 1, "eos_token_id": 2}
     config = GitConfig(vision_config=small | {"image_size": 8, "patch_size": 4}, **small, **ends, vocab_size=VOCABULARY)
     model = build(lambda: GitForCausalLM(config))
-    with pytest.raises(UsageError, match=r"only part of its attention.*: GitSelfAttention would stay"):
+    with pytest.raises(
+        UsageError,
+        match=r"only part of its attention.*: GitSelfAttention would stay.*\(model\.git\.image_encoder\).*partial=True",
+    ):
         focus(model, "topk:2")
     focus(model.git.image_encoder, "topk:2")
+
+
+def partly_torch(family: str):
+    """Models that hold torch's own multi-head attention besides attention from the registry."""
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    if family == "bridgetower":
+        small = small | {"hidden_size": 64}  # of which torch's attention inside makes one head
+        text = BridgeTowerTextConfig(**small, vocab_size=VOCABULARY, max_position_embeddings=20)
+        vision = BridgeTowerVisionConfig(hidden_size=64, num_hidden_layers=2, image_size=8, patch_size=4)
+        return build(
+            lambda: BridgeTowerModel(
+                BridgeTowerConfig(**small, text_config=text.to_dict(), vision_config=vision.to_dict())
+            )
+        )
+    return build(
+        lambda: AriaForConditionalGeneration(
+            AriaConfig(
+                vision_config={**small, "image_size": 8, "patch_size": 4, "model_type": "idefics3_vision"},
+                text_config=AriaTextConfig(
+                    **small, vocab_size=VOCABULARY, num_key_value_heads=2, moe_num_experts=2, moe_topk=1,
+                    moe_num_shared_experts=1, pad_token_id=0,
+                ),
+                projector_patch_to_query_dict={4: 4},
+                image_token_index=5,
+            )
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["bridgetower", "aria"])
+def test_torchs_own_multihead_attention_inside_a_model_is_named_and_asks_for_partial(family):
+    model = partly_torch(family)
+    with pytest.raises(UsageError, match=r"only part of its attention.*MultiheadAttention.* would stay.*partial=True"):
+        focus(model, "topk:2")
+    assert not hasattr(model.config, "semfocus")
+    focus(model, "topk:2", partial=True)
+    assert model.config.semfocus == "topk:2"
+
+
+def test_a_part_is_suggested_only_where_there_is_one():
+    size = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY}
+    for kind in ("local", "transient-global"):
+        model = build(
+            lambda kind=kind: LongT5ForConditionalGeneration(LongT5Config(**size, encoder_attention_type=kind))
+        )
+        with pytest.raises(UsageError, match=r"partial=True") as refused:
+            focus(model, "topk:2")
+        assert "vision" not in str(refused.value)
+        for path in re.findall(r"\(model\.([\w.]+)\)", str(refused.value)):
+            focus(model.get_submodule(path), "topk:2")
+
+
+def test_heads_that_pool_a_sequence_stay_as_they_are_and_are_not_refused():
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = build(lambda: SiglipVisionModel(SiglipVisionConfig(**small, image_size=8, patch_size=4)))
+    assert any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules())
+    focus(model, "topk:2")
 
 
 def test_a_mask_that_is_not_four_dimensional_is_refused():
