@@ -83,11 +83,19 @@ def _weighted_sum(weights: Tensor, keep: Tensor | None, v: Tensor) -> Tensor:
 
     `keep` None: every query keeps every key.
     """
-    if _all_finite(v):
+    if can_sync(v) and not _is_differentiated(weights, v):
+        out = shared_product(weights, v)
+        if bool(out.sum().isfinite()):  # a product with NaN or infinity is finite nowhere in its channel
+            return out
+    elif _all_finite(v):
         return shared_product(weights, v)
     finite = v.isfinite()
     not_finite = (~finite).any(dim=-2, keepdim=True) if keep is None else keep.to(v.dtype) @ (~finite).to(v.dtype) > 0
     return torch.where(not_finite, float("nan"), shared_product(weights, torch.where(finite, v, 0.0)))
+
+
+def _is_differentiated(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _all_finite(v: Tensor) -> bool:
@@ -105,6 +113,10 @@ def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False) -
 
     A value that is not finite affects only the queries that see it, and no gradient.
     """
+    if not causal and can_sync(v) and not _is_differentiated(q, k, v):
+        out = _kernel(q, k, v, scale, causal)
+        if bool(out.sum().isfinite()):
+            return out
     if _all_finite(v) or (not causal and not can_sync(v)):  # without causality every query sees it, without our help
         return _kernel(q, k, v, scale, causal)
     finite = v.isfinite()

@@ -114,6 +114,10 @@ class TopK(ScoreRanked):
         return self.window
 
     @property
+    def uses_positions(self) -> bool:
+        return self.score_order is None or bool(self.sinks or self.window)
+
+    @property
     def counts_from_start(self) -> bool:
         return self.sinks > 0
 
