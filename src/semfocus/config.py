@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from semfocus.attention.mechanisms import Mechanism, parse_mechanism
 from semfocus.attention.normalisers import parse_normaliser
-from semfocus.errors import UsageError
+from semfocus.errors import CorruptData, UsageError
 from semfocus.tasks import SPLITS, Task, get_task, task_names
 from semfocus.tasks.registry import task_class
 
@@ -221,6 +221,20 @@ def recorded_run_id(document: Mapping[str, Any]) -> str | None:
     old_names = {new: old for old, new in OLD_NAMES.items()}
     fields["training"] = {old_names.get(name, name): value for name, value in fields["training"].items()}
     return _hash_of({"format": FORMAT, **fields, "data": document["data"]})
+
+
+def check_recorded_id(document: Mapping[str, Any], run_id: str, is_sealed: bool) -> None:
+    """Raise CorruptData where the fields of a config.json do not come to the id of their run.
+
+    `is_sealed` says that the document's own checksum is right. Only then may it lack fields that an id is made of.
+    """
+    recorded = recorded_run_id(document)
+    if recorded is None and not is_sealed:
+        raise CorruptData(f"config.json lacks fields that the id of run {run_id} is made of; it was edited or damaged")
+    if recorded not in (None, run_id):
+        raise CorruptData(
+            f"config.json is not what run {run_id} was named after ({recorded}); it was edited or damaged"
+        )
 
 
 def _hash_of(identity: Mapping[str, Any]) -> str:

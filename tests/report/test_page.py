@@ -261,7 +261,7 @@ def test_a_task_name_cannot_smuggle_words_into_the_command(tmp_path: Path) -> No
     fields = document(config, config.task.build())
     for number, name in enumerate(("x.csv; rm -rf ~", "--help")):
         fields["task"]["name"] = name
-        RunStore(tmp_path / str(number)).create_or_open("cd" * 8, fields)
+        RunStore(tmp_path / str(number)).create_or_open(config.run_id(config.task.build()), fields)
         (group,) = Results.load(tmp_path / str(number)).groups
         text = command(group)
         assert text is None or shlex.split(text)[2] == name

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from semfocus.analysis.metrics import Column, Metrics, read_metrics, read_seconds
+from semfocus.config import check_recorded_id
 from semfocus.errors import CorruptData, SemfocusError, UsageError
 from semfocus.measurements import Measurement, Measurements, read_all
 from semfocus.store import Entry, RunDirectory
+from semfocus.store.directory import check_end
 from semfocus.training.objective import CLASSIFICATION, Learned, Objective, get_objective
 
 THRESHOLD = CLASSIFICATION.learned.threshold  # training accuracy at which a classifier counts as converged
@@ -145,10 +147,14 @@ def _record(entry: Entry, config: dict[str, Any]) -> Record:
             raise CorruptData(f"config.json has {field} = {value!r:.40}, which is no {kind.__name__}")
     if config["training"]["epochs"] < 1:
         raise CorruptData(f"config.json has training.epochs = {config['training']['epochs']}, which must be positive")
+    check_recorded_id(config, entry.name, entry.is_sealed)
     run = RunDirectory(entry.path)
-    metrics = read_metrics(run)
+    saved = run.saved()
+    metrics = read_metrics(run, saved)
     _check(metrics, config["training"]["epochs"], _objective_of(config))
-    return Record(entry.name, config, metrics, entry.state, read_seconds(run), entry.why)
+    if entry.state != "running":
+        check_end(entry.status, metrics.column("step")[-1].item() if len(metrics) else 0)
+    return Record(entry.name, config, metrics, entry.state, read_seconds(run, saved), entry.why)
 
 
 def _check(metrics: Metrics, horizon: int, objective: Objective) -> None:

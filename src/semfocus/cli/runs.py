@@ -55,14 +55,16 @@ def show_run(
 ) -> None:
     """Show one run: its configuration, status, last metrics and checkpoints."""
     from semfocus.store import RunStore
-    from semfocus.training.loading import checkpoint_epochs
+    from semfocus.training.loading import checkpoint_epochs, recorded_fields
 
     shown = RunStore(directory).find(run)
-    status = shown.status()
+    fields, status, rows = recorded_fields(shown), shown.status(), shown.metrics()
+    shown.timing()
     typer.echo(f"{shown.path}\n")
-    typer.echo(json.dumps(shown.config(), indent=2))
+    typer.echo(json.dumps(fields, indent=2))
     typer.echo(f"\nstatus: {json.dumps(status)}")
-    for row in shown.metrics()[-5:]:
+    typer.echo(f"metrics: {shown.verification()}")
+    for row in rows[-5:]:
         typer.echo(json.dumps(row))
     kept = shown.kept_steps()
     checkpoints = [

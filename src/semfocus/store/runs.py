@@ -46,6 +46,7 @@ class Entry:
     config: dict[str, Any] | None = None
     status: dict[str, Any] | None = None
     holder: locks.Holder | None = None
+    is_sealed: bool = False  # whether the configuration has a checksum, and it is right
 
 
 class RunStore:
@@ -153,7 +154,7 @@ class RunStore:
 def _read_entry(run: RunDirectory) -> Entry:
     if not os.listdir(run.path):
         return Entry(run.id, run.path, "empty", "an empty directory")
-    config, holder, status = run.config(), run.holder(), run.status()
+    (config, is_sealed), holder, status = run.read_config(), run.holder(), run.status()
     if holder is not None:
         state, why = "running", f"held by {holder}"
     elif status is not None and status["state"] != "running":
@@ -162,13 +163,13 @@ def _read_entry(run: RunDirectory) -> Entry:
         state, why = "interrupted", "its process ended without a word"
     else:
         state, why = "empty", "created, not started"
-    return Entry(run.id, run.path, state, why, config, status, holder)
+    return Entry(run.id, run.path, state, why, config, status, holder, is_sealed)
 
 
 def _initial_files(run_id: str, config: Mapping[str, Any]) -> dict[str, bytes | None]:
-    document = formats.stamp({"id": run_id, "config": dict(config)})
+    document = {"id": run_id, "config": dict(config)}
     return {
-        CONFIG: safe_json.encode(document, f"the configuration of run {run_id}", indent=2) + b"\n",
+        CONFIG: formats.encode(document, f"the configuration of run {run_id}", indent=2),
         METRICS: b"",  # created now, so that later a sync of the file alone is enough
         TIMING: b"",
         CHECKPOINTS: None,

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from semfocus.errors import CorruptData, StorageError, UsageError, check_int, unknown
 from semfocus.store import atomic, checkpoints, formats, safe_json
 from semfocus.store.checkpoints import Checkpoint, DamagedCheckpoint
-from semfocus.store.directory import CHECKPOINTS, METRICS, STATES, STATUS, TIMING, RunDirectory
+from semfocus.store.directory import CHECKPOINTS, LOGS, METRICS, RESERVED, STATES, STATUS, TIMING, RunDirectory
 from semfocus.store.locks import HeldLock
-from semfocus.store.logs import Log
+from semfocus.store.logs import Log, Mark
 from semfocus.store.tensors import Mismatch
 
 if TYPE_CHECKING:
@@ -88,6 +88,10 @@ class RunWriter(RunDirectory):
     def rewind(self, checkpoint: Checkpoint | None) -> None:
         """Return to the step of this checkpoint (None: the start): remove newer checkpoints and truncate the logs."""
         self.ensure_held()
+        marks = {
+            log.path.name: checkpoint.logs.get(log.path.name, Mark(0)) if checkpoint else Mark(0) for log in self.logs
+        }
+        self._forget_saved(marks)
         step = -1 if checkpoint is None else checkpoint.step
         newer = [other for other in checkpoints.all_steps(self.folder) if other > step]
         for other in newer:
@@ -96,7 +100,7 @@ class RunWriter(RunDirectory):
         if newer:
             atomic.sync_all([self.folder])  # a checkpoint that reappeared after a power cut would lack its rows
         for log in self.logs:
-            log.truncate(0 if checkpoint is None else checkpoint.log_sizes.get(log.path.name, 0))
+            log.truncate(marks[log.path.name])
 
     def set_aside(self, step: int, reason: str) -> None:
         """Rename a damaged checkpoint, with a warning."""
@@ -105,9 +109,16 @@ class RunWriter(RunDirectory):
         atomic.rename(self.folder / str(step), path)
         warnings.warn(f"a damaged checkpoint was set aside as {path}: {reason}", DamagedCheckpoint, stacklevel=4)
 
-    def log_sizes(self) -> dict[str, int]:
-        """Return the size of each log in bytes."""
-        return {log.path.name: log.size() for log in self.logs}
+    def marks(self) -> dict[str, Mark]:
+        """Return size and checksum of each log."""
+        return {log.path.name: log.mark() for log in self.logs}
+
+    def _forget_saved(self, marks: Mapping[str, Mark]) -> None:
+        """Write a status that says nothing of the logs, where the last one says more than these marks."""
+        saved = self.saved()
+        if saved.is_whole and any(mark.bytes > marks.get(name, mark).bytes for name, mark in saved.marks.items()):
+            facts = self.status() or {}
+            self.write_status("running", **{name: value for name, value in facts.items() if name != "state"})
 
     def unsynced(self) -> list[Log]:
         """Return the logs with rows that a power cut could lose."""
@@ -204,17 +215,30 @@ def write_statuses(entries: Sequence[tuple[RunWriter, str, Mapping[str, Any]]]) 
     for writer, state, facts in entries:
         if state not in STATES:
             raise unknown("state", state, STATES)
-        if facts.keys() & {"format", "state"}:
-            raise UsageError("format and state are not facts that a status can be given")
+        if facts.keys() & RESERVED:
+            raise UsageError(f"{', '.join(sorted(RESERVED))} are not facts that a status can be given")
         writer.ensure_held()
-        document = formats.stamp({"state": state, **facts})
-        contents[writer.path / STATUS] = safe_json.encode_row(document, f"the status of run {writer.id}") + b"\n"
+        what = f"the status of run {writer.id}"
+        document = safe_json.finite_row({"state": state, **facts}, what) | _marks_for(writer, state)
+        contents[writer.path / STATUS] = formats.encode(document, what)
     logs = [log for writer, state, _ in entries if state != "running" for log in writer.unsynced()]
     with still_held(writer for writer, _, _ in entries):
         atomic.sync_all(log.path for log in logs)
         for log in logs:
             log.unsynced = False
         atomic.replace_all(contents)
+
+
+def _marks_for(writer: RunWriter, state: str) -> dict[str, Any]:
+    """Return the field with the marks of the logs; none while they grow, or where they are why the run failed."""
+    if state == "running":
+        return {}
+    try:
+        return {LOGS: {name: mark.to_json() for name, mark in writer.marks().items()}}
+    except CorruptData:
+        if state != "failed":
+            raise
+        return {}
 
 
 @contextmanager
@@ -232,6 +256,6 @@ def _new_directories(saves: Sequence[Save]) -> Iterator[tuple[Path, Mapping[str,
     for writer, step, tensors, meta, keep in saves:
         step = check_int("step", step, at_least=0, at_most=checkpoints.MAX_STEP)
         writer.ensure_held()
-        files = checkpoints.encode(step, tensors, meta, writer.log_sizes(), keep)
+        files = checkpoints.encode(step, tensors, meta, writer.marks(), keep)
         if not writer.has_saved(step, files, keep):
             yield writer.folder / str(step), files
