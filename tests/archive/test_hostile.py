@@ -134,7 +134,7 @@ def test_another_format_is_named(archive: Path) -> None:
 def test_a_config_that_is_not_what_the_run_is_named_after_is_refused(archive: Path, tmp_path: Path) -> None:
     (run,) = [entry.path for entry in RunStore(tmp_path / "runs").entries()]
     reseal(run / "config.json", lambda document: document["config"]["training"].update(lr=0.2))
-    with pytest.raises(UsageError, match="not what run .* was named after"):
+    with pytest.raises(UsageError, match=r"not what run .* was named after"):
         pack(RunStore(tmp_path / "runs"), archive)
     config = (run / "config.json").read_bytes()
     rewritten(archive, lambda members: [_listing(members[0], config), (members[1][0], config), *members[2:]])

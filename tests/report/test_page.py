@@ -132,6 +132,7 @@ def test_each_state_is_shown_for_what_it_is_and_nothing_is_dropped(tmp_path: Pat
     (corrupt.path / "config.json").write_text("{")
     half = made(root, chosen[5])
     (half.path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (half.path / "status.json").unlink()  # it would say first that this is not what was saved
     held = made(root, chosen[6], "running", rows(chosen[6])[:1])
     (root / "notes.txt").write_text("mine")
     (root / "0123456789abcdef").mkdir()

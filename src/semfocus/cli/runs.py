@@ -78,7 +78,10 @@ def clean_runs(
     everything: Annotated[bool, typer.Option("--all", help="Also finished and interrupted runs.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove; without this, only list what would be removed.")] = False,
 ) -> None:
-    """Remove failed, diverged and corrupt runs (with --all every run). Never one that a process is working on."""
+    """Remove diverged runs, and failed and corrupt ones without an intact checkpoint; with --all every run.
+
+    Never one that a process is working on.
+    """
     from semfocus.store import RunStore
 
     store = RunStore(directory)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from semfocus.errors import Diverged, Locked, SemfocusError, UsageError
+from semfocus.errors import CorruptData, Diverged, Locked, SemfocusError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from semfocus.analysis.comparison import Comparison
+    from semfocus.analysis.records import Fault
     from semfocus.execution import RunOutcome
     from semfocus.experiments.run import Outcome
 
@@ -109,7 +110,7 @@ def name_figures(written: Sequence[Path]) -> None:
 
 def print_run(outcome: RunOutcome) -> None:
     """One run: where it is, how it ended, its last evaluation."""
-    rows = outcome.run.metrics()
+    rows = [] if outcome.state == "corrupt" else outcome.run.metrics()
     typer.echo(f"{outcome.run.path}: {outcome.state}" + (f", {json.dumps(rows[-1])}" if rows else ""))
 
 
@@ -135,18 +136,23 @@ def print_files(outcome: Outcome) -> None:
         typer.echo(f"page: {nearby(outcome.page)}")
 
 
-def fail_if_needed(outcomes: Sequence[RunOutcome]) -> None:
-    """Raise the error whose exit code tells of runs that are held, failed or diverged."""
+def fail_if_needed(outcomes: Sequence[RunOutcome], faults: Sequence[Fault] = ()) -> None:
+    """Raise the error whose exit code tells of runs that are damaged, held, failed or diverged."""
     sys.stdout.flush()
+    corrupt = {fault.name: fault.what for fault in faults if fault.kind == "corrupt"}
+    corrupt |= {outcome.run.id: outcome.reason for outcome in outcomes if outcome.state == "corrupt"}
     held = [outcome.run for outcome in outcomes if outcome.state == "held"]
-    failed = [outcome.run for outcome in outcomes if outcome.state == "failed"]
+    failed = {outcome.run.id: outcome.reason for outcome in outcomes if outcome.state == "failed"}
     diverged = sum(outcome.state == "diverged" for outcome in outcomes)
+    if corrupt:
+        reasons = "; ".join(f"{run_id}: {reason}" for run_id, reason in corrupt.items())
+        raise CorruptData(f"{len(corrupt)} runs are damaged and left out: {reasons}")
     if held:
         holders = "; ".join(f"{run.id} by {run.holder() or 'another process'}" for run in held)
         raise Locked(f"{len(held)} runs are held elsewhere and left out: {holders}")
     if failed:
-        names = ", ".join(run.id for run in failed)
-        raise SemfocusError(f"{len(failed)} runs failed for want of memory and are left out: {names}")
+        reasons = "; ".join(f"{run_id}: {reason or 'no reason was recorded'}" for run_id, reason in failed.items())
+        raise SemfocusError(f"{len(failed)} runs failed and are left out: {reasons}")
     if diverged:
         raise Diverged(
             f"{diverged} runs diverged (loss or gradient not finite) and count as never there; "

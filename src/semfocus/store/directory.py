@@ -98,11 +98,11 @@ class RunDirectory:
     def check_config(self, config: Mapping[str, Any], free: tuple[str, ...] = ()) -> None:
         """Raise a UsageError that names the fields in which `config` differs; the fields in `free` may differ."""
         given = safe_json.decode(safe_json.encode(dict(config), "the configuration"), "the configuration")
-        lines = [
-            f"{name} was {_repr(old)}, is {_repr(new)}"
-            for name, old, new in _differences(self.config(), given)
-            if not any(name == field or name.startswith(f"{field}.") for field in free)
-        ]
+        try:
+            lines = _different_lines(self.config(), given, free)
+        except formats.Edited as error:
+            lines = _different_lines(error.body.get("config"), given, free)
+            raise CorruptData(f"{error}: {'; '.join(lines) or 'its checksum, or a field that may differ'}") from None
         if lines:
             raise UsageError(
                 f"run {self.id} was created with another configuration: {'; '.join(lines)}. "
@@ -226,10 +226,18 @@ class RunDirectory:
 def check_end(status: Mapping[str, Any] | None, last_step: int) -> None:
     """Raise CorruptData where the last row of the metrics is not that of the step at which the run ended."""
     step = (status or {}).get("step")
-    if status is None or type(step) is not int or status["state"] not in ("done", "diverged", "interrupted"):
+    if status is None or type(step) is not int or status["state"] not in ("done", "diverged"):
         return
     if last_step > step or (status["state"] == "done" and last_step < step):
         raise CorruptData(f"{METRICS} ends at step {last_step}, but {STATUS} says {status['state']} at step {step}")
+
+
+def _different_lines(old: Any, new: Any, free: tuple[str, ...]) -> list[str]:
+    return [
+        f"{name or 'the configuration'} was {_repr(before)}, is {_repr(after)}"
+        for name, before, after in _differences(old, new)
+        if not any(name == field or name.startswith(f"{field}.") for field in free)
+    ]
 
 
 def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

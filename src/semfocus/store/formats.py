@@ -51,6 +51,14 @@ FIRST_SEALED = 3
 SEAL = "sha256"
 
 
+class Edited(CorruptData):
+    """A document whose checksum is another; `body` is what it says now."""
+
+    def __init__(self, path: Path, body: Document) -> None:
+        super().__init__(f"{path} does not have its own SHA-256 sum: it was edited or damaged")
+        self.body = body
+
+
 class Read(NamedTuple):
     """A document in the current version, and whether its checksum was verified."""
 
@@ -104,6 +112,6 @@ def read(path: Path, kind: str) -> Read | None:
     if is_sealed:
         content = {name: value for name, value in document.items() if name != SEAL}
         if document.get(SEAL) != checksum(content):
-            raise CorruptData(f"{path} does not have its own SHA-256 sum: it was edited or damaged")
+            raise Edited(path, body)
         body.pop(SEAL, None)
     return Read(body, is_sealed)

@@ -101,10 +101,15 @@ class Log:
         self._last_step = row["step"] if self.ordered else -1
         self.unsynced = True
 
-    def truncate(self, mark: Mark) -> None:
-        """Keep only what a checkpoint has marked, after verifying it."""
+    def check(self, mark: Mark) -> bytes:
+        """Return the content; CorruptData where it does not begin with what was marked."""
         data = self._read()
         mark.check(data, str(self.path))
+        return data
+
+    def truncate(self, mark: Mark) -> None:
+        """Keep only what a checkpoint has marked, after verifying it."""
+        data = self.check(mark)
         if len(data) > mark.bytes:
             atomic.truncate(self.path, mark.bytes)
             self.unsynced = True

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from semfocus.errors import CorruptData, OtherFormat, StorageError, UsageError
-from semfocus.store import atomic, formats, locks, safe_json
+from semfocus.store import atomic, checkpoints, formats, locks
 from semfocus.store.directory import CHECKPOINTS, CONFIG, LOCK, METRICS, TIMING, RunDirectory, is_run_id
 
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
@@ -106,9 +106,13 @@ class RunStore:
         return [self._entry(name) for name in names if not _REPORT_FILE.fullmatch(name)]
 
     def removable(self, finished: bool = False) -> list[Entry]:
-        """Return the runs without a result (corrupt, failed, diverged); with `finished`, all that are not running."""
+        """Return the runs without a result (corrupt, failed, diverged); with `finished`, all that are not running.
+
+        Corrupt and failed ones that have an intact checkpoint can be mended or go on: only `finished` gives them.
+        """
         states = (*REMOVABLE, *(FINISHED if finished else ()))
-        return [entry for entry in self.entries() if entry.state in states]
+        entries = [entry for entry in self.entries() if entry.state in states]
+        return [entry for entry in entries if finished or entry.state == "diverged" or not _can_go_on(entry)]
 
     def remove(self, name: str) -> None:
         """Delete the run of this id, or a leftover in `entries`; raise Locked while a process writes to it."""
@@ -164,6 +168,25 @@ def _read_entry(run: RunDirectory) -> Entry:
     else:
         state, why = "empty", "created, not started"
     return Entry(run.id, run.path, state, why, config, status, holder, is_sealed)
+
+
+def _can_go_on(entry: Entry) -> bool:
+    """Whether an entry has a checkpoint that is intact, or that this semfocus cannot read."""
+    folder = entry.path / CHECKPOINTS
+    try:
+        return any(_is_intact(folder, step) for step in checkpoints.all_steps(folder))
+    except (CorruptData, StorageError):
+        return False
+
+
+def _is_intact(folder: Path, step: int) -> bool:
+    try:
+        checkpoints.load(folder, step)
+    except OtherFormat:
+        return True
+    except (CorruptData, StorageError):
+        return False
+    return True
 
 
 def _initial_files(run_id: str, config: Mapping[str, Any]) -> dict[str, bytes | None]:

@@ -1,7 +1,8 @@
 """Strict JSON for untrusted files.
 
-Values have string keys, finite numbers, integers of 64 bits and at most `MAX_DEPTH` levels, when written and when read. Files are read only
-when they are regular (no link, no pipe) and of limited size. Anything else is a CorruptData that names the file.
+Values have string keys, finite numbers, integers of 64 bits and at most `MAX_DEPTH` levels, when written and when
+read. Files are read only when they are regular (no link, no pipe) and of limited size. Anything else is a CorruptData
+that names the file.
 
 A row of a table may hold floats that are not finite. Its line holds null in their place, which every JSON reader
 accepts, and one more field that names their values:

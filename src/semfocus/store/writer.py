@@ -120,6 +120,12 @@ class RunWriter(RunDirectory):
             facts = self.status() or {}
             self.write_status("running", **{name: value for name, value in facts.items() if name != "state"})
 
+    def has_progress(self) -> bool:
+        """Return whether the last status says that a checkpoint was saved, or rows are there without a status."""
+        status = self.status()
+        step = (status or {}).get("step", 0)
+        return bool(self.metrics()) if status is None else status["state"] in STATES and type(step) is int and step > 0
+
     def unsynced(self) -> list[Log]:
         """Return the logs with rows that a power cut could lose."""
         return [log for log in self.logs if log.unsynced]
@@ -156,6 +162,14 @@ class RunWriter(RunDirectory):
             log.append(row)
 
 
+class DamagedRuns(CorruptData):
+    """Some runs of a cohort cannot go on; `reasons` says why, by id. The others can."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"run {run_id}: {reason}" for run_id, reason in reasons.items()))
+        self.reasons = dict(reasons)
+
+
 class Save(NamedTuple):
     """One member's checkpoint to save."""
 
@@ -182,11 +196,13 @@ def load_common(
 ) -> list[Checkpoint] | None:
     """Return each member's checkpoint of the newest step that is intact for all; set aside damaged newer ones.
 
-    None when some member has never saved a checkpoint: then all start from the beginning. Raises CorruptData when
-    every member has saved and no step is intact for all.
+    None when some member has never saved a checkpoint: then all start from the beginning. Raises DamagedRuns where a
+    member has lost its checkpoints, has none that is intact, or has other logs than its checkpoint says; CorruptData
+    when no step is intact for all. Nothing is changed then.
     """
     if not writers:
         return []
+    _refuse_lost(writers)
     damage: dict[tuple[RunWriter, int], str] = {}
     shared = set.intersection(*(set(checkpoints.all_steps(writer.folder)) for writer in writers))
     for step in sorted(shared, reverse=True):
@@ -194,19 +210,61 @@ def load_common(
         for writer in writers:
             try:
                 intact.append(checkpoints.load(writer.folder, step, expect))
-            except Mismatch:
-                raise
+            except Mismatch as error:
+                raise DamagedRuns({writer.id: str(error)}) from error
             except CorruptData as error:
                 damage[writer, step] = str(error)
         if len(intact) == len(writers):
+            _refuse_other_logs(writers, intact)
             for (writer, bad), reason in damage.items():
                 writer.set_aside(bad, reason)
             return intact
     if any(not checkpoints.all_steps(w.folder) and not checkpoints.names_set_aside(w.folder) for w in writers):
         return None
+    hopeless = {writer.id: reason for writer in writers if (reason := _why_none_is_intact(writer, expect))}
+    if hopeless:
+        raise DamagedRuns(hopeless)
     raise CorruptData(
         f"no step is intact for all {len(writers)} runs: {'; '.join(damage.values()) or 'none is shared'}"
     )
+
+
+def _refuse_lost(writers: Sequence[RunWriter]) -> None:
+    """Raise DamagedRuns for members whose checkpoints are gone: they would silently start again."""
+    saved = {writer: checkpoints.all_steps(writer.folder) for writer in writers}
+    twice = any(len(steps) > 1 for steps in saved.values())  # all have saved then: members save together
+    lost = {
+        writer.id: (
+            f"it has made progress, and its checkpoints are gone from {writer.folder}. Put them back to go on, or "
+            f"remove {writer.path} to start this run over"
+        )
+        for writer, steps in saved.items()
+        if not steps and not checkpoints.names_set_aside(writer.folder) and (twice or writer.has_progress())
+    }
+    if lost:
+        raise DamagedRuns(lost)
+
+
+def _refuse_other_logs(writers: Sequence[RunWriter], intact: Sequence[Checkpoint]) -> None:
+    """Raise DamagedRuns for members whose logs are not what was saved with these checkpoints."""
+    reasons = {}
+    for writer, checkpoint in zip(writers, intact, strict=True):
+        try:
+            for log in writer.logs:
+                log.check(checkpoint.logs.get(log.path.name, Mark(0)))
+        except CorruptData as error:
+            reasons[writer.id] = str(error)
+    if reasons:
+        raise DamagedRuns(reasons)
+
+
+def _why_none_is_intact(writer: RunWriter, expect: Mapping[str, torch.Tensor] | None) -> str:
+    """Return what is wrong with all checkpoints of a run; empty when one of them is intact."""
+    try:
+        checkpoints.load_newest(writer.folder, expect)
+    except CorruptData as error:
+        return str(error)
+    return ""
 
 
 def write_statuses(entries: Sequence[tuple[RunWriter, str, Mapping[str, Any]]]) -> None:
