@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from semfocus.cli.shared import RunsDirectory, console
+from semfocus.cli.shared import RunsDirectory, console, say
 from semfocus.errors import SemfocusError
 
 
@@ -46,7 +46,7 @@ def list_runs(
         )  # fmt: skip
     console().print(table)
     for row in (row for row in rows if "task" not in row):  # entries that are not readable runs
-        typer.echo(f"{row['id']}: {row['state']}, {row['why']}")
+        say(f"{row['id']}: {row['state']}, {row['why']}")
 
 
 def show_run(
@@ -90,9 +90,9 @@ def clean_runs(
         try:
             if yes:
                 store.remove(entry.name)
-            typer.echo(f"{'removed' if yes else 'would remove'} {entry.name} ({entry.state})")
+            say(f"{'removed' if yes else 'would remove'} {entry.name} ({entry.state})")
         except SemfocusError as error:
-            typer.echo(f"kept {entry.name}: {error}")
+            say(f"kept {entry.name}: {error}")
     if not entries:
         typer.echo("nothing to remove")
     elif not yes:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from semfocus.errors import CorruptData, Diverged, Locked, SemfocusError, UsageError
+from semfocus.errors import CorruptData, Diverged, Locked, SemfocusError, UsageError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from semfocus.analysis.comparison import Comparison
     from semfocus.analysis.records import Fault
@@ -81,7 +82,18 @@ def console() -> Console:
     """Return the console for tables; their width is limited only by a terminal, and lines wrap instead of being cut."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else UNLIMITED, soft_wrap=True)
+    class Plain(Console):
+        """Takes no text for markup, and shows control characters as text: anybody may have written a run."""
+
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
+
+    return Plain(width=None if sys.stdout.isatty() else UNLIMITED, soft_wrap=True, markup=False, emoji=False)
+
+
+def say(text: str, err: bool = False) -> None:
+    """Print a text that may hold what somebody wrote into a run, with control characters shown as text."""
+    typer.echo(printable(text), err=err)
 
 
 @contextmanager
@@ -111,7 +123,7 @@ def name_figures(written: Sequence[Path]) -> None:
 def print_run(outcome: RunOutcome) -> None:
     """One run: where it is, how it ended, its last evaluation."""
     rows = [] if outcome.state == "corrupt" else outcome.run.metrics()
-    typer.echo(f"{outcome.run.path}: {outcome.state}" + (f", {json.dumps(rows[-1])}" if rows else ""))
+    say(f"{outcome.run.path}: {outcome.state}" + (f", {json.dumps(rows[-1])}" if rows else ""))
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -119,17 +131,17 @@ def print_comparison(comparison: Comparison) -> None:
     from semfocus.report.terminal.tables import comparison_table
     from semfocus.report.text import baseline_text
 
-    typer.echo(f"{comparison.task}: {comparison.seeds} seeds, at most {comparison.horizon:g} epochs\n")
+    say(f"{comparison.task}: {comparison.seeds} seeds, at most {comparison.horizon:g} epochs\n")
     console().print(comparison_table(comparison))
     typer.echo(f"\naccuracy without learning: {baseline_text(comparison)}\n")
     for line in comparison.sentences():
-        typer.echo(line)
+        say(line)
 
 
 def print_files(outcome: Outcome) -> None:
     """Where the figures and the page are, and what was left out."""
     for fault in outcome.faults:
-        typer.echo(f"{fault.name} is left out: {fault.text}", err=True)
+        say(f"{fault.name} is left out: {fault.text}", err=True)
     if outcome.figures:
         typer.echo(f"\ncurves: {', '.join(nearby(path) for path in outcome.figures)}")
     if outcome.page:
