@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from semfocus.errors import SemfocusError
 
-
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
