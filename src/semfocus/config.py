@@ -24,12 +24,13 @@ from semfocus.tasks.registry import task_class
 FORMAT = 1  # of `RunConfig.identity`: increase it when the same config gives another result
 OLD_NAMES = {"until": "stop_accuracy"}  # of training's fields, before 0.2
 
+MAX_TOKENS = 2**28  # of one split: two gigabytes while it is drawn
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 # Larger than any model here, and small enough that an untrusted config cannot exhaust the memory.
 Few = Annotated[int, Field(ge=1, le=1024)]
 Width = Annotated[int, Field(ge=1, le=2**16)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=3e38, allow_inf_nan=False)]  # what a float32 holds
 
 
 class _Part(BaseModel):
@@ -144,7 +145,7 @@ class TrainingConfig(_Part):
         0.9995  # factor of the learning rate, once an epoch
     )
     clip: Rate | None = 0.5  # the largest norm of the gradient over all parameters
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=3e38, allow_inf_nan=False)] = 0.0
     drop_one_row: bool = False  # omit one shuffled training example an epoch, and the last one in evaluation
     stop_accuracy: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     patience: Positive | None = None
@@ -185,6 +186,11 @@ class RunConfig(_Part):
             if wanted is not None and available is not None and wanted > available:
                 raise UsageError(
                     f"task.{field} = {wanted} exceeds the {available} rows of the {split} split; choose fewer"
+                )
+            if (wanted or available or 0) * task.seq_len > MAX_TOKENS:
+                raise UsageError(
+                    f"task.{field} = {wanted or available} rows of {task.seq_len} tokens are more than {MAX_TOKENS} tokens, the most "
+                    "that a run may hold; choose fewer rows or shorter ones"
                 )
             if self.training.drop_one_row and (wanted or available) == 1:
                 raise UsageError(f"training.drop_one_row leaves nothing of task.{field} = 1; choose two rows or more")

@@ -23,11 +23,14 @@ from semfocus.errors import StorageError
 DRAFT = ".tmp-"  # the prefix of temporary names; an entry with this prefix is left over from an interrupted write
 _SAFE_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # follows no link, waits for no pipe
 _SYNC_THREADS = 16
+_MOST_ENDING = 100  # bytes of the target's name in a draft's
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a path to write to; it replaces `target` when the block ends without an error."""
+    if target.is_dir() or not target.name:
+        raise StorageError(f"{target} is a directory; give the name of a file to write")
     draft = _draft_for(target)
     try:
         with storage_errors(target):
@@ -254,7 +257,8 @@ def _draft_name() -> str:
 
 
 def _draft_for(target: Path) -> Path:
-    return target.with_name(f"{_draft_name()}-{target.name}")
+    ending = target.name.encode(errors="surrogateescape")[-_MOST_ENDING:].decode(errors="ignore")
+    return target.with_name(f"{_draft_name()}-{ending}")  # its suffix may say the format; no name may be too long
 
 
 def _rename_all(drafts: Mapping[Path, Path], rename: Callable[[Path, Path], None]) -> None:

@@ -15,10 +15,11 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from semfocus.errors import CorruptData, OtherFormat, StorageError
 from semfocus.store import formats, safe_json, tensors
@@ -101,6 +102,26 @@ def load(folder: Path, step: int, expect: Mapping[str, torch.Tensor] | None = No
     Raises CorruptData when it is damaged, Mismatch when its tensors differ from `expect` in name, shape or dtype.
     """
     manifest = read_manifest(folder, step)
+    with _verified_state(folder, step, manifest) as (file, size):
+        values = tensors.decode(file, size, str(folder / str(step) / STATE), expect)
+    return Checkpoint(step, values, manifest["meta"], marks_in(manifest))
+
+
+def sort_out(folder: Path) -> tuple[list[int], dict[int, str]]:
+    """Return the steps whose checksums are right, newest first, and what is wrong with each other step."""
+    intact, damage = [], {}
+    for step in all_steps(folder):
+        try:
+            with _verified_state(folder, step, read_manifest(folder, step)):
+                intact.append(step)
+        except CorruptData as error:
+            damage[step] = str(error)
+    return intact, damage
+
+
+@contextmanager
+def _verified_state(folder: Path, step: int, manifest: Mapping[str, Any]) -> Iterator[tuple[BinaryIO, int]]:
+    """Yield the tensors of a checkpoint as an open file of known size, after verifying their checksum."""
     path = folder / str(step) / STATE
     size, digest = manifest["files"][STATE]["bytes"], manifest["files"][STATE]["sha256"]
     try:
@@ -114,8 +135,7 @@ def load(folder: Path, step: int, expect: Mapping[str, torch.Tensor] | None = No
         if hashlib.file_digest(file, "sha256").hexdigest() != digest:
             raise CorruptData(f"{path} does not have the SHA-256 sum that its manifest gives")
         file.seek(0)
-        values = tensors.decode(file, size, str(path), expect)
-    return Checkpoint(step, values, manifest["meta"], marks_in(manifest))
+        yield file, size
 
 
 def load_newest(folder: Path, expect: Mapping[str, torch.Tensor] | None) -> tuple[Checkpoint | None, dict[int, str]]:

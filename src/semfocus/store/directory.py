@@ -162,6 +162,22 @@ class RunDirectory:
         folder = self.path / CHECKPOINTS
         return [step for step in checkpoints.all_steps(folder) if checkpoints.is_complete(folder, step)]
 
+    def intact_steps(self) -> list[int]:
+        """Return the steps of all checkpoints whose checksums are right, newest first; a warning for each other one.
+
+        Raises CorruptData when checkpoints exist and none is intact.
+        """
+        folder = self.path / CHECKPOINTS
+        steps, damage = checkpoints.sort_out(folder)
+        if damage and not steps:
+            raise CorruptData(f"no checkpoint of run {self.id} is intact: {'; '.join(damage.values())}")
+        self._warn(damage)
+        return steps
+
+    def _warn(self, damage: Mapping[int, str]) -> None:
+        for bad, reason in damage.items():
+            warnings.warn(f"the checkpoint of step {bad} is not used: {reason}", DamagedCheckpoint, stacklevel=4)
+
     def kept_steps(self) -> list[int]:
         """Return the steps whose checkpoint is never pruned, newest first."""
         folder = self.path / CHECKPOINTS
@@ -178,8 +194,7 @@ class RunDirectory:
         if step is not None:
             return self._load_step(step, expect)
         checkpoint, damage = checkpoints.load_newest(self.path / CHECKPOINTS, expect)
-        for bad, reason in damage.items():
-            warnings.warn(f"the checkpoint of step {bad} is not used: {reason}", DamagedCheckpoint, stacklevel=2)
+        self._warn(damage)
         return checkpoint
 
     def holder(self) -> locks.Holder | None:

@@ -1,12 +1,14 @@
 """One cohort, trained under the locks of its runs: `train_cohort(jobs, runtime, on_progress, interruption)`.
 
+`training_turns` is the same in turns, between which a GPU may be given the work of other cohorts.
+
 A `Job` is a run to train: its configuration, its task and its directory. Runs that another process holds are left to
 it. A cohort that does not fit into memory is split, down to single runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +82,22 @@ def train_cohort(
 
     `too_many` is the size of the cohort that this one was split off from.
     """
+    turns = training_turns(jobs, runtime, on_progress, interruption, too_many)
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            return end.value
+
+
+def training_turns(
+    jobs: Sequence[Job],
+    runtime: Runtime,
+    on_progress: Callback,
+    interruption: Interruption,
+    too_many: int | None = None,
+) -> Generator[None, None, list[str]]:
+    """`train_cohort` in turns: each leaves work queued on the current stream of the GPU."""
     damaged: list[str] = []
     with ExitStack() as locks:
         members = _locked_members(jobs, locks)
@@ -89,14 +107,14 @@ def train_cohort(
         notes = {} if too_many is None else {"out_of_memory_with": too_many}
         try:
             ids = _former_ids(members, status) if too_many is None else None
-            Trainer(members, runtime.as_before(status), on_progress, interruption, notes, ids).run()
+            yield from Trainer(members, runtime.as_before(status), on_progress, interruption, notes, ids).turns()
             return []
         except DamagedRuns as error:
             for member in members:
                 if member.writer.id in error.reasons:
                     note_failure(member.writer, error.reasons[member.writer.id], damaged=True)
             damaged = [*error.reasons]
-        except StorageError:  # a full disk is no fault of the runs: they go on from their checkpoints
+        except (CorruptData, StorageError):  # no fault of every run: all can go on from their checkpoints
             raise
         except Exception as error:
             if not out_of_memory(error) or len(members) == 1:
@@ -108,11 +126,12 @@ def train_cohort(
             return [members[0].writer.id]
     if damaged:
         sound = [job for job in jobs if job.id not in damaged]
-        return damaged + (train_cohort(sound, runtime, on_progress, interruption, too_many) if sound else [])
+        rest = (yield from training_turns(sound, runtime, on_progress, interruption, too_many)) if sound else []
+        return damaged + rest
     failed = []
     for half in (jobs[: len(jobs) // 2], jobs[len(jobs) // 2 :]):
         if not interruption.signal:
-            failed += train_cohort(half, runtime, on_progress, interruption, len(members))
+            failed += yield from training_turns(half, runtime, on_progress, interruption, len(members))
     return failed
 
 
