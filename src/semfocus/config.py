@@ -189,8 +189,8 @@ class RunConfig(_Part):
                 )
             if (wanted or available or 0) * task.seq_len > MAX_TOKENS:
                 raise UsageError(
-                    f"task.{field} = {wanted or available} rows of {task.seq_len} tokens are more than {MAX_TOKENS} tokens, the most "
-                    "that a run may hold; choose fewer rows or shorter ones"
+                    f"task.{field} = {wanted or available} rows of {task.seq_len} tokens are more than {MAX_TOKENS} "
+                    "tokens, the most that a run may hold; choose fewer rows or shorter ones"
                 )
             if self.training.drop_one_row and (wanted or available) == 1:
                 raise UsageError(f"training.drop_one_row leaves nothing of task.{field} = 1; choose two rows or more")

@@ -10,9 +10,9 @@ from typing import Any
 from semfocus.store import formats
 
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 7, 2**31, 2**63, 10**400, -(10**30), 0.5, -0.0, 1e308, 1e39, "", "x", "5", "[/x]", "=1+1",
-    "\x1b[31mred", "\0", "a\nb", "\u202e", "<script>alert(1)</script>", "../../etc/passwd", "topk:5", "full", "nan",
-    "x" * 300, [], [[]], [["x"]], ["x"], [1, None], {}, {"": 1}, {"a": {"b": []}}, {"lr": 1, "LR": 2},
+    None, True, False, 0, -1, 1, 7, 2**31, 2**63, 10**400, -(10**30), 0.5, -0.0, 1e308, 1e39, "", "x", "5", "[/x]",
+    "=1+1", "\x1b[31mred", "\0", "a\nb", "\u202e", "<script>alert(1)</script>", "../../etc/passwd", "topk:5", "full",
+    "nan", "x" * 300, [], [[]], [["x"]], ["x"], [1, None], {}, {"": 1}, {"a": {"b": []}}, {"lr": 1, "LR": 2},
 )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ import pytest
 from semfocus.store import RunStore
 
 COMMAND = [
-    sys.executable, "-m", "semfocus.cli", "compare", "even_pairs", "--quick", "--attention", "full,topk:3", "--seeds", "1",
-    "--epochs", "2000", "--device", "cpu", "--jobs", "2", "--threads", "1", "--compile", "off",
+    sys.executable, "-m", "semfocus.cli", "compare", "even_pairs", "--quick", "--attention", "full,topk:3",
+    "--seeds", "1", "--epochs", "2000", "--device", "cpu", "--jobs", "2", "--threads", "1", "--compile", "off",
 ]  # fmt: skip
 
 

@@ -132,6 +132,7 @@ def _write(run: RunDirectory, name: str, suffix: str, data: bytes) -> None:
     new = not path.parent.exists()
     atomic.make_directories(path.parent)
     atomic.ensure_writable(path.parent)
+    atomic.sweep(path.parent)
     atomic.replace_all({path: data})
     if new:
         atomic.sync_all([run.path])

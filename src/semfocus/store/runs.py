@@ -28,6 +28,7 @@ FINISHED = ("done", "interrupted", "empty")
 _REPORT_FILE = re.compile(rf"[^.].*\.(html|svg|png|pdf)|{FIGURES}")
 _LEFTOVER = re.compile(re.escape(atomic.DRAFT) + r"[0-9a-f]{32}")
 _MAX_LISTED = 8
+_MAX_NAME = 255  # bytes
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class RunStore:
 
     def __init__(self, root: Path | str | None = None) -> None:
         self.root = Path(root or os.environ.get("SEMFOCUS_RUNS") or "runs").expanduser().absolute()
+        _check_names(self.root)
 
     def create_or_open(self, run_id: str, config: Mapping[str, Any], free: tuple[str, ...] = ()) -> RunDirectory:
         """Return the run of this id, created if missing; an existing one must have this config, except for `free`."""
@@ -66,6 +68,7 @@ class RunStore:
         runs = [RunDirectory(self._path(run_id)) for run_id in configs]
         files = {run.path: _initial_files(run.id, configs[run.id]) for run in runs}
         atomic.make_directories(self.root)
+        atomic.sweep(self.root)
         while missing := [path for path in files if not _occupied(path)]:
             try:
                 atomic.create_directories((path, files[path]) for path in missing)
@@ -85,6 +88,7 @@ class RunStore:
 
     def find(self, text: str) -> RunDirectory:
         """Return a run by an unambiguous prefix of its id, or by the path of its directory."""
+        _check_names(Path(text))
         if _PREFIX.fullmatch(text):
             ids = self._ids()
             matches = [text] if text in ids else [name for name in ids if name.startswith(text)]
@@ -202,6 +206,15 @@ def _initial_files(run_id: str, config: Mapping[str, Any]) -> dict[str, bytes | 
 def _occupied(path: Path) -> bool:
     """Return whether `path` exists and is not an empty directory."""
     return os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or bool(os.listdir(path)))
+
+
+def _check_names(path: Path) -> None:
+    """Raise a UsageError for a path that no file system can hold."""
+    for name in path.parts:
+        if len(os.fsencode(name)) > _MAX_NAME:
+            raise UsageError(
+                f"{name[:40]}... is a name of {len(name)} characters; at most {_MAX_NAME} bytes are possible"
+            )
 
 
 def _run_at(path: Path) -> RunDirectory:
