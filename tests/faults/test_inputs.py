@@ -70,6 +70,12 @@ def test_a_measurement_of_an_older_checkpoint_than_the_newest_says_so(run: RunDi
     assert sharpness.document["steps"] == [5, 10]
 
 
+def test_a_damaged_checkpoint_is_shown_as_one(run: RunDirectory) -> None:
+    newest = run.checkpoint_steps()[0]
+    (run.path / "checkpoints" / str(newest) / "manifest.json").write_text("{")
+    assert f"damaged checkpoints, which are not used: {newest}" in call("show", run.path).stdout
+
+
 def test_without_an_intact_checkpoint_nothing_is_measured(run: RunDirectory) -> None:
     for state in run.path.glob("checkpoints/*/state.safetensors"):
         flip(state, -1)

@@ -71,6 +71,8 @@ def show_run(
         f"epoch {epoch:g} (step {step}{', kept' * (step in kept)})" for epoch, step in checkpoint_epochs(shown).items()
     ]
     typer.echo(f"checkpoints: {', '.join(checkpoints) or 'none'}")
+    if shown.damaged_steps():
+        typer.echo(f"damaged checkpoints, which are not used: {', '.join(map(str, shown.damaged_steps()))}")
 
 
 def clean_runs(

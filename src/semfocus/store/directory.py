@@ -178,6 +178,10 @@ class RunDirectory:
         for bad, reason in damage.items():
             warnings.warn(f"the checkpoint of step {bad} is not used: {reason}", DamagedCheckpoint, stacklevel=4)
 
+    def damaged_steps(self) -> list[int]:
+        """Return the steps whose checkpoint is not complete, newest first."""
+        return [step for step in checkpoints.all_steps(self.path / CHECKPOINTS) if step not in self.checkpoint_steps()]
+
     def kept_steps(self) -> list[int]:
         """Return the steps whose checkpoint is never pruned, newest first."""
         folder = self.path / CHECKPOINTS
