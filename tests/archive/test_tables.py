@@ -142,5 +142,5 @@ def test_the_commands_take_a_study_from_one_store_to_verdicts_figures_and_page(t
     text = call("rebuild", tmp_path / "paper", "--out", tmp_path / "build", "--scale", "smoke")
     assert "figure_1: 2 of 180 runs" in text
     assert (tmp_path / "paper" / "figures" / "figure_1.svg").exists()
-    assert "| C1 | not enough data |" in (tmp_path / "paper" / "verdicts.md").read_text()
+    assert "| C1 | not decided, 1 of 8 parts run" in (tmp_path / "paper" / "verdicts.md").read_text()
     assert (tmp_path / "build" / "report.html").exists()
