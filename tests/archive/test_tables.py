@@ -32,6 +32,8 @@ def test_results_of_the_tables_equal_those_of_the_store_to_the_bit(tmp_path: Pat
     with runs[0].lock() as writer:
         last = writer.metrics()[-1]
         writer.append_metrics({**last, "step": 99, "train_loss": float("nan"), "heldout_loss": float("-inf")})
+        facts = {name: value for name, value in writer.status().items() if name != "state"}
+        writer.write_status("done", **facts | {"step": 99})
     write_measurement(runs[0], "dispersion", {"k": 5})
     publish(RunStore(tmp_path / "runs"), tmp_path / "paper")
     results = read_published(tmp_path / "paper", RunStore(tmp_path / "again"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from semfocus.cli.shared import RunsDirectory
+from semfocus.cli.shared import RunsDirectory, say
 
 if TYPE_CHECKING:
     from semfocus.analysis.records import Fault
@@ -42,7 +42,7 @@ def verdicts_command(
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
         return
     for verdict in results.verdicts:
-        typer.echo(_paragraph(verdict) if long else _line(verdict))
+        say(_paragraph(verdict) if long else _line(verdict))
     for record in results.records:
         if not record.ended:
             typer.echo(f"{record.id}: {record.state}, left out", err=True)
@@ -94,4 +94,4 @@ def _paragraph(verdict: Verdict) -> str:
 def _print_faults(faults: list[Fault]) -> None:
     """Print what could not be read, and why, to stderr."""
     for fault in faults:
-        typer.echo(f"{fault.name}: {fault.text}", err=True)
+        say(f"{fault.name}: {fault.text}", err=True)
