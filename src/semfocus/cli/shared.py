@@ -39,7 +39,9 @@ Jobs = Annotated[
 ]
 EvaluateEvery = Annotated[
     float | None,
-    typer.Option(help="Epochs between evaluations; may be a fraction. Default: 1, or more in runs of over 300 epochs."),
+    typer.Option(
+        help="Epochs between evaluations; may be a fraction. Default: 1, and 1 more after each hundred epochs."
+    ),
 ]
 Mix = Annotated[
     bool | None,
