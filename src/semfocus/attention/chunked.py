@@ -251,7 +251,8 @@ def _near(inputs: AttentionInputs, positions: Positions) -> Tensor:
         kept = mechanism.indices(positions, inputs.causal)
         return torch.where(_allowed(inputs, positions, kept), kept, -1)
     valid = inputs.valid(positions.first - inputs.first_query, positions.queries)
-    keep = positions.allowed(mechanism.pattern(positions, inputs.causal), valid, inputs.causal)
+    unused = torch.zeros((), device=inputs.q.device).expand(positions.queries, inputs.num_keys)  # scores
+    keep = mechanism.choose(SelectionInputs(unused, positions, valid, inputs.causal))
     check_listed(keep.sum(dim=-1), mechanism.max_listed(inputs.num_keys))
     return _listed(keep, mechanism.max_listed(inputs.num_keys))
 

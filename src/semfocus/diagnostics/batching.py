@@ -121,19 +121,26 @@ def _copied(inputs: AttentionInputs) -> AttentionInputs:
     if q.shape[:-2] != inputs.lead:  # keys or values may have more rows
         q = q.expand(*inputs.lead, *q.shape[-2:])
     k = _copy(inputs.k, dims)
-    others = {name: getattr(inputs, name) for name in ("mask", "bias", "lengths", "q_positions", "k_positions")}
     return replace(
         inputs,
         q=_copy(q, dims),
         k=k,
         v=k,
-        **{name: None if tensor is None else _copy(tensor, dims) for name, tensor in others.items()},
+        mask=_copied_or_none(inputs.mask, dims),
+        bias=_copied_or_none(inputs.bias, dims),
+        lengths=_copied_or_none(inputs.lengths, dims),
+        q_positions=_copied_or_none(inputs.q_positions, dims),
+        k_positions=_copied_or_none(inputs.k_positions, dims),
         dropout_seed=None,
     )
 
 
 def _copy(tensor: Tensor, dims: int) -> Tensor:
     return (tensor if tensor.dim() == dims else tensor[(None,) * (dims - tensor.dim())]).clone()
+
+
+def _copied_or_none(tensor: Tensor | None, dims: int) -> Tensor | None:
+    return None if tensor is None else _copy(tensor, dims)
 
 
 def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:
