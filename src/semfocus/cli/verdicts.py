@@ -23,9 +23,10 @@ def verdicts_command(
     long: Annotated[bool, typer.Option("--long", help="Also the rule, effect, interval, p, runs and reason.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Judge each claim of the paper by the runs in a directory: holds, in part, does not hold, or not enough data.
+    """Judge each claim of the paper by the runs in a directory: holds, mixed, does not hold, or not decided.
 
-    The rules are fixed in the code: see --long, or docs/verdicts.md. Missing data are an answer, not an error.
+    Beside the outcome stands how much of the claim was run, or how many seeds would probably decide it. The rules are
+    fixed in the code: see --long, or docs/verdicts.md. Missing data are an answer, not an error.
     """
     from semfocus.analysis.results import Results
     from semfocus.store import RunStore
@@ -70,7 +71,7 @@ def _line(verdict: Verdict) -> str:
     facts = [f"{verdict.runs} run{'' if verdict.runs == 1 else 's'}"]
     facts += [verdict.effect] if verdict.effect else []
     facts += [f"p = {verdict.p:.2g}"] if verdict.p is not None else []
-    return f"{verdict.claim:4} {verdict.outcome:16} {verdict.statement} ({', '.join(facts)})"
+    return f"{verdict.claim:4} {verdict.outcome_text}: {verdict.statement} ({', '.join(facts)})"
 
 
 def _paragraph(verdict: Verdict) -> str:
@@ -83,7 +84,7 @@ def _paragraph(verdict: Verdict) -> str:
         "runs": str(verdict.runs),
         "because": verdict.because,
     }
-    lines = [f"{verdict.claim:4} {verdict.outcome}: {verdict.statement}"]
+    lines = [f"{verdict.claim:4} {verdict.outcome_text}: {verdict.statement}"]
     for name, text in facts.items():
         if text:
             lines.append(textwrap.fill(text, _WIDTH, initial_indent=f"     {name:9} ", subsequent_indent=" " * 15))

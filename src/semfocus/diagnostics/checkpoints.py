@@ -39,6 +39,7 @@ def diagnose_checkpoint(
     length: int | None = None,
     rows: int = ROWS,
     download: bool = False,
+    partial: bool = False,
     device: str = "cpu",
 ) -> Diagnosis:
     """`diagnose` on a checkpoint and the beginning of a text file, cut into `rows` windows of `length` tokens.
@@ -58,7 +59,7 @@ def diagnose_checkpoint(
     if length is not None and length > most:
         raise UsageError(f"length = {length} exceeds the {most} tokens that the model takes; choose no more")
     parts = windows(tokenizer, content, min(tokens, most), rows)
-    return diagnose(model.to(place), ({"input_ids": ids.to(place)} for ids in parts), k=k)
+    return diagnose(model.to(place), ({"input_ids": ids.to(place)} for ids in parts), k=k, partial=partial)
 
 
 def open_checkpoint(name: str, download: bool = False) -> tuple[Any, Any]:
