@@ -35,7 +35,7 @@ from semfocus.plugins import load_plugins, plugin_modules
 from semfocus.store import RunStore
 from semfocus.training.runtime import Runtime
 from semfocus.training.session import ENDED, Job, note_failure, train_cohort
-from semfocus.training.signals import Interrupted, Interruption, hear, held, listening
+from semfocus.training.signals import WORKER, Interrupted, Interruption, hear, held, listening
 from semfocus.training.trainer import Callback, Progress
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt
@@ -110,7 +110,7 @@ class WorkerPool:
         runtime = replace(runtime, threads=runtime.threads or self.threads, jobs=1)
         here, there = self.context.Pipe(duplex=False)
         work = Work([job.config for job in cohort], self.store.root, runtime, plugin_modules(), list(sys.path))
-        process = self.context.Process(target=_work, args=(there, work), daemon=True)
+        process = self.context.Process(target=_work, args=(there, work), daemon=True, name=WORKER)
         resource_tracker.ensure_running()  # it would let signals through if it were started below
         with held():  # the process listens only after its imports, which take seconds
             process.start()
@@ -147,7 +147,7 @@ class WorkerPool:
         ids = ", ".join(job.id for job in worker.cohort)
         how = _how(worker.process.exitcode)
         if worker.again:
-            self.failed += _record(worker.cohort, f"its process {how}, twice; was the machine out of memory?")
+            self.failed += _record(worker.cohort, f"its process {how}, twice; out of memory?")
             return
         warnings.warn(
             f"the process that trained {ids} {how}; they go on from their checkpoint when the others are through",

@@ -6,15 +6,18 @@ that comes while it imports what it needs is neither lost nor deadly.
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.util import register_after_fork
 
 from semfocus.errors import SemfocusError
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
+WORKER = "semfocus worker"  # the name of a process that says itself when it can hear
 
 
 @dataclass
@@ -66,3 +69,14 @@ def held() -> Iterator[None]:
 def hear() -> None:
     """Receive both signals again, those included that came while they were held."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
+def _hear_at_once(_: object) -> None:
+    if multiprocessing.current_process().name != WORKER:
+        hear()
+
+
+# The process that forks workers holds signals for its life, and is Python's own for all processes that are forked
+# from a server: those of others must hear from the start.
+if signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= {*STOPPING}:
+    register_after_fork(Interruption, _hear_at_once)
