@@ -53,7 +53,7 @@ def unfinished(store: RunStore) -> list[RunDirectory]:
 def recorded(run: RunDirectory) -> RunConfig:
     """The configuration that a run began with, after a look at whether its data are still the same."""
     config = config_of(run)
-    task = config.task.build()
+    task = config.task.build(run.path.parent)
     changes = _changes(run.config().get("data"), task)
     if changes:
         raise UsageError(
