@@ -39,7 +39,10 @@ def test_few_seeds_give_a_hint_that_says_how_many_would_decide() -> None:
 @pytest.mark.parametrize(
     ("arms", "why"),
     [
-        ({"full": (20, 0.9), "topk:2": (30, 0.9), "topk:4": (20, 0.9)}, "none of topk:2, topk:4 learns faster than full"),
+        (
+            {"full": (20, 0.9), "topk:2": (30, 0.9), "topk:4": (20, 0.9)},
+            "none of topk:2, topk:4 learns faster than full",
+        ),
         ({"full": (40, 0.9), "topk:2": (10, 0.7)}, "as fast, but its held-out accuracy is -20.0 points"),
         ({"full": (20, 0.9), "topk:2": (None, 0.5)}, "none of topk:2 learns faster"),
     ],
@@ -53,7 +56,12 @@ def test_full_attention_is_recommended_where_no_k_is_faster_and_as_accurate(arms
 
 def test_a_difference_within_chance_is_no_reason() -> None:
     records = [
-        run("even_pairs", mechanism, seed, at=20 + (3 if (seed % 2 == 0) == (mechanism == "full") else 0) + (mechanism == "full"))
+        run(
+            "even_pairs",
+            mechanism,
+            seed,
+            at=20 + (3 if (seed % 2 == 0) == (mechanism == "full") else 0) + (mechanism == "full"),
+        )
         for mechanism in ("full", "topk:4")
         for seed in range(10)
     ]

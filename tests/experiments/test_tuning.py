@@ -43,7 +43,9 @@ def test_each_mechanism_gets_the_best_of_the_same_rates_on_seeds_of_its_own(tmp_
 
 
 def test_mechanisms_at_their_own_rates_are_one_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "_score", lambda records: records[0].config["training"]["lr"] * _sign(records[0].mechanism))
+    monkeypatch.setattr(
+        tuning, "_score", lambda records: records[0].config["training"]["lr"] * _sign(records[0].mechanism)
+    )
     result = semfocus.compare("even_pairs", **CHOICES, tune="lr", threads=1, out=tmp_path, progress=False)
     rates = {run.config.attention.mechanism: run.config.training.lr for run in result.runs}
     assert rates == {"full": 0.3, "topk:2": 0.03}

@@ -135,7 +135,7 @@ def test_damaged_stored_arrays_are_refused(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-400] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataError, match="is damaged|does not hold the arrays"):
+    with pytest.raises(DataError, match=r"is damaged|does not hold the arrays"):
         get_task(path)
     path.write_bytes(b"not safetensors")
     with pytest.raises(DataError, match="does not hold the arrays of a task"):
@@ -148,9 +148,10 @@ def test_damaged_stored_arrays_are_refused(tmp_path: Path) -> None:
 def test_files_and_registered_tasks_keep_their_names_and_options(tmp_path: Path) -> None:
     path = bits_file(tmp_path)
     name, options = keep(get_task(path, tokenizer="char", max_length=5), tmp_path)
-    assert TaskConfig(name=name, options=options).build().fingerprint() == get_task(
-        path, tokenizer="char", max_length=5
-    ).fingerprint()
+    assert (
+        TaskConfig(name=name, options=options).build().fingerprint()
+        == get_task(path, tokenizer="char", max_length=5).fingerprint()
+    )
     assert keep(get_task("parity", length=9), tmp_path) == ("parity", {"length": 9})
     assert keep("parity", tmp_path, {"length": 9}) == ("parity", {"length": 9})
     assert not (tmp_path / "data").exists()
@@ -188,7 +189,8 @@ def test_what_is_no_task_is_refused_with_what_would_be_one(data: Any, message: s
 
 
 @pytest.mark.parametrize(
-    "name", ["stored:../../etc/passwd", "stored:0123456789abcdef/../a.jsonl", "stored:0123456789abcdef/a.csv", "stored:a"]
+    "name",
+    ["stored:../../etc/passwd", "stored:0123456789abcdef/../a.jsonl", "stored:0123456789abcdef/a.csv", "stored:a"],
 )
 def test_a_name_of_stored_data_leads_nowhere_else(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not the name of stored data"):

@@ -41,10 +41,14 @@ def test_counted_metrics_are_those_of_scikit_learn(size: int | None, quirk: bool
             count = rows.count - quirk
             tokens, labels = rows.tokens[i, :count].long(), rows.targets[i, :count].long()
             answers = plain(tokens, torch.full((count,), 3)).argmax(dim=-1)
-            balanced = balanced_accuracy_score(labels, answers) if set(answers.tolist()) <= set(labels.tolist()) else None
+            balanced = (
+                balanced_accuracy_score(labels, answers) if set(answers.tolist()) <= set(labels.tolist()) else None
+            )
             if balanced is not None:  # scikit-learn warns of answers that never occur
                 assert scores[f"{split}_balanced_accuracy"][i] == pytest.approx(balanced, abs=1e-12)
-            assert scores[f"{split}_macro_f1"][i] == pytest.approx(f1_score(labels, answers, average="macro"), abs=1e-12)
+            assert scores[f"{split}_macro_f1"][i] == pytest.approx(
+                f1_score(labels, answers, average="macro"), abs=1e-12
+            )
             assert scores[f"{split}_accuracy"][i] == pytest.approx((answers == labels).double().mean().item())
 
 
@@ -75,4 +79,6 @@ def test_the_model_and_its_accuracy_do_not_depend_on_what_is_measured() -> None:
     assert torch.equal(cohorts[0].parameters, cohorts[1].parameters)
     first, second = (Evaluator(cohort).scores() for cohort in cohorts)
     assert {name: first[name] for name in second} == second
-    assert first.keys() - second.keys() == {f"{s}_{m}" for s in ("train", "heldout") for m in ("balanced_accuracy", "macro_f1")}
+    assert first.keys() - second.keys() == {
+        f"{s}_{m}" for s in ("train", "heldout") for m in ("balanced_accuracy", "macro_f1")
+    }

@@ -13,11 +13,20 @@ from semfocus.analysis.paired import paired_logrank
 from semfocus.analysis.records import Record, facts_of
 from semfocus.analysis.speedup import Ratio, SpeedUp, speed_up
 from semfocus.analysis.survival import ConvergenceTimes
-from semfocus.training.objective import CLASSIFICATION, Learned
+from semfocus.training.objective import ACCURACY, CLASSIFICATION, Learned
 
 BASE = "full"
 FindingKind = Literal[
-    "no_base", "base_alone", "no_run", "never", "undefined", "speed_up", "hint", "beyond_chance", "no_difference"
+    "no_base",
+    "base_alone",
+    "no_bar",
+    "no_run",
+    "never",
+    "undefined",
+    "speed_up",
+    "hint",
+    "beyond_chance",
+    "no_difference",
 ]  # the middle four are about one mechanism, the others about the whole comparison
 
 
@@ -35,6 +44,7 @@ class Finding:
     decided: tuple[tuple[str, float], ...] = ()  # mechanism and p, of differences beyond chance
     doubt: str = ""  # why the seeds cannot decide
     learned: Learned = CLASSIFICATION.learned
+    baseline: float = 0.0
 
     @property
     def text(self) -> str:
@@ -49,6 +59,9 @@ class Finding:
                 return "Without full attention among the mechanisms there is nothing to compare with."
             case "base_alone":
                 return "Full attention alone: nothing to compare with."
+            case "no_bar":
+                told = f"Without learning {self.baseline:.1%} are right: {self.learned.text(space)} shows nothing"
+                return f"{told}; compare with --option metrics=balanced."
             case "no_run":
                 return ": no finished run."
             case "never":
@@ -204,7 +217,10 @@ def _findings(comparison: Comparison) -> list[Finding]:
     if not others:
         return [Finding("base_alone")]
     base = comparison.arm(BASE)
-    findings = [_about(arm, base, comparison) for arm in others]
+    learned, baseline = comparison.learned, comparison.baseline
+    is_trivial = learned.metric == ACCURACY and baseline >= learned.threshold
+    findings = [Finding("no_bar", learned=learned, baseline=baseline)] if is_trivial else []
+    findings += [_about(arm, base, comparison) for arm in others]
     decided = tuple((arm.mechanism, arm.p) for arm in others if arm.p is not None and arm.p <= ALPHA)
     doubt = not_enough(len(base.times.seeds), len(others))
     kind: FindingKind = "hint" if doubt else "beyond_chance" if decided else "no_difference"
