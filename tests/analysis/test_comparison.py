@@ -96,5 +96,5 @@ def test_findings_are_values_and_their_text_is_written_from_them() -> None:
 def test_a_threshold_that_needs_no_learning_is_said_to_show_nothing() -> None:
     runs = [record(mechanism, 1, [0.5, 0.96]) for mechanism in ("full", "topk:5")]
     first = compare_records("mail", runs, {"chance": 0.5, "majority": 0.96}).sentences()[0]
-    assert first.startswith("Without learning 96.0% are right: 95 % training accuracy shows nothing")
+    assert first.startswith("Without learning 96.0% are right: 95% training accuracy shows nothing")
     assert "shows nothing" not in " ".join(compare_records("mail", runs, {"majority": 0.94}).sentences())
