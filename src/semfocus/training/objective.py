@@ -321,11 +321,12 @@ class BalancedClassification(Classification):
         return dict.fromkeys(("examples", "answers", "right"), num_classes)
 
     def counts(self, logits: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        from torch.nn.functional import one_hot
+        import torch
 
-        examples = one_hot(targets, logits.shape[-1])  # (E, B, C)
-        answers = one_hot(logits.argmax(dim=-1), logits.shape[-1])
-        return {"examples": examples, "answers": answers, "right": examples * answers}
+        classes = torch.arange(logits.shape[-1], device=logits.device)
+        examples = targets.unsqueeze(-1) == classes  # (E, B, C)
+        answers = logits.argmax(dim=-1, keepdim=True) == classes
+        return {"examples": examples, "answers": answers, "right": examples & answers}
 
     def from_counts(self, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         examples, answers, right = counts["examples"], counts["answers"], counts["right"]

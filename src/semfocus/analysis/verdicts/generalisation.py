@@ -78,7 +78,7 @@ def _generalises(name: str, setting: Setting, claimed: bool) -> Part:
 
 
 def baseline(setting: Setting) -> float:
-    """The best accuracy without learning: chance, the most common class, or a shortcut, as far as they are known."""
+    """The best accuracy without learning: chance, or that of the most common class if it is known."""
     prefix = "task.options."
     options = {name.removeprefix(prefix): value for name, value in setting.fields.items() if name.startswith(prefix)}
     return _baseline(setting.task, json.dumps(options, sort_keys=True))
@@ -90,7 +90,7 @@ def _baseline(task: str, options: str) -> float:
         known = get_task(task, **json.loads(options)).baselines
     except (SemfocusError, TypeError):  # options that this version does not know
         known = get_task(task).baselines
-    return max(known.values())
+    return max(known["chance"], known.get("majority", 0.0))
 
 
 def c5(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
