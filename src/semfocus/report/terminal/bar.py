@@ -6,6 +6,7 @@ Its unit is an epoch of one run. Runs that stop early leave the bar at once, so 
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,9 @@ class ProgressBar:
         self.bar: Any = None
 
     def __enter__(self) -> ProgressBar:
-        from tqdm.auto import tqdm
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a notebook without ipywidgets gets a bar of text: no reason to warn
+            from tqdm.auto import tqdm
 
         if self.total:
             layout = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} epochs [{elapsed}<{remaining}{postfix}]"
