@@ -117,7 +117,7 @@ def compare(
     threads: int | None = None,
     jobs: int | None = 1,
     compile: Literal["auto", "on", "off"] = "auto",
-    evaluate_every: float = 1.0,
+    evaluate_every: float | None = None,
     keep: str = "",
     executor: str = AUTO,
     progress: bool | Callable[[Any], None] = True,
