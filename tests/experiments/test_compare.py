@@ -65,9 +65,8 @@ def test_ctrl_c_stops_every_process_and_exits_130_and_changed_data_are_told_of(t
         "--compile", "off", "--out", str(runs),
         *(f"--set={change}" for change in ("model.blocks=1", "model.d_model=8", "model.d_mlp=8")),
     ]  # fmt: skip
-    started = subprocess.Popen(
-        [sys.executable, "-m", "semfocus.cli", *begin, "--epochs", "1000000"], stderr=subprocess.PIPE, text=True
-    )
+    long = ["--epochs", "1000000", "--evaluate-every", "1"]  # else its first evaluation would take minutes to come
+    started = subprocess.Popen([sys.executable, "-m", "semfocus.cli", *begin, *long], stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 120
     while not any(path.stat().st_size for path in runs.glob("[!.]*/metrics.jsonl")):  # a draft may be renamed away
         assert time.monotonic() < end
