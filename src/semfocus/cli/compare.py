@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -28,6 +28,9 @@ from semfocus.cli.shared import (
     print_files,
     print_run,
 )
+
+if TYPE_CHECKING:
+    from semfocus.store import RunDirectory
 
 
 def compare_command(
@@ -143,7 +146,7 @@ def compare_command(
         for line in [*tuning, *([advice.text] if advice else [])]:
             typer.echo(line)
         print_files(outcome)
-    fail_if_needed(outcome.runs)
+    fail_if_needed(outcome.runs, outcome.faults)
 
 
 def train_command(
@@ -185,23 +188,41 @@ def resume_command(
     """Go on with interrupted runs, each as it began: its configuration, device and threads come from its directory."""
     from collections import Counter
 
-    from semfocus.execution.resuming import missing_cohort_members, resume, unfinished
+    from semfocus.execution.resuming import missing_cohort_members, resume, unfinished, unreadable
     from semfocus.report.terminal.progress import ProgressTable
-    from semfocus.store import RunStore
+    from semfocus.store import DamagedRuns, RunStore
     from semfocus.training import Runtime, parse_epochs
-    from semfocus.training.loading import config_of
 
     store = RunStore(out)
     chosen = [store.find(run) for run in runs] if runs else unfinished(store)
+    damaged = {} if runs else unreadable(store)
     if not chosen:
+        if damaged:
+            raise DamagedRuns(damaged)
         typer.echo(f"nothing to go on with in {store.root}")
         return
     others = missing_cohort_members(chosen)
     if others:
         typer.echo(f"give {', '.join(others)} too for results to the bit: they trained together", err=True)
     runtime = Runtime(device=device, threads=threads, jobs=jobs, compile=compile, keep_epochs=parse_epochs(keep))
-    with ProgressTable(Counter(config_of(run).attention.mechanism for run in chosen)) as table:
-        outcomes = resume(chosen, runtime, table, executor)
+    try:
+        with ProgressTable(Counter(_mechanism_of(run) for run in chosen)) as table:
+            outcomes = resume(chosen, runtime, table, executor)
+    except DamagedRuns as error:
+        raise DamagedRuns(error.reasons | damaged) from error
     for outcome in outcomes:
         print_run(outcome)
+    if damaged:
+        raise DamagedRuns(damaged)
     fail_if_needed(outcomes)
+
+
+def _mechanism_of(run: RunDirectory) -> str:
+    """What the table of progress calls a run; `resume` says what is wrong with a damaged one."""
+    from semfocus.errors import CorruptData
+    from semfocus.training.loading import config_of
+
+    try:
+        return config_of(run).attention.mechanism
+    except CorruptData:
+        return "damaged"
