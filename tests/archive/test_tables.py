@@ -13,7 +13,7 @@ import semfocus
 from semfocus.analysis.gaps import gaps
 from semfocus.analysis.results import Results
 from semfocus.archive.manifest import PackedFile
-from semfocus.archive.tables import EVALUATIONS, MANIFEST, RUNS, TABLES, publish, read_published
+from semfocus.archive.tables import EVALUATIONS, MANIFEST, MEASUREMENTS, RUNS, TABLES, publish, read_published
 from semfocus.cli import app
 from semfocus.errors import CorruptData, OtherFormat, UsageError
 from semfocus.store import RunDirectory, RunStore, write_measurement
@@ -88,6 +88,26 @@ def test_rows_of_a_run_that_is_not_listed_are_refused(tmp_path: Path) -> None:
     replaced(folder, EVALUATIONS, text + text.splitlines()[-1].replace(text.splitlines()[-1][:16], b"f" * 16) + b"\n")
     with pytest.raises(CorruptData, match="does not list"):
         read_published(folder, RunStore(tmp_path / "again"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (RUNS, b"run,state\nabc,done\n"),
+        (RUNS, b"id\nabc\n"),
+        (EVALUATIONS, b""),
+        (MEASUREMENTS, b"[1]\n"),
+        (MEASUREMENTS, b'{"run": "abc", "file": "x", "base64": "?"}\n'),
+    ],
+)
+def test_a_table_with_true_sums_and_other_contents_is_refused_and_not_a_crash(
+    tmp_path: Path, name: str, text: bytes
+) -> None:
+    folder = published(tmp_path)[1]
+    replaced(folder, name, text)
+    with pytest.raises(CorruptData):
+        read_published(folder, RunStore(tmp_path / "again"))
+    assert RunStore(tmp_path / "again").entries() == []
 
 
 def test_unfinished_runs_are_left_out_by_name(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -105,29 +107,36 @@ def _all_finite(v: Tensor) -> bool:
 
 def sdpa(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Softmax over every key, or over every key up to the query's own."""
-    return fused(inputs.q, inputs.k, inputs.v, inputs.scale, inputs.causal), None
+    return fused(inputs.q, inputs.k, inputs.v, inputs.scale, inputs.causal, inputs.assume_finite), None
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False) -> Tensor:
+def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False, assume_finite: bool = False) -> Tensor:
     """torch's attention over every key, or every key up to the query's own; any broadcastable batch dimensions.
 
     A value that is not finite affects only the queries that see it, and no gradient.
     """
+    if assume_finite:
+        return _kernel(q, k, v, scale, causal)
+    if k.device.type == "cpu" and k.shape[-2] < MIN_CPU_KEYS:
+        return _guarded(_few_keys, q, k, v, scale, causal)
+    return _guarded(_kernel, q, k, v, scale, causal)
+
+
+def _guarded(attention: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    """`attention`, whose values need not be finite."""
     if not causal and can_sync(v) and not _is_differentiated(q, k, v):
-        out = _kernel(q, k, v, scale, causal)
+        out = attention(q, k, v, scale, causal)
         if bool(out.sum().isfinite()):
             return out
     if _all_finite(v) or (not causal and not can_sync(v)):  # without causality every query sees it, without our help
-        return _kernel(q, k, v, scale, causal)
+        return attention(q, k, v, scale, causal)
     finite = v.isfinite()
     affected = (~finite).cumsum(dim=-2) > 0 if causal else (~finite).any(dim=-2, keepdim=True)
-    return torch.where(affected, float("nan"), _kernel(q, k, torch.where(finite, v, 0.0), scale, causal))
+    return torch.where(affected, float("nan"), attention(q, k, torch.where(finite, v, 0.0), scale, causal))
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
     """torch's attention as (N, 1, L, D), which all its kernels take."""
-    if k.device.type == "cpu" and k.shape[-2] < MIN_CPU_KEYS:
-        return _few_keys(q, k, v, scale, causal)
     if not causal and q.dim() == k.dim() == v.dim() > 2 and k.shape[-3] == v.shape[-3] == 1 < q.shape[-3]:
         # Heads that share keys, as more queries of one head: the keys need not be copied for each.
         return _kernel(q.flatten(-3, -2).unsqueeze(-3), k, v, scale, causal).squeeze(-3).unflatten(-2, q.shape[-3:-1])

@@ -28,6 +28,9 @@ from semfocus.training.runtime import Runtime, facts, numerics
 from semfocus.training.signals import Interruption
 from semfocus.training.step import TrainStep
 
+# That a GPU is given at a time: were it a whole epoch, the queue of one cohort would hold up the others'.
+STEPS_A_TURN = 25
+
 
 @dataclass
 class Member:
@@ -106,8 +109,8 @@ class Trainer:
     def turns(self) -> Iterator[None]:
         """Train until every member has ended, or a signal arrives; then statuses say `interrupted`.
 
-        Each turn queues work up to an evaluation. On a GPU it has not been done yet when control comes back: whoever
-        asks for the next turn may let other cohorts queue theirs first.
+        Each turn queues some steps, or an evaluation. On a GPU they have not been done yet when control comes back:
+        whoever asks for the next turn may let other cohorts queue theirs first.
         """
         with numerics(self.members[0].config.precision, self.threads):
             self._resume()
@@ -181,7 +184,7 @@ class Trainer:
             self.train_step.begin_epoch(epoch, inside)
             self.loaded_epoch = epoch
         target = min(self.evaluations.next_after(step), (epoch + 1) * self.per_epoch)
-        self._train_until(target)
+        yield from self._train_until(target)
         if self.cohort.step < target:
             return
         due, started = self.evaluations.is_due(target), time.monotonic()
@@ -200,14 +203,16 @@ class Trainer:
     def _long_unsaved(self) -> bool:
         return time.monotonic() - self.saved_at > self.runtime.checkpoint_seconds
 
-    def _train_until(self, target: int) -> None:
-        """On a CPU, look for signals after each step; on a GPU, queue all steps at once."""
-        chunk = target - self.cohort.step if self.device.type == "cuda" else 1
+    def _train_until(self, target: int) -> Iterator[None]:
+        """On a CPU, look for signals after each step; on a GPU, queue some steps a turn."""
+        chunk = STEPS_A_TURN if self.device.type == "cuda" else 1
         reported_at = time.monotonic()
         while self.cohort.step < target and not self.interruption.signal:
             self.train_step.run(min(chunk, target - self.cohort.step))
             if self.cohort.step == target:
                 break  # the evaluation there comes first, so that callbacks get that step once
+            if self.device.type == "cuda":
+                yield
             if self._long_unsaved():
                 self._save()
             if time.monotonic() - reported_at > 1:

@@ -185,7 +185,7 @@ def verdict(verdict: Verdict) -> Json:
     ends = None if verdict.interval is None else [_end(end) for end in verdict.interval]
     return {
         "decided": verdict.outcome != "not decided",
-        "claim": verdict.claim, "statement": verdict.statement, "rule": verdict.rule, "outcome": verdict.outcome,
+        "claim": verdict.claim, "statement": verdict.statement, "rule": verdict.rule, "outcome": verdict.outcome_text,
         "mark": mark, "css": css, "effect": verdict.effect, "because": verdict.because, "runs": verdict.runs,
         "interval": None if ends is None else f"{ends[0]} to {ends[1]}",
         "p": None if verdict.p is None else f"{verdict.p:.2g}",
