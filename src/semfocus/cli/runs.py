@@ -54,6 +54,8 @@ def show_run(
     directory: Annotated[Path | None, typer.Option("--out", help="Where runs live.")] = None,
 ) -> None:
     """Show one run: its configuration, status, last metrics and checkpoints."""
+    from semfocus.analysis.records import facts_of
+    from semfocus.report.text import facts_text
     from semfocus.store import RunStore
     from semfocus.training.loading import checkpoint_epochs, recorded_fields
 
@@ -62,6 +64,8 @@ def show_run(
     shown.timing()
     typer.echo(f"{shown.path}\n")
     typer.echo(json.dumps(fields, indent=2))
+    for line in facts_text(facts_of(fields)):
+        typer.echo(f"\n{line}" if line.startswith("Data") else line)
     typer.echo(f"\nstatus: {json.dumps(status)}")
     typer.echo(f"metrics: {shown.verification()}")
     for row in rows[-5:]:
