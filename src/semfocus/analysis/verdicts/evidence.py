@@ -26,6 +26,7 @@ from semfocus.analysis.verdicts.settings import Setting
 
 Decision = Literal["yes", "no", "undecided"]
 Outcome = Literal["holds", "holds in part", "does not hold", "not enough data"]
+"""What a verdict can be."""
 _SHOWN, _SHOWN_OPEN = 8, 3
 
 
