@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo verdicts browser test test-all test-gpu check format clean
+.PHONY: demo verdicts docs build browser test test-all test-gpu check format clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -18,6 +18,16 @@ demo: $(READY)
 # Verdicts, figures and page from the published runs alone: nothing is trained.
 verdicts: $(READY)
 	$(BIN)/semfocus rebuild results/paper --out build/paper
+
+# The site, into site/: a broken link, or a public name without a page or a docstring, fails. Nothing is fetched.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Wheel and source archive, into dist/, as they would be uploaded.
+build: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -56,4 +66,4 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist site
