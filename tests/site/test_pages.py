@@ -22,7 +22,7 @@ def examples(page: str) -> list[tuple[str, str]]:
 def printed(code: str) -> str:
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        exec(compile(code, "page", "exec"), {"__name__": "__main__"})
+        exec(compile(code, "page", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own pages
     return output.getvalue()
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.report.test_browser import CHROMIUM
+from tests.chromium import CHROMIUM
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -26,7 +26,9 @@ pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'semf
 pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install 'semfocus[docs]'")
 
 ROOT = Path(__file__).parents[2]
-NARROW = ("index.html", "kernels.html", "theory.html", "evidence.html", "reference/commands.html", "concepts/dispersion.html")
+NARROW = ("index.html", "kernels.html", "theory.html", "evidence.html", "reference/commands.html", "studies.html")
+SCHEMES = {"light": "default", "dark": "slate"}
+LOADS = r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=[\"']?(?:https?:)?//[^\"'>\s]+"
 
 
 def hook(name: str) -> ModuleType:
@@ -73,8 +75,7 @@ def page(browser: Browser) -> Iterator[Page]:
 def test_a_built_page_loads_nothing_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 25
-    loading = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=[\"']?(?:https?:)?//[^\"'>\s]+", re.IGNORECASE)
-    found = {path.name: hits for path in pages if (hits := loading.findall(path.read_text(encoding="utf-8")))}
+    found = {page.name: hits for page in pages if (hits := re.findall(LOADS, page.read_text(encoding="utf-8")))}
     assert found == {}
 
 
@@ -92,14 +93,14 @@ def test_search_finds_a_word_in_pages_opened_from_a_folder(site: Path, page: Pag
     assert complaints == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", list(SCHEMES))
 def test_no_page_is_wider_than_a_telephone(site: Path, page: Page, scheme: str) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     page.emulate_media(color_scheme=scheme)
     wide = {}
     for name in NARROW:
         page.goto((site / name).as_uri())
-        assert page.locator("body").get_attribute("data-md-color-scheme") == {"light": "default", "dark": "slate"}[scheme]
+        assert page.locator("body").get_attribute("data-md-color-scheme") == SCHEMES[scheme]
         broken = "[...document.images].filter(i => getComputedStyle(i).display !== 'none' && !i.naturalWidth).length"
         assert page.evaluate(broken) == 0, f"{name} has a picture that does not load"
         wide[name] = page.evaluate("document.documentElement.scrollWidth")
