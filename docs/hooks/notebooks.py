@@ -1,4 +1,4 @@
-"""Shows each notebook of docs/notebooks as a page, with its stored pictures; the notebook itself is there to download."""
+"""Shows each notebook of docs/notebooks as a page with its stored pictures; the notebook is there to download."""
 
 from __future__ import annotations
 
