@@ -11,18 +11,30 @@ import hashlib
 import json
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from semfocus.attention.mechanisms import Mechanism, parse_mechanism
 from semfocus.attention.normalisers import parse_normaliser
 from semfocus.errors import UsageError
 from semfocus.tasks import SPLITS, Task, get_task, task_names
 from semfocus.tasks.registry import task_class
+from semfocus.tasks.stored import is_stored, stored_path
 
 FORMAT = 1  # of `RunConfig.identity`: increase it when the same config gives another result
 OLD_NAMES = {"until": "stop_accuracy"}  # of training's fields, before 0.2
+# Fields of training that came later. At their defaults they are not written, so that runs keep their ids.
+LATER = {"patience_on": "training", "evaluate_test": False, "tuned": ""}
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 # Larger than any model here, and small enough that an untrusted config cannot exhaust the memory.
@@ -64,9 +76,9 @@ class TaskConfig(_Part):
                 rows = {"train_rows": cls.default_train_rows, "heldout_rows": cls.default_heldout_rows}
         return TaskConfig(name=name, options=options or {}, **rows)
 
-    def build(self) -> Task:
-        """The task itself."""
-        return get_task(self.name, **self.options)
+    def build(self, root: Path | None = None) -> Task:
+        """The task itself; data that were given from memory lie in the store at `root`."""
+        return get_task(stored_path(self.name, root) if is_stored(self.name) else self.name, **self.options)
 
 
 class AttentionConfig(_Part):
@@ -132,7 +144,8 @@ class ModelConfig(_Part):
 class TrainingConfig(_Part):
     """How it learns. A run ends early at `stop_accuracy`, or after `patience` epochs without a gain.
 
-    Both concern the metric by which the task's objective is learned: training accuracy in classification. An objective
+    Both concern the metric by which the task's objective is learned: training accuracy in classification; patience
+    may watch the loss on held-out examples instead, and results are then those of the best such epoch. An objective
     that is learned by another quantity than a share stops at its own threshold if `stop_accuracy` is given.
     """
 
@@ -148,6 +161,14 @@ class TrainingConfig(_Part):
     drop_one_row: bool = False  # omit one shuffled training example an epoch, and the last one in evaluation
     stop_accuracy: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     patience: Positive | None = None
+    patience_on: Literal["training", "validation"] = "training"  # validation: the loss on held-out examples
+    evaluate_test: bool = False  # the test split too, at each evaluation; nothing is decided by it
+    tuned: Annotated[str, Field(max_length=200)] = ""  # how the learning rate was chosen; empty: it was given
+
+    @model_serializer(mode="wrap")
+    def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = handler(self)
+        return {name: value for name, value in fields.items() if name not in LATER or value != LATER[name]}
 
     @model_validator(mode="before")
     @classmethod
@@ -188,6 +209,13 @@ class RunConfig(_Part):
                 )
             if self.training.drop_one_row and (wanted or available) == 1:
                 raise UsageError(f"training.drop_one_row leaves nothing of task.{field} = 1; choose two rows or more")
+
+        if self.training.evaluate_test and task.size("test") == 0:
+            raise UsageError("training.evaluate_test needs rows of a test split; choose test_share above 0")
+
+    def test_rows(self, task: Task) -> int:
+        """The number of test examples of a run that evaluates them: all of them, or as many as are held out."""
+        return task.size("test") or self.rows(task)[1]
 
     def rows(self, task: Task) -> tuple[int, int]:
         """The numbers of training and held-out examples of the run."""

@@ -24,6 +24,14 @@ class DataError(UsageError):
     """A data file or array cannot be read as a task."""
 
 
+class BadRow(DataError):
+    """One row of a user's data cannot be used; `number` says which, `problem` why."""
+
+    def __init__(self, place: str, number: int, problem: str) -> None:
+        super().__init__(f"{place}: {problem}")
+        self.number, self.problem = number, problem
+
+
 class MissingExtra(SemfocusError, ImportError):
     """A feature needs an optional dependency that is not installed."""
 

@@ -87,11 +87,24 @@ class Record:
         """The last value of a metric; None if the run does not measure it."""
         return self.metrics[-1].get(name) if len(self.metrics) else None
 
+    def selected(self, name: str) -> float | None:
+        """The value of a metric that counts: at the lowest held-out loss if the run stopped by that, else the last."""
+        losses = self.column("heldout_loss")
+        if self.config["training"].get("patience_on") != "validation" or not np.isfinite(losses).any():
+            return self.final(name)
+        return self.metrics[int(np.nanargmin(losses))].get(name)
+
     def best(self, name: str) -> float | None:
         """The best value of a metric, the smallest where lower is better; None if the run does not measure it."""
         metric = self.objective.columns.get(name)
         choose = np.fmin if metric is not None and not metric.higher_is_better else np.fmax
         return choose.reduce(self.column(name)).item() if self.final(name) is not None else None
+
+
+def facts_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run says of the data it was given: rows, classes, baselines; empty of a task that draws its examples."""
+    facts = config.get("facts")
+    return facts if isinstance(facts, dict) else {}
 
 
 class Fault(NamedTuple):

@@ -54,6 +54,8 @@ def show_run(
     directory: Annotated[Path | None, typer.Option("--out", help="Where runs live.")] = None,
 ) -> None:
     """Show one run: its configuration, status, last metrics and checkpoints."""
+    from semfocus.analysis.records import facts_of
+    from semfocus.report.text import facts_text
     from semfocus.store import RunStore
     from semfocus.training.loading import checkpoint_epochs
 
@@ -61,6 +63,8 @@ def show_run(
     status = shown.status()
     typer.echo(f"{shown.path}\n")
     typer.echo(json.dumps(shown.config(), indent=2))
+    for line in facts_text(facts_of(shown.config())):
+        typer.echo(f"\n{line}" if line.startswith("Data") else line)
     typer.echo(f"\nstatus: {json.dumps(status)}")
     for row in shown.metrics()[-5:]:
         typer.echo(json.dumps(row))

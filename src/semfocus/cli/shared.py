@@ -124,11 +124,12 @@ def print_run(outcome: RunOutcome) -> None:
 def print_comparison(comparison: Comparison) -> None:
     """The table of mechanisms, and what the data support."""
     from semfocus.report.terminal.tables import comparison_table
-    from semfocus.report.text import baseline_text
+    from semfocus.report.text import baseline_text, facts_text
 
     typer.echo(f"{comparison.task}: {comparison.seeds} seeds, at most {comparison.horizon:g} epochs\n")
     console().print(comparison_table(comparison))
-    typer.echo(f"\naccuracy without learning: {baseline_text(comparison)}\n")
+    typer.echo(f"\naccuracy without learning: {baseline_text(comparison)}")
+    typer.echo("".join(f"{line}\n" for line in facts_text(comparison.facts)))
     for line in comparison.sentences():
         typer.echo(line)
 

@@ -20,8 +20,8 @@ from semfocus.training.session import ENDED, Job
 
 COHORT_BYTES = {"cpu": 2**31, "cuda": 2**35}  # of activations that a cohort may take
 # May differ between two commands for the same run: a name for people, a file that has moved, options that are written
-# out or left out (what they come to is part of the data's fingerprint, which may not differ).
-FREE_FIELDS = ("label", "task.name", "task.options")
+# out or left out (what they come to is part of the data's fingerprint, which may not differ), what is told of the data.
+FREE_FIELDS = ("label", "task.name", "task.options", "facts")
 
 
 def plan_jobs(configs: Sequence[RunConfig], store: RunStore) -> list[Job]:
@@ -31,7 +31,7 @@ def plan_jobs(configs: Sequence[RunConfig], store: RunStore) -> list[Job]:
     for config in configs:
         key = json.dumps([config.task.name, config.task.options], sort_keys=True, default=str)
         if key not in tasks:
-            tasks[key] = config.task.build()
+            tasks[key] = config.task.build(store.root)
         jobs.append(Job.of(config, tasks[key], store))
     return jobs
 

@@ -53,7 +53,7 @@ def unfinished(store: RunStore) -> list[RunDirectory]:
 def recorded(run: RunDirectory) -> RunConfig:
     """The configuration that a run began with, after a look at whether its data are still the same."""
     config = config_of(run)
-    task = config.task.build()
+    task = config.task.build(run.path.parent)
     changes = _changes(run.config().get("data"), task)
     if changes:
         raise UsageError(
@@ -84,13 +84,16 @@ def stale_runs(configs: Sequence[RunConfig], store: RunStore) -> list[str]:
     files = {config.task.name: config.task for config in configs if Path(config.task.name).is_file()}
     if not files:
         return []
-    now = {name: task.build().fingerprint().get("sha256") for name, task in files.items()}
+    now: dict[str, Any] = {}  # by name, the hash of a file that some unfinished run began with
     stale = []
     for entry in store.entries():
         task, data = ((entry.config or {}).get(part) for part in ("task", "data"))
         name = task.get("name") if isinstance(task, Mapping) else None
-        if entry.state in UNFINISHED and name in now and isinstance(data, Mapping) and data.get("sha256") != now[name]:
-            stale.append(entry.name)
+        if entry.state not in UNFINISHED or name not in files or not isinstance(data, Mapping):
+            continue
+        if name not in now:
+            now[name] = files[name].build().fingerprint().get("sha256")
+        stale += [entry.name] if data.get("sha256") != now[name] else []
     return stale
 
 

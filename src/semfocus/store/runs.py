@@ -26,7 +26,8 @@ FIGURES = "figures"
 """The folder of figures, beside the runs."""
 REMOVABLE = ("corrupt", "failed", "diverged")  # states of runs that hold no result
 FINISHED = ("done", "interrupted", "empty")
-_REPORT_FILE = re.compile(rf"[^.].*\.(html|svg|png|pdf)|{FIGURES}")
+DATA, TUNING = "data", "tuning"  # the folders of data given from memory, and of runs that choose learning rates
+_NOT_RUNS = re.compile(rf"[^.].*\.(html|svg|png|pdf)|{FIGURES}|{DATA}|{TUNING}")
 _LEFTOVER = re.compile(re.escape(atomic.DRAFT) + r"[0-9a-f]{32}")
 _MAX_LISTED = 8
 
@@ -103,7 +104,7 @@ class RunStore:
     def entries(self, names: Sequence[str] | None = None) -> list[Entry]:
         """Return every entry of the store by name, except figures and pages; or only these names, in their order."""
         names = self._names() if names is None else names
-        return [self._entry(name) for name in names if not _REPORT_FILE.fullmatch(name)]
+        return [self._entry(name) for name in names if not _NOT_RUNS.fullmatch(name)]
 
     def removable(self, finished: bool = False) -> list[Entry]:
         """Return the runs without a result (corrupt, failed, diverged); with `finished`, all that are not running."""

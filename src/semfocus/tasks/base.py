@@ -125,6 +125,11 @@ class Task(ABC):
         )
         return chance | dict(self.published_baselines) if is_published else chance
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is worth knowing of given data, as plain JSON values, kept with every run; empty of a generator."""
+        return {}
+
     def data_seed(self, run_seed: int) -> int:
         """The seed of a run's data: the run's own seed, unless all runs share one data set."""
         return run_seed

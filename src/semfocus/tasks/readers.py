@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from semfocus.errors import DataError, MissingExtra
+from semfocus.errors import BadRow, DataError, MissingExtra
 from semfocus.tasks.rows import Origin
 
 MAX_LINE_BYTES = 16 * 2**20
@@ -46,8 +46,8 @@ class Source(ABC):
     def _read_columns(self) -> list[str]: ...
 
     @abstractmethod
-    def pairs(self, text: str, label: str) -> Iterator[Pair]:
-        """Yield the cells of these two columns, row by row."""
+    def pairs(self, text: str, label: str) -> Iterator[Pair | BadRow]:
+        """Yield the cells of these two columns, row by row; of a row that has none, what is wrong with it."""
 
     def empty(self) -> DataError:
         """The error for an empty file."""
@@ -71,25 +71,36 @@ def open_source(path: Path) -> Source:
 
 
 class Delimited(Source):
-    """Comma-separated values: a header, then rows; fields with separators, quotes or line ends are quoted."""
+    """Separated values: a header, then rows; fields with separators, quotes or line ends are quoted.
 
-    delimiter = ","
+    The separator is a comma; where that leaves the header in one piece, a semicolon or a tab, as some spreadsheets
+    write it.
+    """
+
+    delimiters: tuple[str, ...] = (",", ";", "\t")
+    delimiter: str
 
     def _read_columns(self) -> list[str]:
-        for _, record in self._records():
-            return record
-        raise self.empty()
+        for delimiter in (*self.delimiters, self.delimiters[0]):  # the first again: where none parts the header
+            self.delimiter = delimiter
+            header = next((record for _, record in self._records()), [])
+            if len(header) > 1:
+                break
+        if not header:
+            raise self.empty()
+        return header
 
-    def pairs(self, text: str, label: str) -> Iterator[Pair]:
+    def pairs(self, text: str, label: str) -> Iterator[Pair | BadRow]:
         width, i, j = len(self.columns), self.columns.index(text), self.columns.index(label)
         for number, record in itertools.islice(self._records(), 1, None):
             if len(record) != width:
-                raise self.origin.error(
+                yield self.origin.error(
                     number,
                     f"{len(record)} fields where the header has {width}; put quotes around a field that contains "
                     f"{self.delimiter!r}",
                 )
-            yield Pair(number, record[i], record[j])
+            else:
+                yield Pair(number, record[i], record[j])
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
         # The csv module limits a field to 128 KiB, for the whole process: the limit is raised, never lowered.
@@ -112,40 +123,51 @@ class Delimited(Source):
 class Tabbed(Delimited):
     """Tab-separated values."""
 
-    delimiter = "\t"
+    delimiters = ("\t",)
 
 
 class JsonLines(Source):
     """One JSON object on each line; the keys of the first are the columns."""
 
     def _read_columns(self) -> list[str]:
+        bad = []
         for _, record in self._records():
-            return list(record)
+            if not isinstance(record, BadRow):
+                return list(record)
+            bad.append(record)
+        if bad:
+            self.origin.refuse(bad)
         raise self.empty()
 
-    def pairs(self, text: str, label: str) -> Iterator[Pair]:
+    def pairs(self, text: str, label: str) -> Iterator[Pair | BadRow]:
         for number, record in self._records():
-            for key in (text, label):
-                if key not in record:
-                    keys = ", ".join(map(str, record)) or "none"
-                    raise self.origin.error(number, f"{key!r} is missing (keys: {keys}); add it or remove the row")
-            yield Pair(number, record[text], record[label])
-
-    def _records(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        for number, line in enumerate(read_lines(self.path), start=1):
-            if not line.strip():
+            if isinstance(record, BadRow):
+                yield record
                 continue
-            try:
-                record = json.loads(line)
-            except RecursionError:
-                raise self.origin.error(number, "brackets are nested too deeply; flatten the object") from None
-            except ValueError as error:
-                raise self.origin.error(number, f"not JSON ({error}); a .jsonl file holds one object a line") from None
-            if not isinstance(record, dict):
-                raise self.origin.error(
-                    number, f'a JSON {type(record).__name__}, not an object such as {{"text": ..., "label": ...}}'
-                )
-            yield number, record
+            missing = [key for key in (text, label) if key not in record]
+            if missing:
+                keys = ", ".join(map(str, record)) or "none"
+                yield self.origin.error(number, f"{missing[0]!r} is missing (keys: {keys}); add it or remove the row")
+            else:
+                yield Pair(number, record[text], record[label])
+
+    def _records(self) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+        for number, line in enumerate(read_lines(self.path), start=1):
+            if line.strip():
+                yield number, self._record(number, line)
+
+    def _record(self, number: int, line: str) -> dict[str, Any] | BadRow:
+        try:
+            record = json.loads(line)
+        except RecursionError:
+            return self.origin.error(number, "brackets are nested too deeply; flatten the object")
+        except ValueError as error:
+            return self.origin.error(number, f"not JSON ({error}); a .jsonl file holds one object a line")
+        if not isinstance(record, dict):
+            return self.origin.error(
+                number, f'a JSON {type(record).__name__}, not an object such as {{"text": ..., "label": ...}}'
+            )
+        return record
 
 
 class Parquet(Source):

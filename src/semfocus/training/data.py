@@ -72,6 +72,13 @@ def load(config: RunConfig, task: Task) -> tuple[Batch, Batch]:
     return task.sample(train, seed=seed, split="train"), task.sample(heldout, seed=seed, split="heldout")
 
 
+def load_test(config: RunConfig, task: Task) -> Batch | None:
+    """The test examples of one run, if it evaluates them."""
+    if not config.training.evaluate_test:
+        return None
+    return task.sample(config.test_rows(task), seed=task.data_seed(config.seed), split="test")
+
+
 def stack(batches: list[Batch], spec: Spec, device: torch.device, objective: Objective = CLASSIFICATION) -> Rows:
     """The examples of all members as the model reads them, in the narrowest type that holds the ids."""
     narrow = torch.uint8 if spec.num_ids <= 256 else torch.int32

@@ -29,6 +29,7 @@ def document(config: RunConfig, task: Task) -> dict[str, Any]:
     spec_of(config, task)
     sizes = {name: getattr(task, name) for name in SIZES}
     more = {"objective": objective_of(task).name, "data": task.fingerprint(), "sizes": sizes}
+    more |= {"facts": task.facts} if task.facts else {}
     return config.model_dump(mode="json") | more
 
 

@@ -64,6 +64,11 @@ class Job:
         saved = self.run.checkpoint_steps() if self.run.path.is_dir() else []
         return max(0, self.steps - saved[0]) if saved else self.steps
 
+    @property
+    def epochs_to_go(self) -> float:
+        """The same in epochs."""
+        return self.steps_to_go * self.config.training.epochs / self.steps
+
 
 def train_cohort(
     jobs: Sequence[Job],

@@ -15,7 +15,7 @@ from semfocus.store import Checkpoint, RunDirectory, RunWriter, Save, load_commo
 from semfocus.tasks import Task
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator, Scores
-from semfocus.training.objective import LOSS
+from semfocus.training.objective import LOSS, Learned
 from semfocus.training.runtime import Runtime, facts, numerics
 from semfocus.training.signals import Interruption
 from semfocus.training.step import TrainStep
@@ -29,7 +29,7 @@ class Member:
     task: Task
     writer: RunWriter
     slot: int  # its index in the cohort
-    best_value: float | None = None  # of the metric by which it is learned
+    best_value: float | None = None  # of the metric that patience looks at
     best_step: int = 0
     last: dict[str, Any] = field(default_factory=dict)  # the newest row of metrics.jsonl
 
@@ -79,6 +79,8 @@ class Trainer:
         with numerics(members[0].config.precision, self.threads):
             self.cohort = Cohort.begin([m.config for m in members], [m.task for m in members], self.device)
         self.learned = self.cohort.objective.learned
+        on_validation = training.patience_on == "validation"
+        self.watched = Learned(LOSS, 0.0, "heldout") if on_validation else self.learned  # what patience looks at
         self.per_epoch = self.cohort.steps_per_epoch
         self.total = training.epochs * self.per_epoch
         self.evaluations = runtime.evaluations(self.per_epoch, self.total)
@@ -228,7 +230,7 @@ class Trainer:
         member.last = {"epoch": int(epoch) if epoch == int(epoch) else epoch, "step": step, "lr": lr, **values}
         member.writer.append_metrics(member.last)
         member.writer.append_timing({"step": step, "seconds": seconds[0], "evaluation_seconds": seconds[1]})
-        value, metric = values[self.learned.column], self.learned.metric
+        value, metric = values[self.watched.column], self.watched.metric
         if metric.is_better(value, metric.worst if member.best_value is None else member.best_value):
             member.best_value, member.best_step = value, step
 
@@ -239,7 +241,7 @@ class Trainer:
         if training.stop_accuracy is not None and goal.reached(member.last[goal.column]):
             return "done", f"{goal.label} reached {goal.threshold}"
         if training.patience is not None and step - member.best_step >= training.patience * self.per_epoch:
-            return "done", f"no gain in {goal.label} for {training.patience} epochs"
+            return "done", f"no gain in {self.watched.label} for {training.patience} epochs"
         if step < self.total:
             return "running", None
         finite = math.isfinite(member.last[LOSS.column("train")])  # no step follows the last update to show it

@@ -18,6 +18,7 @@ from semfocus.report.page.markup import shown
 from semfocus.report.page.payload import charts, metric_texts, shapes
 from semfocus.report.page.provenance import command, commit, config_for_training, facts_of
 from semfocus.report.page.summary import summary_text
+from semfocus.report.text import facts_text
 from semfocus.training.objective import CLASSIFICATION
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def group(place: int, group: Group, mechanisms: list[str]) -> Json:
         "level": comparison.learned.level(),
         "settings": "; ".join(setting_text(n, group.settings[n]) for n in HEADING_SETTINGS if group.settings.get(n)),
         "findings": summary_text(group),
+        "facts": facts_text(group.comparison.facts),
         "curve_note": _curve_note(group),
         "convergence": convergence,
         "convergence_titles": rows.CONVERGENCE,
