@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo verdicts browser test test-all test-gpu check format lock clean
+.PHONY: demo verdicts docs build browser test test-all test-gpu check format lock clean
 
 # Everything but torch is pinned with its hashes; torch is pinned, and which of its builds (CPU or GPU) is pip's choice.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -28,6 +28,16 @@ demo: $(READY)
 # Verdicts, figures and page from the published runs alone: nothing is trained.
 verdicts: $(READY)
 	$(BIN)/semfocus rebuild results/paper --out build/paper
+
+# The site, into site/: a broken link, or a public name without a page or a docstring, fails. Nothing is fetched.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Wheel and source archive, into dist/, as they would be uploaded.
+build: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -66,4 +76,4 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist site

@@ -22,7 +22,8 @@ from semfocus.store import atomic, checkpoints, formats, locks
 from semfocus.store.directory import CHECKPOINTS, CONFIG, LOCK, METRICS, TIMING, RunDirectory, is_run_id
 
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
-FIGURES = "figures"  # the folder of figures, beside the runs
+FIGURES = "figures"
+"""The folder of figures, beside the runs."""
 REMOVABLE = ("corrupt", "failed", "diverged")  # states of runs that hold no result
 FINISHED = ("done", "interrupted", "empty")
 DATA, TUNING = "data", "tuning"  # the folders of data given from memory, and of runs that choose learning rates

@@ -27,6 +27,7 @@ CLAIMS: tuple[Claim, ...] = tuple(
         key=lambda claim: int(claim.id[1:]),
     )
 )
+"""The paper's claims, C1 to C14, each with its rule."""
 
 
 def judge(records: Sequence[Record], measurements: Measurements = NOTHING) -> list[Verdict]:

@@ -31,6 +31,7 @@ from semfocus.analysis.verdicts.settings import Setting
 
 Decision = Literal["yes", "no", "undecided", "not applicable"]
 Outcome = Literal["holds", "mixed", "does not hold", "not decided"]
+"""What a verdict can be."""
 OUTCOMES: tuple[Outcome, ...] = ("holds", "mixed", "does not hold", "not decided")
 
 
