@@ -19,10 +19,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from semfocus.analysis.comparability import task_name
 from semfocus.analysis.comparison import Comparison
 from semfocus.analysis.groups import Group, Grouping, base_first, group_records
 from semfocus.analysis.records import Fault, Measurements, Record, read_records, read_run_measurements
 from semfocus.analysis.verdicts import Verdict, judge
+from semfocus.analysis.verdicts.settings import TASKS
 from semfocus.errors import CorruptData, StorageError, UsageError
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.directory import CONFIG, LOCK, METRICS, STATUS
@@ -92,6 +94,11 @@ class Results:
     def verdicts(self) -> list[Verdict]:
         """A verdict on each claim of the paper."""
         return judge(self.records, self.measurements)
+
+    @property
+    def has_paper_tasks(self) -> bool:
+        """Whether any run is about a task of the paper, so that its claims can be judged at all."""
+        return any(task_name(group.settings) in TASKS for group in self.groups)
 
     @property
     def mechanisms(self) -> list[str]:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from semfocus.analysis.multiple import ALPHA
+
 if TYPE_CHECKING:
     from semfocus.analysis.comparison import Arm, Comparison
     from semfocus.analysis.correlation import Correlation
@@ -72,6 +74,22 @@ def epochs_text(arm: Arm) -> tuple[str, str]:
     median = f"{arm.times.median:g}" if arm.times.median is not None else f"> {arm.times.horizon:g}"
     first, last = epochs.min(), epochs.max()
     return median, f"{first:g}" if first == last else f"{first:g}-{last:g}"
+
+
+def learning_time_text(arm: Arm) -> str:
+    """The median epochs to learn as seconds of training: `21 s`; empty where half of the seeds never got there."""
+    seconds = arm.seconds_to_learn
+    return "" if seconds is None else "< 1 s" if seconds < 1 else duration(seconds)
+
+
+def at_odds(arm: Arm) -> bool:
+    """Whether the interval of the speed-up leaves out 1 although the test finds nothing beyond chance.
+
+    The interval takes the logarithms of the ratios as normal; the test's p is exact, and adjusted for the number of
+    mechanisms. With few seeds no p can be small, however narrow the interval.
+    """
+    interval = None if arm.speed_up is None else arm.speed_up.interval
+    return interval is not None and not interval.low <= 1 <= interval.high and arm.p is not None and arm.p > ALPHA
 
 
 def interval_text(arm: Arm) -> str:

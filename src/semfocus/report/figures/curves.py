@@ -22,6 +22,8 @@ from semfocus.training.objective import CLASSIFICATION, Learned, is_share, known
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+HELD = 0.8  # points, of a line that keeps its last value
+NEAR = 0.075  # of an axis: levels that are nearer share a label
 MANY_TASKS = ("train_loss", "heldout_accuracy")  # as in the paper
 
 
@@ -100,9 +102,16 @@ def draw_grid(
         for panels, metric in zip(axes, metrics, strict=True):
             panels[0].set_ylabel(known_columns()[metric])
         shown = about_seeds(max(column.seeds for column in columns), quantiles, title)
-        caption(figure, f"{shown}; marks: half of the seeds at {columns[0].learned.level('')}")
+        thin = "; thin: all runs have stopped" if any(map(_holds, columns)) else ""
+        caption(figure, f"{shown}; marks: half of the seeds at {columns[0].learned.level('')}{thin}")
         legend(figure, list(axes.flat))
         return save(figure, stem, formats)
+
+
+def _holds(column: Column) -> bool:
+    """Whether all runs of one curve have stopped where those of another go on."""
+    curves = [[run.metrics[-1]["epoch"] for run in curve.runs if run.ended and run.metrics] for curve in column.curves]
+    return len({max(epochs) for epochs in curves if epochs}) > 1
 
 
 def about_seeds(seeds: int, quantiles: Quantiles = QUARTILES, title: str = "") -> str:
@@ -122,14 +131,21 @@ def median_epoch(runs: Sequence[Record], horizon: float) -> float | None:
 def draw_metric(
     panel: Axes, column: Column, metric: str, theme: Theme = "light", quantiles: Quantiles = QUARTILES
 ) -> None:
-    """Draw the median and band of each curve, with a mark at the epoch at which half of its seeds had converged."""
-    for curve in column.curves:
-        points = series(curve.runs, metric, quantiles)
-        if points is None:
-            continue
+    """Draw the median and band of each curve, with a mark at the epoch at which half of its seeds had converged.
+
+    Where all runs of a curve have stopped and others go on, it keeps its last value as a thin line.
+    """
+    drawn = [
+        (curve, points) for curve in column.curves if (points := series(curve.runs, metric, quantiles)) is not None
+    ]
+    last = max((points.epochs[-1] for _, points in drawn), default=0.0)
+    for curve, points in drawn:
         colour = curve.style.on(theme)
         panel.plot(points.epochs, points.middle, color=colour, linestyle=curve.style.linestyle, label=curve.label)
         panel.fill_between(points.epochs, points.low, points.high, color=colour, alpha=0.16, linewidth=0)
+        if points.epochs[-1] < last and not points.in_progress:
+            held = [points.middle[-1]] * 2
+            panel.plot([points.epochs[-1], last], held, color=colour, linestyle=curve.style.linestyle, linewidth=HELD)
         if curve.median_epoch is not None:
             place = int(abs(points.epochs - curve.median_epoch).argmin())
             panel.plot(
@@ -177,14 +193,17 @@ def _draw_threshold(panel: Axes, learned: Learned, theme: Theme) -> None:
 
 def _draw_baselines(panel: Axes, baselines: Mapping[str, float], theme: Theme) -> None:
     """Draw a line at each accuracy that needs no learning, with all its names."""
-    levels: dict[float, list[str]] = {}
-    for kind, level in baselines.items():
-        levels.setdefault(round(level, 3), []).append(kind)
-    for level, kinds in levels.items():
+    if not baselines:
+        return
+    panel.set_ylim(bottom=min(panel.get_ylim()[0], max(0.0, min(baselines.values()) - 0.09)))
+    low, high = panel.get_ylim()
+    named: list[tuple[float, list[str]]] = []  # the lowest level of a label, and its names
+    for kind, level in sorted(baselines.items(), key=lambda pair: -pair[1]):
         panel.axhline(level, color=PALETTES[theme].quiet, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
+        near = bool(named) and named[-1][0] - level < NEAR * (high - low)
+        named[-1:] = [(level, [*named[-1][1], kind])] if near else [*named[-1:], (level, [kind])]
+    for level, kinds in named:
         _note(panel, level, ", ".join(kinds), theme, below=True)
-    if levels:
-        panel.set_ylim(bottom=min(panel.get_ylim()[0], max(0.0, min(levels) - 0.09)))
 
 
 def _note(panel: Axes, level: float, text: str, theme: Theme, below: bool = False) -> None:

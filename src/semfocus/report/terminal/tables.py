@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from semfocus.analysis.accuracy import Accuracies
 from semfocus.analysis.comparison import Comparison
 from semfocus.analysis.multiple import ALPHA
-from semfocus.report.text import TextTable, correlation_text, epochs_text, layer_table
+from semfocus.report.text import TextTable, correlation_text, epochs_text, layer_table, learning_time_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """One row for each mechanism: epochs until it learned, speed-up over full attention, held-out accuracy."""
+    """One row for each mechanism: epochs until it learned and their time, against full attention, accuracy."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -30,7 +30,8 @@ def comparison_table(comparison: Comparison) -> Table:
         f"epochs to {comparison.learned.level()}",
         "range",
         "seeds there",
-        "speed-up",
+        "time",
+        "times fewer epochs",
         "held out, final",
         "best",
     ):
@@ -39,7 +40,8 @@ def comparison_table(comparison: Comparison) -> Table:
         median, spread = epochs_text(arm)
         speed = "" if arm.speed_up is None else arm.speed_up.ratio.text
         seeds = f"{arm.reached} of {len(arm.times.seeds)}"
-        table.add_row(arm.mechanism, median, spread, seeds, speed, _share(arm.final_heldout), _share(arm.best_heldout))
+        held_out = (_share(arm.final_heldout), _share(arm.best_heldout))
+        table.add_row(arm.mechanism, median, spread, seeds, learning_time_text(arm), speed, *held_out)
     return table
 
 
