@@ -119,18 +119,23 @@ class Results:
         return datetime.fromtimestamp(max(times) // 10**9, UTC) if times else None
 
     def overview(self) -> list[dict[str, Any]]:
-        """A row of plain values for each entry of the store; `why` says what is wrong with an unreadable one."""
-        rows = [_overview_row(record) for record in self.records]
+        """A row of plain values for each entry of the store; `why` says what is wrong with an unreadable one.
+
+        `settings` are those in which runs of one task differ, as in the names of groups: `blocks 6, heads 2`.
+        """
+        settings = {record.id: group.details for group in self.groups for record in group.records}
+        rows = [_overview_row(record, settings.get(record.id, "")) for record in self.records]
         rows += [{"id": fault.name, "state": fault.kind, "why": fault.what} for fault in self.unreadable]
         return sorted(rows, key=lambda row: row["id"])
 
 
-def _overview_row(record: Record) -> dict[str, Any]:
+def _overview_row(record: Record, settings: str) -> dict[str, Any]:
     return {
         "id": record.id,
         "state": record.state,
         "why": record.why,
         "task": record.config["task"]["name"],
+        "settings": settings,
         "mechanism": record.mechanism,
         "seed": record.seed,
         "epoch": record.final("epoch") or 0,

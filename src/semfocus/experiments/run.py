@@ -9,7 +9,7 @@ for comparison in run(job).comparisons:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -103,6 +103,15 @@ def _write_page(plan: Plan, everything: Results, own: Results) -> Path:
         return write_page(everything, root / "report.html", about=about)
     write_page(everything, root / "report.html")
     return write_page(own, root / f"{experiment.name}.html", about=about)
+
+
+def conclude(store: RunStore, ids: Collection[str]) -> tuple[list[Comparison], Path]:
+    """The comparisons that these runs belong to, with all other runs of each, and the page of their store."""
+    from semfocus.report.page.page import write_page
+
+    results = Results.load(store)
+    touched = [group for group in results.groups if any(record.id in ids for record in group.records)]
+    return [group.comparison for group in touched], write_page(results, store.root / "report.html")
 
 
 def _comparison(group: Group, plan: Plan) -> Comparison:

@@ -260,8 +260,10 @@ def _draw_reference(axis: Axes, values: Sequence[float], sheet: Sheet) -> None:
 
 def _label_axes(axis: Axes, metric: str, theme: Theme, places: Places) -> None:
     if places.names:
-        slanted = {"rotation": 45, "ha": "right"} if max(map(len, places.names)) > SHORT else {}
-        axis.set_xticks(range(len(places.names)), places.names, **slanted)
+        slanted = max(map(len, places.names)) > SHORT
+        axis.set_xticks(
+            range(len(places.names)), places.names, rotation=45 if slanted else 0, ha="right" if slanted else "center"
+        )
         axis.set_xlim(-0.5, len(places.names) - 0.5)
     elif is_wide(axis.dataLim.intervalx):
         logarithmic(axis, "x")
