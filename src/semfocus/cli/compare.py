@@ -12,6 +12,7 @@ from semfocus.cli.shared import (
     Compile,
     Device,
     DryRun,
+    EvaluateEvery,
     ExecutorName,
     Jobs,
     Keep,
@@ -65,9 +66,7 @@ def compare_command(
     jobs: Jobs = None,
     mix: Mix = None,
     compile: Compile = "auto",
-    evaluate_every: Annotated[
-        float, typer.Option(help="The number of epochs between evaluations; it may be a fraction.")
-    ] = 1.0,
+    evaluate_every: EvaluateEvery = None,
     keep: Keep = "",
     executor: ExecutorName = "auto",
     track: Track = None,

@@ -38,7 +38,13 @@ Compile = Annotated[
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(help="How many cohorts train at a time, each in a process of its own. Default: one a core."),
+    typer.Option(help="How many cohorts train at a time. Default: a process a core, or four side by side on a GPU."),
+]
+EvaluateEvery = Annotated[
+    float | None,
+    typer.Option(
+        help="The number of epochs between evaluations; it may be a fraction. Default: 1, or more in runs of over 300."
+    ),
 ]
 Mix = Annotated[
     bool | None,
@@ -55,7 +61,10 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what would be trained, and what that takes in time and disk space.")
 ]
 ExecutorName = Annotated[
-    str, typer.Option("--executor", help="Who trains: auto, serial, processes, or one that a plugin registers.")
+    str,
+    typer.Option(
+        "--executor", help="Who trains: auto, serial, processes, streams (one GPU), or one that a plugin registers."
+    ),
 ]
 Track = Annotated[
     list[str] | None,

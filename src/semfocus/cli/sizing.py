@@ -27,7 +27,8 @@ def print_estimate(job: Plan, runtime: Runtime, as_json: bool) -> None:
     from semfocus.experiments.estimate import SOURCES, estimate
     from semfocus.report.text import duration
 
-    cost, jobs = estimate(job, runtime), runtime.num_jobs()
+    cost = estimate(job, runtime)
+    jobs = runtime.num_jobs() if runtime.torch_device().type == "cpu" else 1  # cohorts of a GPU share it
     rows = cost.by_task()
     if as_json:
         total = {"steps": cost.steps, "seconds": cost.seconds, "bytes": cost.bytes, "free": cost.free}

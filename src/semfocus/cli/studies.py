@@ -11,6 +11,7 @@ from semfocus.cli.shared import (
     Compile,
     Device,
     DryRun,
+    EvaluateEvery,
     ExecutorName,
     Jobs,
     Mix,
@@ -86,9 +87,7 @@ def run_study(
     jobs: Jobs = None,
     mix: Mix = None,
     compile: Compile = "auto",
-    evaluate_every: Annotated[
-        float, typer.Option(help="The number of epochs between evaluations; it may be a fraction.")
-    ] = 1.0,
+    evaluate_every: EvaluateEvery = None,
     executor: ExecutorName = "auto",
     track: Track = None,
     dry_run: DryRun = False,
