@@ -49,6 +49,7 @@ def results(outcome: Outcome) -> list[dict[str, Any]]:
     for part in found:
         for arm in part["mechanisms"]:
             arm.pop("seconds_per_run")
+            arm.pop("seconds_per_epoch")
     return found
 
 

@@ -42,6 +42,7 @@ class Unseen:
     difference: float | None = None  # to full attention, the mean over shared seeds; None for full attention itself
     interval: Interval | None = None  # of that mean
     without_learning: float | None = None  # the best accuracy that needs no learning
+    is_hint: bool = False  # whether the seeds are too few for a test to decide
 
     def text(self, space: str = "") -> str:
         """`right on 99.8% of the rows it has not seen, on average 29.7 points more than full attention`."""
@@ -62,7 +63,7 @@ class Unseen:
         ends = f"{100 * self.interval.low:+.1f} to {100 * self.interval.high:+.1f}"
         if self.interval.low <= 0 <= self.interval.high:
             return f", on average {amount}, which may be chance ({ends})"
-        return f", on average {amount} (95{space}% interval {ends})"
+        return f", on average {amount} ({'a hint: ' if self.is_hint else ''}95{space}% interval {ends})"
 
     def _guessed(self, space: str) -> str:
         if self.without_learning is None or self.median > self.without_learning + ACCURACY_MARGIN.high:
@@ -205,4 +206,5 @@ def _unseen(arm: Arm, base: Arm | None, comparison: Comparison) -> Unseen | None
     if base is None or arm is base:
         return Unseen(share, without_learning=without)
     difference = accuracy_difference(base.final_heldout, arm.final_heldout)
-    return Unseen(share, difference.mean, difference.interval, without)
+    few = bool(not_enough(difference.pairs, max(1, len(comparison.arms) - 1)))
+    return Unseen(share, difference.mean, difference.interval, without, few)
