@@ -207,9 +207,10 @@ def _draw_baselines(panel: Axes, baselines: Mapping[str, float], theme: Theme) -
 
 
 def _note(panel: Axes, level: float, text: str, theme: Theme, below: bool = False) -> None:
-    """Write small text at the right end of a horizontal line."""
+    """Write small text at the right end of a horizontal line, on a ground that keeps it apart from curves."""
+    ground = {"facecolor": PALETTES[theme].ground, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
     panel.annotate(
         text, (1, level), xycoords=("axes fraction", "data"), xytext=(-2, -4 if below else 2),
         textcoords="offset points", fontsize=7, color=PALETTES[theme].quiet, ha="right",
-        va="top" if below else "bottom",
+        va="top" if below else "bottom", bbox=ground,
     )  # fmt: skip
