@@ -77,6 +77,7 @@ def test_resume_ends_with_the_table_of_the_whole_comparison_and_its_page(tmp_pat
     (tmp_path / "report.html").unlink()
     again = _semfocus("resume", "--out", str(tmp_path), "--track", f"tensorboard:{tmp_path / 'logs'}")
     assert again.returncode == 0, again.stderr
+    assert "1 of 1 runs done" in again.stderr, "only what is left counts"
     table = first.stdout[first.stdout.index("mechanism  epochs") : first.stdout.index("curves:")]
     assert table.split() == again.stdout[again.stdout.index("mechanism  epochs") : again.stdout.index("page:")].split()
     assert (tmp_path / "report.html").exists()

@@ -154,11 +154,14 @@ def work_of(plan: Plan) -> dict[str, Work]:
 
 def work_of_runs(runs: Iterable[RunDirectory]) -> dict[str, Work]:
     """The same for runs that are to go on; one that cannot be read is left out, for `resume` says what is wrong."""
-    jobs = []
+    jobs: list[Job] = []
+    tasks: dict[str, Task] = {}
     for run in runs:
         with suppress(SemfocusError):
             config = config_of(run)
-            jobs.append(Job(config, config.task.build(), run))
+            key = config.task.model_dump_json()
+            tasks[key] = tasks.get(key) or config.task.build()
+            jobs.append(Job(config, tasks[key], run))
     return _work_of(jobs, {job.id for job in jobs})
 
 
