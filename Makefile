@@ -5,12 +5,22 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo verdicts browser test test-all test-gpu check format clean
+.PHONY: demo verdicts browser test test-all test-gpu check format lock clean
 
-$(READY): pyproject.toml constraints.txt
+# Everything but torch is pinned with its hashes; torch is pinned, and which of its builds (CPU or GPU) is pip's choice.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+$(READY): pyproject.toml constraints.txt requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) --no-deps "$$(grep '^torch==' constraints.txt)"
+	$(PIP) --require-hashes -r requirements.txt
+	$(PIP) --no-deps --no-build-isolation -e .
 	touch $(READY)
+
+# The versions of constraints.txt, what they need in turn, and the hashes of all files of each. Needs uv.
+lock:
+	echo "hatchling\neditables" | uv pip compile pyproject.toml - --extra dev --constraint constraints.txt --universal \
+	  --python-version 3.11 --generate-hashes --no-emit-package torch --no-emit-index-url --no-emit-find-links \
+	  --no-annotate --no-header $(LOCK_OPTIONS) --output-file requirements.txt
 
 demo: $(READY)
 	$(BIN)/semfocus compare even_pairs --quick

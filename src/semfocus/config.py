@@ -17,19 +17,20 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from semfocus.attention.mechanisms import Mechanism, parse_mechanism
 from semfocus.attention.normalisers import parse_normaliser
-from semfocus.errors import UsageError
+from semfocus.errors import CorruptData, UsageError
 from semfocus.tasks import SPLITS, Task, get_task, task_names
 from semfocus.tasks.registry import task_class
 
 FORMAT = 1  # of `RunConfig.identity`: increase it when the same config gives another result
 OLD_NAMES = {"until": "stop_accuracy"}  # of training's fields, before 0.2
 
+MAX_TOKENS = 2**28  # of one split: two gigabytes while it is drawn
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 # Larger than any model here, and small enough that an untrusted config cannot exhaust the memory.
 Few = Annotated[int, Field(ge=1, le=1024)]
 Width = Annotated[int, Field(ge=1, le=2**16)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=3e38, allow_inf_nan=False)]  # what a float32 holds
 
 
 class _Part(BaseModel):
@@ -144,7 +145,7 @@ class TrainingConfig(_Part):
         0.9995  # factor of the learning rate, once an epoch
     )
     clip: Rate | None = 0.5  # the largest norm of the gradient over all parameters
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=3e38, allow_inf_nan=False)] = 0.0
     drop_one_row: bool = False  # omit one shuffled training example an epoch, and the last one in evaluation
     stop_accuracy: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     patience: Positive | None = None
@@ -186,6 +187,11 @@ class RunConfig(_Part):
                 raise UsageError(
                     f"task.{field} = {wanted} exceeds the {available} rows of the {split} split; choose fewer"
                 )
+            if (wanted or available or 0) * task.seq_len > MAX_TOKENS:
+                raise UsageError(
+                    f"task.{field} = {wanted or available} rows of {task.seq_len} tokens are more than {MAX_TOKENS} "
+                    "tokens, the most that a run may hold; choose fewer rows or shorter ones"
+                )
             if self.training.drop_one_row and (wanted or available) == 1:
                 raise UsageError(f"training.drop_one_row leaves nothing of task.{field} = 1; choose two rows or more")
 
@@ -221,6 +227,20 @@ def recorded_run_id(document: Mapping[str, Any]) -> str | None:
     old_names = {new: old for old, new in OLD_NAMES.items()}
     fields["training"] = {old_names.get(name, name): value for name, value in fields["training"].items()}
     return _hash_of({"format": FORMAT, **fields, "data": document["data"]})
+
+
+def check_recorded_id(document: Mapping[str, Any], run_id: str, is_sealed: bool) -> None:
+    """Raise CorruptData where the fields of a config.json do not come to the id of their run.
+
+    `is_sealed` says that the document's own checksum is right. Only then may it lack fields that an id is made of.
+    """
+    recorded = recorded_run_id(document)
+    if recorded is None and not is_sealed:
+        raise CorruptData(f"config.json lacks fields that the id of run {run_id} is made of; it was edited or damaged")
+    if recorded not in (None, run_id):
+        raise CorruptData(
+            f"config.json is not what run {run_id} was named after ({recorded}); it was edited or damaged"
+        )
 
 
 def _hash_of(identity: Mapping[str, Any]) -> str:

@@ -73,6 +73,19 @@ def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> Us
     return UsageError(f"unknown {kind} {name!r}{guess} known: {', '.join(names) or 'none'}{hint}")
 
 
+def printable(text: str) -> str:
+    r"""Return a text in which control characters and halves of surrogate pairs stand as escapes; lines stay.
+
+    Anybody may have written the name of a run's task: a terminal would obey the escape sequence in it.
+
+    >>> printable("red \x1b[31m")
+    'red \\x1b[31m'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def check_int(name: str, value: Any, at_least: int | None = None, at_most: int | None = None) -> int:
     """Return `value` as an int within the limits; otherwise raise a UsageError that names it. Booleans are refused."""
     try:

@@ -40,7 +40,7 @@ class Hyperparameters:
     epochs: int
     blocks: int = 5
     lr: float = 0.1
-    decay: float = 0.9995
+    decay: float = 0.9995  # of the authors' scripts; their notes say 0.99
 
 
 PAPER = {

@@ -29,7 +29,7 @@ from semfocus.analysis.results import Results
 from semfocus.archive import cells, xz
 from semfocus.archive.contents import ENDED, Files, read_files
 from semfocus.archive.manifest import PackedFile
-from semfocus.archive.merge import Arrivals
+from semfocus.archive.merge import Arrivals, check_run
 from semfocus.errors import CorruptData, OtherFormat, SemfocusError, UsageError
 from semfocus.store import RunDirectory, RunStore, atomic, safe_json
 from semfocus.store.directory import CONFIG, METRICS, STATUS, TIMING
@@ -171,6 +171,7 @@ def _lines(data: bytes, name: str) -> Iterator[str]:
 
 def _sound_files(run: RunDirectory) -> Files:
     """The files of a run, if the tables can hold them."""
+    check_run(run)
     files = read_files(run)
     back = cells.round_trip(_logs(files), run.id)
     for name in (METRICS, TIMING):

@@ -131,7 +131,7 @@ def compare_command(
     else:
         print_comparison(comparison)
         print_files(outcome)
-    fail_if_needed(outcome.runs)
+    fail_if_needed(outcome.runs, outcome.faults)
 
 
 def train_command(
@@ -186,25 +186,31 @@ def resume_command(
     semfocus resume
     semfocus resume 1f0c 9a3e --out runs
     """
-    from semfocus.execution.resuming import missing_cohort_members, resume, unfinished
+    from semfocus.execution.resuming import missing_cohort_members, resume, unfinished, unreadable
     from semfocus.experiments.estimate import work_of_runs
     from semfocus.experiments.run import conclude
     from semfocus.integrations.trackers import tracking
     from semfocus.report.terminal.progress import StudyProgressTable
-    from semfocus.store import RunStore
+    from semfocus.store import DamagedRuns, RunStore
     from semfocus.training import Runtime, parse_epochs
 
     store = RunStore(out)
     chosen = [store.find(run) for run in runs] if runs else unfinished(store)
+    damaged = {} if runs else unreadable(store)
     if not chosen:
+        if damaged:
+            raise DamagedRuns(damaged)
         typer.echo(f"nothing to go on with in {store.root}")
         return
     others = missing_cohort_members(chosen)
     if others:
         typer.echo(f"give {', '.join(others)} too for results to the bit: they trained together", err=True)
     runtime = Runtime(device=device, threads=threads, jobs=jobs, compile=compile, keep_epochs=parse_epochs(keep))
-    with StudyProgressTable(work_of_runs(chosen)) as table, tracking(table, track or []) as on_progress:
-        outcomes = resume(chosen, runtime, on_progress, executor)
+    try:
+        with StudyProgressTable(work_of_runs(chosen)) as table, tracking(table, track or []) as on_progress:
+            outcomes = resume(chosen, runtime, on_progress, executor)
+    except DamagedRuns as error:
+        raise DamagedRuns(error.reasons | damaged) from error
     for outcome in outcomes:
         print_run(outcome)
     for root in dict.fromkeys(run.path.parent for run in chosen):
@@ -213,4 +219,6 @@ def resume_command(
             typer.echo("")
             print_comparison(comparison)
         typer.echo(f"\npage: {nearby(page)}")
+    if damaged:
+        raise DamagedRuns(damaged)
     fail_if_needed(outcomes)

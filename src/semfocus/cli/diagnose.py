@@ -38,6 +38,10 @@ def diagnose_command(
     length: Annotated[
         int | None, typer.Option(help="The tokens of a window, with --model. Default: 128, or fewer.")
     ] = None,
+    partial: Annotated[
+        bool,
+        typer.Option("--partial", help="Go on where some of the attention cannot be observed, with --model."),
+    ] = False,
     download: Annotated[
         bool, typer.Option("--download", help="Fetch a model that is not on this machine, with --model.")
     ] = False,
@@ -65,9 +69,11 @@ def diagnose_command(
             "--out": out is not None,
         }
         _refuse(of_runs, "runs", "--model")
-        _diagnose_model(model, text, {**given, "length": length, "download": download, "device": device}, page, as_json)
+        options = {**given, "length": length, "download": download, "partial": partial, "device": device}
+        _diagnose_model(model, text, options, page, as_json)
     else:
-        _refuse({"--text": text is not None, "--length": length is not None, "--download": download}, "--model", "runs")
+        foreign = {"--text": text is not None, "--length": length is not None, "--download": download}
+        _refuse({**foreign, "--partial": partial}, "--model", "runs")
         options = {**given, "split": split, "checkpoint": checkpoint, "mask_stability": mask_stability, "out": out}
         _diagnose_runs(runs or [], options, device, page, as_json)
 

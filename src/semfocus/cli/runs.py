@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from semfocus.cli.shared import RunsDirectory, console, names_of
+from semfocus.cli.shared import RunsDirectory, console, names_of, say
 from semfocus.errors import SemfocusError
 
 
@@ -88,7 +88,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
     if runs:
         console().print(table)
     for row in (row for row in rows if "task" not in row):
-        typer.echo(f"{row['id']}: {row['state']}, {row['why']}")
+        say(f"{row['id']}: {row['state']}, {row['why']}")
 
 
 def show_run(
@@ -101,20 +101,24 @@ def show_run(
     semfocus show 1f0c
     """
     from semfocus.store import RunStore
-    from semfocus.training.loading import checkpoint_epochs
+    from semfocus.training.loading import checkpoint_epochs, recorded_fields
 
     shown = RunStore(directory).find(run)
-    status = shown.status()
+    fields, status, rows = recorded_fields(shown), shown.status(), shown.metrics()
+    shown.timing()
     typer.echo(f"{shown.path}\n")
-    typer.echo(json.dumps(shown.config(), indent=2))
+    typer.echo(json.dumps(fields, indent=2))
     typer.echo(f"\nstatus: {json.dumps(status)}")
-    for row in shown.metrics()[-5:]:
+    typer.echo(f"metrics: {shown.verification()}")
+    for row in rows[-5:]:
         typer.echo(json.dumps(row))
     kept = shown.kept_steps()
     checkpoints = [
         f"epoch {epoch:g} (step {step}{', kept' * (step in kept)})" for epoch, step in checkpoint_epochs(shown).items()
     ]
     typer.echo(f"checkpoints: {', '.join(checkpoints) or 'none'}")
+    if shown.damaged_steps():
+        typer.echo(f"damaged checkpoints, which are not used: {', '.join(map(str, shown.damaged_steps()))}")
 
 
 def clean_runs(
@@ -124,7 +128,9 @@ def clean_runs(
         bool, typer.Option("--yes", help="Remove them; without this, only list what would be removed.")
     ] = False,
 ) -> None:
-    """Remove failed, diverged and corrupt runs (with --all every run). Never one that a process is working on.
+    """Remove diverged runs, and failed and corrupt ones without an intact checkpoint; with --all every run.
+
+    Never one that a process is working on.
 
     \b
     semfocus clean
@@ -138,9 +144,9 @@ def clean_runs(
         try:
             if yes:
                 store.remove(entry.name)
-            typer.echo(f"{'removed' if yes else 'would remove'} {entry.name} ({entry.state})")
+            say(f"{'removed' if yes else 'would remove'} {entry.name} ({entry.state})")
         except SemfocusError as error:
-            typer.echo(f"kept {entry.name}: {error}")
+            say(f"kept {entry.name}: {error}")
     if not entries:
         typer.echo("nothing to remove")
     elif not yes:

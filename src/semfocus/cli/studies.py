@@ -158,4 +158,4 @@ def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: 
                 f"this study also needs the measurement {name}: {count} of {counted(len(job.jobs), 'run')} have it"
             )
         print_files(outcome)
-    fail_if_needed(outcome.runs)
+    fail_if_needed(outcome.runs, outcome.faults)

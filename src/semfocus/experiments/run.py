@@ -25,7 +25,7 @@ from semfocus.experiments.experiment import Experiment, config_key
 from semfocus.store import RunStore
 from semfocus.store.measurements import measurement_names
 from semfocus.training.runtime import Runtime
-from semfocus.training.session import ENDED, Job
+from semfocus.training.session import CORRUPT, ENDED, Job
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Plan:
     @cached_property
     def waiting(self) -> list[Job]:
         """The runs that have not ended, as things stood when first asked."""
-        return [job for job in self.jobs if job.state not in ENDED]
+        return [job for job in self.jobs if job.state not in (*ENDED, CORRUPT)]
 
 
 @dataclass(frozen=True)

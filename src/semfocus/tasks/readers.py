@@ -21,7 +21,10 @@ from semfocus.errors import DataError, MissingExtra
 from semfocus.tasks.rows import Origin
 
 MAX_LINE_BYTES = 16 * 2**20
-_ROWS_AT_ONCE = 4096  # fetched from a Parquet file
+MAX_ROWS = 10**8  # of a Parquet file
+MAX_UNPACKED_BYTES = 2**31  # of its two columns
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 4096, 2**26  # fetched from it
+_MEMORY = "4GB"  # that the database may take
 
 
 class Pair(NamedTuple):
@@ -160,11 +163,34 @@ class Parquet(Source):
             return [column[0] for column in cursor.description]
 
     def pairs(self, text: str, label: str) -> Iterator[Pair]:
+        at_once = self._rows_at_once(text, label)
         with self._query(f"{_quoted(text)}, {_quoted(label)}") as cursor:
             numbers = itertools.count(1)
-            while cells := cursor.fetchmany(_ROWS_AT_ONCE):
+            while cells := cursor.fetchmany(at_once):
                 for text_cell, label_cell in cells:
                     yield Pair(next(numbers), text_cell, label_cell)
+
+    def _rows_at_once(self, text: str, label: str) -> int:
+        """How many rows to fetch at a time; DataError where the columns unpack to more than may be read.
+
+        A few kilobytes can hold gigabytes: a long text once, and a million references to it.
+        """
+        with self._query(f"typeof({_quoted(text)}), typeof({_quoted(label)})", limit=" LIMIT 1") as cursor:
+            kinds = cursor.fetchone() or ("", "")
+        sizes = [_size_of(name, kind) for name, kind in zip((text, label), kinds, strict=True)]
+        with self._query(
+            f"count(*), {', '.join(f'coalesce(max({size}), 0), coalesce(sum({size}), 0)' for size in sizes)}"
+        ) as cursor:
+            rows, *numbers = (int(number) for number in cursor.fetchone())
+        if rows > MAX_ROWS:
+            raise DataError(f"{self.path} has {rows} rows; at most {MAX_ROWS} are read")
+        for column, most, total in zip((text, label), numbers[::2], numbers[1::2], strict=True):
+            if most > MAX_LINE_BYTES or total > MAX_UNPACKED_BYTES:
+                raise DataError(
+                    f"{self.path}: the column {column!r} unpacks to {total} bytes, {most} in one cell; at most "
+                    f"{MAX_UNPACKED_BYTES} and {MAX_LINE_BYTES} are read"
+                )
+        return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, *numbers[::2])))
 
     @contextmanager
     def _query(self, what: str, limit: str = "") -> Iterator[Any]:
@@ -174,6 +200,7 @@ class Parquet(Source):
             raise MissingExtra("duckdb", "analysis", "reading Parquet") from None
         # DuckDB must not download extensions, and a folder called `label=1` must not add a column.
         offline: dict[str, Any] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+        offline["memory_limit"] = _MEMORY
         sql = f"SELECT {what} FROM read_parquet(?, hive_partitioning = false){limit}"
         try:
             with duckdb.connect(config=offline) as connection:
@@ -213,6 +240,15 @@ def read_lines(path: Path) -> Iterator[str]:
 def _quoted(column: str) -> str:
     doubled = column.replace('"', '""')
     return f'"{doubled}"'
+
+
+def _size_of(column: str, kind: str) -> str:
+    """The bytes that a cell takes, in SQL, without unpacking it; a list counts eight for each of its items."""
+    name = _quoted(column)
+    if kind.endswith("[]"):
+        inner = f"list_sum(list_transform({name}, item -> strlen(item)))" if kind == "VARCHAR[]" else "0"
+        return f"8 * len({name}) + coalesce({inner}, 0)"
+    return {"VARCHAR": f"strlen({name})", "BLOB": f"octet_length({name})"}.get(kind, "8")
 
 
 _KINDS: dict[str, type[Source]] = {

@@ -11,16 +11,30 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from semfocus.config import RunConfig
 from semfocus.model import EAGER, ForwardFns, forward
-from semfocus.training.cohort import Cohort
+from semfocus.spec import initial
+from semfocus.tasks import Task
+from semfocus.training import data
+from semfocus.training.cohort import Cohort, spec_of
 from semfocus.training.data import Examples
-from semfocus.training.objective import SPLITS
+from semfocus.training.objective import SPLITS, objective_of
 
 # Of all members together: what fits into a CPU's cache, and what fills a GPU.
 TOKENS_AT_ONCE = {"cpu": 2**14, "cuda": 2**21}
 SCORES_AT_ONCE = 2**29  # of attention: more makes a GPU no faster, takes gigabytes, and exceeds 32-bit indices
 
 Scores = dict[str, list[float]]  # by column of metrics.jsonl, one value a member
+
+
+@torch.no_grad()
+def check_metrics(config: RunConfig, task: Task) -> None:
+    """Score one example with an untrained model: UsageError where the objective does not give what it declares."""
+    spec, objective = spec_of(config, task), objective_of(task)
+    batch = task.sample(1, seed=task.data_seed(config.seed), split="train", cache=False)
+    examples = data.stack([batch], spec, torch.device("cpu"), objective).every()
+    parameters = spec.layout.split(initial(spec, config.seed).unsqueeze(0))
+    objective.measure(forward(parameters, examples.tokens, examples.lengths, spec), examples.targets)
 
 
 class Evaluator:

@@ -1,4 +1,8 @@
-"""Ctrl-C and SIGTERM interrupt a training: the trainer finishes its step, saves, and stops."""
+"""Ctrl-C and SIGTERM interrupt a training: the trainer finishes its step, saves, and stops.
+
+A process inherits which signals are held. One that is started within `held` hears none until it says `hear`: a signal
+that comes while it imports what it needs is neither lost nor deadly.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from semfocus.errors import SemfocusError
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
@@ -39,9 +45,24 @@ def listening() -> Iterator[Interruption]:
             raise KeyboardInterrupt
         request.signal = number
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in STOPPING}
     try:
         yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Hold both signals back within the block, in this thread and in the processes that it starts."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def hear() -> None:
+    """Receive both signals again, those included that came while they were held."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)

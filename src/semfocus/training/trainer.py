@@ -9,9 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from semfocus.config import RunConfig
-from semfocus.errors import CorruptData
 from semfocus.model import EAGER
-from semfocus.store import Checkpoint, RunDirectory, RunWriter, Save, load_common, save_checkpoints, write_statuses
+from semfocus.store import (
+    Checkpoint,
+    DamagedRuns,
+    RunDirectory,
+    RunWriter,
+    Save,
+    load_common,
+    save_checkpoints,
+    write_statuses,
+)
 from semfocus.tasks import Task
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator, Scores
@@ -61,7 +69,10 @@ Ending = tuple[Member, str, dict[str, Any]]  # a member, its last state, and mor
 
 
 class Trainer:
-    """Trains the members of one cohort until they end; `notes` go into the status of each."""
+    """Trains the members of one cohort until they end; `notes` go into the status of each.
+
+    `ids` are the runs that the cohort was formed of, where some of them have left it since.
+    """
 
     def __init__(
         self,
@@ -70,11 +81,12 @@ class Trainer:
         on_progress: Callback,
         interruption: Interruption,
         notes: Mapping[str, Any] | None = None,
+        ids: list[str] | None = None,
     ) -> None:
         self.members, self.runtime, self.on_progress, self.interruption = members, runtime, on_progress, interruption
         self.notes = dict(notes or {})
         self.device, self.threads = runtime.torch_device(), runtime.num_threads()
-        self.ids = [member.writer.id for member in members]
+        self.ids = ids or [member.writer.id for member in members]
         training = members[0].config.training
         with numerics(members[0].config.precision, self.threads):
             self.cohort = Cohort.begin([m.config for m in members], [m.task for m in members], self.device)
@@ -87,6 +99,7 @@ class Trainer:
         self.began = self.saved_at = time.monotonic()
         self.spent_before = 0.0  # seconds, in earlier sessions
         self.first_step = 0
+        self.has_said_saved = False  # whether the statuses say that there is a checkpoint
 
     def turns(self) -> Iterator[None]:
         """Train until every member has ended, or a signal arrives; then statuses say `interrupted`.
@@ -120,6 +133,7 @@ class Trainer:
             if checkpoints:
                 self._restore(member, checkpoints[i])
         self.first_step = self.cohort.step
+        self.has_said_saved = self.cohort.step > 0
 
     def _restore(self, member: Member, checkpoint: Checkpoint) -> None:
         self.cohort.restore(member.slot, checkpoint.tensors)
@@ -129,11 +143,10 @@ class Trainer:
             member.best_value = _best_value(checkpoint.meta)
             member.best_step = int(checkpoint.meta["best_step"])
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptData(
-                f"the checkpoint of run {member.writer.id} does not say how it stood: {error!r}"
-            ) from None
+            reason = f"its checkpoint does not say how it stood: {error!r}"
+            raise DamagedRuns({member.writer.id: reason}) from None
         if checkpoint.step > self.total:
-            raise CorruptData(f"run {member.writer.id} has a checkpoint of step {checkpoint.step} of {self.total}")
+            raise DamagedRuns({member.writer.id: f"it has a checkpoint of step {checkpoint.step} of {self.total}"})
         self.cohort.died_at[member.slot] = died_at
         self.cohort.alive[member.slot] = died_at < 0
         self.spent_before = max(self.spent_before, seconds)
@@ -145,9 +158,12 @@ class Trainer:
             self._finish(self._endings())
 
     def _announce(self) -> None:
+        self._announce_step()
+        self.on_progress(self._progress())
+
+    def _announce_step(self) -> None:
         fields = self._status() | {"step": self.cohort.step}
         write_statuses([(member.writer, "running", fields) for member in self.members])
-        self.on_progress(self._progress())
 
     def _status(self) -> dict[str, Any]:
         """The fields of every status: all that has to be the same for identical results, and the notes."""
@@ -280,6 +296,9 @@ class Trainer:
             saves.append(Save(member.writer, self.cohort.step, tensors, meta, keep))
         save_checkpoints(saves)
         self.saved_at = time.monotonic()
+        if not self.has_said_saved and self.cohort.step:  # else a loss of all checkpoints would look like a beginning
+            self._announce_step()
+            self.has_said_saved = True
 
     def _progress(self, ended: int = 0) -> Progress:
         members = [

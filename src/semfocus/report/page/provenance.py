@@ -27,6 +27,7 @@ FACTS = {
     "threads": "CPU threads",
     "compiled": "compiled",
 }
+CHECKED = "metrics against checksums"
 _MOST_SEEDS = 256  # up to which a command is sought
 
 
@@ -35,13 +36,14 @@ def facts_of(runs: Iterable[RunDirectory]) -> dict[str, list[tuple[str, int]]]:
     counts: dict[str, Counter[str]] = {}
     for run in runs:
         try:
-            status = run.status() or {}
+            status, verification = run.status() or {}, run.verification()
         except SemfocusError:
             continue  # a damaged status is among the faults of the results
+        counts.setdefault(CHECKED, Counter())[verification] += 1
         for name, title in FACTS.items():
             if isinstance(status.get(name), (str, int, float)):
                 counts.setdefault(title, Counter())[str(status[name])] += 1
-    return {title: counts[title].most_common() for title in FACTS.values() if title in counts}
+    return {title: counts[title].most_common() for title in (*FACTS.values(), CHECKED) if title in counts}
 
 
 def commit() -> str | None:

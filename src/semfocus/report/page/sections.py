@@ -41,9 +41,9 @@ HEADING_SETTINGS = (
 )  # fmt: skip
 MARKS = {
     "holds": ("✓", "holds"),
-    "holds in part": ("◐", "part"),
+    "mixed": ("◐", "part"),
     "does not hold": ("✗", "not"),
-    "not enough data": ("?", "unknown"),
+    "not decided": ("?", "unknown"),
 }
 
 
@@ -243,7 +243,7 @@ def verdict(verdict: Verdict) -> Json:
     mark, css = MARKS[verdict.outcome]
     ends = None if verdict.interval is None else [_end(end) for end in verdict.interval]
     return {
-        "decided": verdict.outcome != "not enough data",
+        "decided": verdict.outcome != "not decided",
         "claim": verdict.claim, "statement": verdict.statement, "rule": verdict.rule, "outcome": verdict.outcome,
         "mark": mark, "css": css, "effect": verdict.effect, "because": verdict.because, "runs": verdict.runs,
         "interval": None if ends is None else f"{ends[0]} to {ends[1]}",
