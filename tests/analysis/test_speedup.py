@@ -166,7 +166,7 @@ def test_counted_from_0_epochs_are_those_completed_before_as_in_the_paper() -> N
 
 def test_counted_from_0_our_even_pairs_are_8_84x() -> None:
     """The published results of this project: 7.69x counted from 1."""
-    arms = json.loads((ROOT / "results/compare/even_pairs.json").read_text())["mechanisms"]
+    arms = json.loads((ROOT / "tests/data/even_pairs_h200.json").read_text())["mechanisms"]
     full, topk = (
         ConvergenceTimes.of(dict(zip(arm["seeds"], arm["epochs"], strict=True)), horizon=100)
         for name in ("full", "topk:5")

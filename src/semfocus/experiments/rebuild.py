@@ -3,12 +3,12 @@
     rebuilt = rebuild(Path("results/paper"), Path("build/paper"))
 
 The runs come back into a store (`build/paper/runs`), from which analysis reads as from any other. Verdicts and figures
-are written beside the tables. A study is drawn as far as its runs exist, and it is said how many do.
+are written beside the tables. A study is drawn with the tasks of which all its runs exist, and it is said how many do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from semfocus.report.figures.declared import draw_panels
 from semfocus.report.page.page import write_page
 from semfocus.report.verdict_table import markdown
 from semfocus.store import RunStore, atomic
+from semfocus.training.session import Job
 
 FIGURES, VERDICTS = "figures", "verdicts.md"
 
@@ -47,13 +48,14 @@ def rebuild(folder: Path, build: Path, *, scale: Scale = "paper", overrides: Seq
     store = RunStore(build / "runs")
     results = read_published(folder, store)
     missing = gaps(results)
+    there = {record.id for record in results.records}
     drawn: dict[str, tuple[int, int]] = {}
     figures: list[Path] = []
     for precision in sorted({record.config.get("precision", "fp32") for record in results.records}):
         for study in studies():
             experiment = study.experiment(scale=scale, overrides=[*overrides, f"precision={precision}"])
             planned = plan(experiment, store.root)
-            present = results.only({job.id for job in planned.jobs})
+            present = results.only(_whole(planned.jobs, there))
             if present.records:
                 name = experiment.name if precision == "fp32" else f"{experiment.name}-{precision}"
                 written = _draw(experiment, planned, present, folder / FIGURES / name)
@@ -62,6 +64,12 @@ def rebuild(folder: Path, build: Path, *, scale: Scale = "paper", overrides: Seq
     atomic.write_text(folder / VERDICTS, markdown(results, missing))
     page = write_page(results, build / "report.html")
     return Rebuilt(results, folder / VERDICTS, figures, page, drawn, missing)
+
+
+def _whole(jobs: Sequence[Job], there: Collection[str]) -> set[str]:
+    """The ids of the runs of every task that has all of its runs: half a comparison is no figure."""
+    lacking = {job.config.task.name for job in jobs if job.id not in there}
+    return {job.id for job in jobs if job.config.task.name not in lacking}
 
 
 def _draw(experiment: Experiment, planned: Plan, results: Results, stem: Path) -> list[Path]:
