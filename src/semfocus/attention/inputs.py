@@ -120,12 +120,11 @@ class AttentionInputs:
 
 def common_lead(q: Tensor, k: Tensor, v: Tensor) -> torch.Size:
     """The batch dimensions and heads of q, k and v, broadcast together."""
-    lead, others = q.shape[:-2], {k.shape[:-2], v.shape[:-2]}
-    if others == {lead}:  # torch.broadcast_shapes costs as much as a small attention
-        return lead
-    if len(others) == 1 and k.dim() == q.dim() and _broadcasts(k.shape[:-2], lead):
-        return lead
-    return torch.broadcast_shapes(lead, k.shape[:-2], v.shape[:-2])
+    lead, of_keys = q.shape[:-2], k.shape[:-2]
+    if of_keys == v.shape[:-2]:  # torch.broadcast_shapes costs as much as a small attention
+        if of_keys == lead or (k.dim() == q.dim() and _broadcasts(of_keys, lead)):
+            return lead
+    return torch.broadcast_shapes(lead, of_keys, v.shape[:-2])
 
 
 def shared_product(a: Tensor, b: Tensor) -> Tensor:

@@ -35,8 +35,11 @@ def replacing(target: Path) -> Iterator[Path]:
     """Yield a path to write to; it replaces `target` when the block ends without an error."""
     with storage_errors(target):
         is_directory = target.is_dir() or not target.name
+        is_special = target.exists() and not target.is_file()
     if is_directory:
         raise StorageError(f"{target} is a directory; give the name of a file to write")
+    if is_special:  # replaced, it would be gone for every other program
+        raise StorageError(f"{target} is a device or a pipe, which cannot be replaced; give the name of a file to write")
     draft = _draft_for(target)
     try:
         with storage_errors(target):
