@@ -11,6 +11,7 @@ import typer
 
 from semfocus.cli.shared import (
     Compile,
+    Detach,
     Device,
     EvaluateEvery,
     ExecutorName,
@@ -73,6 +74,7 @@ def compare_command(
     evaluate_every: EvaluateEvery = None,
     keep: Keep = "",
     executor: ExecutorName = "auto",
+    detach: Detach = False,
     track: Track = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -87,6 +89,7 @@ def compare_command(
     semfocus compare reviews.csv --attention auto --tune lr --early-stop 5
     """
     from semfocus.analysis.recommend import recommend
+    from semfocus.cli import cluster
     from semfocus.execution.resuming import stale_runs
     from semfocus.experiments.compare import LADDER, comparison_of
     from semfocus.experiments.run import plan, run
@@ -110,6 +113,9 @@ def compare_command(
         overrides=sets or (),
         out=out,
     )
+    if detach:
+        cluster.detach(out)
+        return
     runtime = Runtime(
         device=device,
         threads=threads,
@@ -133,6 +139,7 @@ def compare_command(
     with (
         ProgressTable(dict.fromkeys(experiment.mechanisms, seeds)) as table,
         tracking(table, track or []) as on_progress,
+        cluster.may_detach(table, out),
     ):
         outcome = run(job, runtime, on_progress, executor)
     (comparison,) = outcome.comparisons

@@ -9,6 +9,7 @@ import typer
 
 from semfocus.cli.shared import (
     Compile,
+    Detach,
     Device,
     EvaluateEvery,
     ExecutorName,
@@ -73,6 +74,7 @@ def run_study(
     compile: Compile = "auto",
     evaluate_every: EvaluateEvery = None,
     executor: ExecutorName = "auto",
+    detach: Detach = False,
     track: Track = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run, and what it takes.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Yes, more than 5000 runs.")] = False,
@@ -86,6 +88,7 @@ def run_study(
     semfocus run figure_1 --dry-run
     semfocus run figure_1 --scale quick --seeds 3
     semfocus run my_study.toml --device cuda
+    semfocus run figure_3 --executor ray:10.0.0.1:6379 --detach
     """
     from semfocus.experiments.registry import find_study
     from semfocus.experiments.run import plan
@@ -103,10 +106,40 @@ def run_study(
     if dry_run:
         from semfocus.experiments.estimate import estimate
 
-        at_once = runtime.num_jobs() if runtime.torch_device().type == "cpu" else 1  # cohorts of a GPU share it
-        _print_estimate(job, estimate(job, runtime), at_once, as_json)
+        jobs, machines, runtime = _machines(executor, runtime)
+        _print_estimate(job, estimate(job, runtime), jobs, as_json, machines)
+    elif detach:
+        from semfocus.cli import cluster
+
+        cluster.detach(out)
     else:
         _run(job, runtime, executor, track or [], as_json)
+
+
+def _machines(executor: str, runtime: Runtime) -> tuple[int, str, Runtime]:
+    """How many cohorts train at a time, on which machines, and a runtime by which a step can be measured here."""
+    from dataclasses import replace
+
+    from semfocus.errors import UsageError
+    from semfocus.execution.executor import AUTO, make_executor
+
+    machines = None
+    if executor != AUTO:
+        chosen = make_executor(executor, runtime)
+        try:
+            machines = chosen.machines()
+        finally:
+            chosen.close()
+    if machines is None:  # this one, whose cohorts share its GPU if it has one
+        return runtime.num_jobs() if runtime.torch_device().type == "cpu" else 1, "", runtime
+    try:
+        runtime = replace(runtime, device=machines.device)
+        runtime.torch_device()
+        where = ""
+    except UsageError:  # earlier runs may tell; else the CPU of this machine is all that can be measured
+        runtime = replace(runtime, device="cpu")
+        where = f"; measured on this machine, which has no {machines.device}: expect less"
+    return machines.slots, f"{machines.text}; {machines.slots} cohorts at a time{where}", runtime
 
 
 def _studies_table(rows: list[dict[str, Any]]) -> Table:
@@ -123,6 +156,7 @@ def _studies_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: bool) -> None:
+    from semfocus.cli.cluster import may_detach
     from semfocus.cli.shared import fail_if_needed, print_comparison, print_files
     from semfocus.experiments.estimate import work_of
     from semfocus.experiments.run import run
@@ -131,7 +165,11 @@ def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: 
 
     typer.echo(_heading(job), err=True)
     there = len(job.jobs) - len(job.waiting)
-    with StudyProgressTable(work_of(job), there) as table, tracking(table, track) as on_progress:
+    with (
+        StudyProgressTable(work_of(job), there) as table,
+        tracking(table, track) as on_progress,
+        may_detach(table, job.store.root),
+    ):
         outcome = run(job, runtime, on_progress, executor)
     if as_json:
         typer.echo(json.dumps([comparison.to_dict() for comparison in outcome.comparisons], indent=2))
@@ -152,7 +190,7 @@ def _heading(job: Plan) -> str:
     return f"{job.experiment.title}: {_count(len(job.jobs), 'run')}, {there} there, {len(job.waiting)} to train"
 
 
-def _print_estimate(job: Plan, cost: Estimate, jobs: int, as_json: bool) -> None:
+def _print_estimate(job: Plan, cost: Estimate, jobs: int, as_json: bool, machines: str) -> None:
     from semfocus.experiments.estimate import SOURCES
     from semfocus.report.text import duration
 
@@ -160,7 +198,8 @@ def _print_estimate(job: Plan, cost: Estimate, jobs: int, as_json: bool) -> None
     if as_json:
         total = {"steps": cost.steps, "seconds": cost.seconds, "bytes": cost.bytes, "free": cost.free}
         how = {source: SOURCES[source] for source in cost.sources}
-        typer.echo(json.dumps({"study": job.experiment.name, **total, "time": how, "tasks": rows}, indent=2))
+        where = {"machines": machines, "at_a_time": jobs} if machines else {}
+        typer.echo(json.dumps({"study": job.experiment.name, **total, **where, "time": how, "tasks": rows}, indent=2))
         return
     typer.echo(f"{_heading(job)}\n")
     console().print(_size_table(rows))
@@ -171,6 +210,8 @@ def _print_estimate(job: Plan, cost: Estimate, jobs: int, as_json: bool) -> None
         shared = f", {duration(cost.seconds / jobs)} at best with {jobs} at a time" if jobs > 1 else ""
         typer.echo(f"\n{cost.steps:,} steps in all: {sure} {duration(cost.seconds)} one after the other{shared}")
         typer.echo(f"time {how}")
+    if machines:
+        typer.echo(f"on {machines}")
     typer.echo(f"{_room(cost.bytes)} of disk space at most; {_room(cost.free)} free at {job.store.root}")
 
 

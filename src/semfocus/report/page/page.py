@@ -19,6 +19,7 @@ from semfocus.report.page.markup import asset, policy, shown, style_sheet, templ
 from semfocus.report.page.measured import measured
 from semfocus.report.page.pictures import PictureMaker, picture
 from semfocus.report.page.summary import goal_text, summarise
+from semfocus.report.page.workers import workers
 from semfocus.store import atomic
 
 REFRESH = 5  # seconds after which a page of unfinished runs reloads
@@ -55,6 +56,7 @@ def render(
         "goal": goal_text(results.groups),
         "summary": summarise(results.groups),
         "states": results.states,
+        "workers": workers(results.root),
         "heat": sections.heat(main_groups(results.groups), results.groups, mechanisms),
         "decided": [verdict for verdict in verdicts if verdict["decided"]],
         "undecided": [verdict for verdict in verdicts if not verdict["decided"]],
