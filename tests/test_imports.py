@@ -36,7 +36,9 @@ ALLOWED: dict[str, set[str]] = {
     "training": {
         "errors", "lazy", "registry", "config", "spec", "model", "fused", "store", "tasks", "counter_rng", "randomness",
     },
-    "execution": {"errors", "lazy", "registry", "plugins", "config", "tasks", "store", "training"},
+    "execution": {
+        "errors", "lazy", "registry", "plugins", "config", "tasks", "store", "training", "archive", "__init__",
+    },
     "analysis": {
         "errors", "lazy", "randomness", "config", "store", "tasks", "attention", "recipes", "measurements", "training",
         "theory",

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.core
 
-from semfocus.cli import archive, compare, diagnose, landscape, report, runs, studies, tasks, theory, verdicts
+from semfocus.cli import archive, cluster, compare, diagnose, landscape, report, runs, studies, tasks, theory, verdicts
 from semfocus.errors import SemfocusError, StorageError, UsageError, printable
 
 
@@ -60,6 +60,7 @@ app.command("train")(compare.train_command)
 app.command("resume")(compare.resume_command)
 app.command("studies")(studies.list_studies)
 app.command("run")(studies.run_study)
+app.command("status")(cluster.status_command)
 app.command("runs")(runs.list_runs)
 app.command("show")(runs.show_run)
 app.command("clean")(runs.clean_runs)
