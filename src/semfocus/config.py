@@ -86,6 +86,16 @@ class AttentionConfig(_Part):
     def _canonical_normaliser(cls, text: str) -> str:
         return str(parse_normaliser(text))
 
+    @model_validator(mode="after")
+    def _pair_has_a_meaning(self) -> AttentionConfig:
+        own = self.value.normaliser
+        if own is not None and self.normaliser not in ("softmax", str(own)):
+            raise ValueError(
+                f"attention.mechanism = {self.mechanism} weighs keys by itself: leave attention.normaliser = "
+                f"{self.normaliser} out, or choose another mechanism"
+            )
+        return self
+
     @property
     def value(self) -> Mechanism:
         return parse_mechanism(self.mechanism)
@@ -178,6 +188,9 @@ class RunConfig(_Part):
                 f"attention.mechanism = {self.attention.mechanism}: {kind} = {size} exceeds the sequence length "
                 f"{task.seq_len} of task {self.task.name}; choose {kind} <= {task.seq_len}"
             )
+        reason = self.attention.value.refuses(task.seq_len, task.seq_len)
+        if reason is not None:
+            raise UsageError(f"attention.mechanism = {self.attention.mechanism}: {reason}")
         for field, split in (("train_rows", "train"), ("heldout_rows", "heldout")):
             wanted, available = getattr(self.task, field), task.size(split)
             if wanted is None and available is None:

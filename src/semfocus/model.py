@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semfocus import counter_rng
+from semfocus.attention.learned import Follow, of_call
 from semfocus.attention.operator import attend
 from semfocus.spec import Spec
 
@@ -109,7 +110,8 @@ def forward(
     own_seeds = _evaluation_seeds(spec, tokens) if seeds is None else seeds[1:].unflatten(0, (spec.model.blocks, -1))
     padding = Padding.of(lengths, spec)
     for i in range(spec.model.blocks):
-        weights = [parameters[f"blocks.{i}.{name}"] for name in BLOCK_PARAMETERS]
+        own = [*BLOCK_PARAMETERS, *(f"attention.{name}" for name, _ in spec.learned)]
+        weights = [parameters[f"blocks.{i}.{name}"] for name in own]
         epsilon = 0.0 if spec.model.first_norm_exact and i == 0 else NORM_EPSILON
         block_seeds = None if own_seeds is None else own_seeds[i]
         x = parts.block(x, weights, padding, block_seeds, spec, epsilon, seeds is not None)
@@ -124,8 +126,8 @@ def block(
 ) -> Tensor:
     """One block: attention, then an MLP, each with a residual; LayerNorm before (pre) or after (post) each.
 
-    `weights` are those of `BLOCK_PARAMETERS`, in this order. `seeds` (4, E) decide dropout; in evaluation, (4, E, B)
-    decide that of attention weights, if there is any.
+    `weights` are those of `BLOCK_PARAMETERS`, in this order, then those that attention learns. `seeds` (4, E) decide
+    dropout; in evaluation, (4, E, B) decide that of attention weights, if there is any.
     """
     p = spec.model.dropout if train else 0.0
 
@@ -135,13 +137,16 @@ def block(
     def norm(tensor: Tensor, eps: float) -> Tensor:
         return functional.layer_norm(tensor, (tensor.shape[-1],), eps=eps)
 
-    qkv_weight, qkv_bias, o_weight, o_bias, mlp_in_weight, mlp_in_bias, mlp_out_weight, mlp_out_bias = weights
+    qkv_weight, qkv_bias, o_weight, o_bias, mlp_in_weight, mlp_in_bias, mlp_out_weight, mlp_out_bias = weights[:8]
+    learned = {name: weight.unsqueeze(1) for (name, _), weight in zip(spec.learned, weights[8:], strict=True)}
     pre = spec.model.norm == "pre"
     y = norm(x, epsilon) if pre else x
     q, k, v = (
         _split_heads(part, spec) for part in _linear(y, qkv_weight, qkv_bias).chunk(3, dim=-1)
     )  # (E, B, H, L, w)
-    attn_out = _attention(q, k, v, padding, seeds, spec, train)
+    attn_out = _attention(q, k, v, padding, seeds, spec, train, of_call(spec.mechanism, spec.normaliser, learned, y))
+    if train and any(part.average is not None for _, part in spec.learned):
+        attn_out = _following(attn_out, learned, q, k, padding, spec)
     x = drop(_linear(attn_out.transpose(2, 3).flatten(3), o_weight, o_bias), 1).add_(x)
     x = x if pre else norm(x, epsilon)
     hidden = drop(_linear(norm(x, NORM_EPSILON) if pre else x, mlp_in_weight, mlp_in_bias), 2)
@@ -150,15 +155,35 @@ def block(
 
 
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, padding: Padding, seeds: Tensor | None, spec: Spec, train: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Padding,
+    seeds: Tensor | None,
+    spec: Spec,
+    train: bool,
+    learned: dict[str, Tensor] | None = None,
 ) -> Tensor:
     """(E, B, H, L, w): each member by its own mechanism; members of one mechanism stand together."""
     outs = []
     for part, members in spec.by_attention:
         settings = attention_settings(None if seeds is None else seeds[:, members], part, train)
         own = padding.only(members)._asdict()
-        outs.append(attend(q[members], k[members], v[members], part.mechanism, **own, **settings))
+        outs.append(attend(q[members], k[members], v[members], part.mechanism, learned=learned, **own, **settings))
     return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def _following(
+    attn_out: Tensor, learned: dict[str, Tensor], q: Tensor, k: Tensor, padding: Padding, spec: Spec
+) -> Tensor:
+    """The same, with the gaps of averaged parameters as their gradients."""
+    valid = padding.mask[..., 0, :] if padding.mask is not None else None
+    if padding.lengths is not None:
+        valid = (torch.arange(k.shape[-2], device=k.device) < padding.lengths[..., None])[:, :, None]
+    own = {name: weight.squeeze(1) for name, weight in learned.items()}
+    for name, gap in spec.mechanism.gaps(own, q, k, valid).items():
+        attn_out = Follow.apply(attn_out, learned[name], gap.unsqueeze(1))
+    return attn_out
 
 
 def attention_settings(seeds: Tensor | None, spec: Spec, train: bool) -> dict[str, Any]:

@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from semfocus.attention.learned import learned_by, starting_value
 from semfocus.attention.mechanisms import Mechanism
 from semfocus.attention.normalisers import Normaliser, parse_normaliser
+from semfocus.attention.pairs import own_normaliser
+from semfocus.attention.weights import LayerSizes, Learned
 from semfocus.config import AttentionConfig, ModelConfig
 from semfocus.errors import UsageError
 from semfocus.randomness import stream
@@ -49,6 +52,7 @@ class Spec:
     alignment_padding: int = field(init=False)  # invisible positions that make long sequences suit tensor cores
     extra_tokens: int = field(init=False)  # a CLS token if that is pooled, then the global tokens
     length: int = field(init=False)
+    learned: tuple[tuple[str, Learned], ...] = field(init=False)  # by each block's attention, by name
     # The spec of each attention of the mixture, and the members that have it; without a mixture, this one and all.
     by_attention: tuple[tuple[Spec, slice], ...] = field(init=False, compare=False, repr=False)
 
@@ -61,9 +65,12 @@ class Spec:
         extra = self.attention.globals + (self.model.pooling == "cls")
         is_aligned = padded + extra >= LONG and mechanism.ignores_trailing_padding
         alignment_padding = -(padded + extra) % ALIGNMENT if is_aligned else 0
+        normaliser = own_normaliser(mechanism, parse_normaliser(self.attention.normaliser), self.is_causal)
+        sizes = LayerSizes(self.model.d_model, self.model.heads, self.model.head_dim, self.seq_len)
         for name, value in {
             "mechanism": mechanism,
-            "normaliser": parse_normaliser(self.attention.normaliser),
+            "normaliser": normaliser,
+            "learned": tuple(learned_by(mechanism, normaliser, sizes).items()),
             "padded_len": padded,
             "alignment_padding": alignment_padding,
             "extra_tokens": extra,
@@ -120,6 +127,7 @@ class Layout:
     """Names, shapes and columns of the parameters in a member's row."""
 
     shapes: dict[str, tuple[int, ...]]
+    averages: dict[str, float] = field(default_factory=dict)  # the rates of those that follow a moving average
 
     @staticmethod
     def of(spec: Spec) -> Layout:
@@ -135,9 +143,16 @@ class Layout:
             }.items():
                 shapes[f"blocks.{i}.{name}.weight"] = (inputs, outputs)
                 shapes[f"blocks.{i}.{name}.bias"] = (outputs,)
+            shapes |= {f"blocks.{i}.attention.{name}": part.shape for name, part in spec.learned}
         shapes["readout.weight"] = (d, spec.num_classes)
         shapes["readout.bias"] = (spec.num_classes,)
-        return Layout(shapes)
+        averages = {
+            f"blocks.{i}.attention.{name}": part.average
+            for i in range(model.blocks)
+            for name, part in spec.learned
+            if part.average is not None
+        }
+        return Layout(shapes, averages)
 
     @cached_property
     def offsets(self) -> dict[str, int]:
@@ -157,6 +172,13 @@ class Layout:
     @cached_property
     def num_parameters(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def rates(self) -> Tensor | None:
+        """(P,) the rates of the columns that follow a moving average, 0 for others; None where there are none."""
+        if not self.averages:
+            return None
+        parts = (torch.full((1, math.prod(shape)), self.averages.get(name, 0.0)) for name, shape in self.shapes.items())
+        return self.join(parts)[0]
 
     def split(self, matrix: Tensor) -> dict[str, Tensor]:
         """Views (E, *shape) of a matrix (E, P), by name."""
@@ -182,11 +204,17 @@ def _aligned(size: int) -> int:
 def initial(spec: Spec, seed: int) -> Tensor:
     """(P,) the parameters a seed starts from: one stream per parameter, so that an extra token changes no other.
 
-    Embedding and head are uniform in +-0.1, the head's bias is 0, linear layers are uniform in +-1/sqrt(inputs).
+    Embedding and head are uniform in +-0.1, the head's bias is 0, linear layers are uniform in +-1/sqrt(inputs). What
+    attention learns starts as its mechanism or normaliser says.
     """
-    parts = []
+    parts, learned = [], dict(spec.learned)
     for name, shape in spec.layout.shapes.items():
         size = math.prod(shape)
+        own = learned.get(name.rpartition(".")[2]) if ".attention." in name else None
+        if own is not None:
+            draws = stream(seed, f"init/{name}")
+            parts.append(starting_value(own, lambda count, draws=draws: torch.from_numpy(draws.uniform(count)))[None])
+            continue
         if name == "readout.bias":
             parts.append(torch.zeros(1, size))
             continue

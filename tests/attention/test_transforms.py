@@ -139,5 +139,5 @@ def test_return_info_compiles_to_one_graph() -> None:
 
 def test_registered_operations_pass_torchs_own_checks() -> None:
     q, k, v = (tensor.requires_grad_() for tensor in qkv(5, 6, lead=(1, 2)))
-    arguments = (q, k, v, None, None, None, None, None, "topk:3", False, 0.5, 0.0)
+    arguments = (q, k, v, None, None, None, None, None, "topk:3", "softmax", False, 0.5, 0.0)
     torch.library.opcheck(chunked.gathered, arguments)

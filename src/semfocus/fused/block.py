@@ -69,6 +69,8 @@ def refuses(spec: Spec, device: torch.device, shared_memory: Callable[[torch.dev
     for name, width in widths.items():
         if width > MAX_WIDTH:
             return f"{name} is at most {MAX_WIDTH}, not {width}"
+    if spec.learned:
+        return f"it has no parameters of attention, and {spec.mechanism} with {spec.normaliser} learns some"
     if spec.is_causal:
         return "every position sees the whole sequence, not only the positions before it"
     if shape.norm != "pre":
