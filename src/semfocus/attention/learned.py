@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from semfocus.attention.base import Mechanism
 from semfocus.attention.weights import LayerSizes, Learned, Normaliser
@@ -42,6 +42,46 @@ def of_call(
         return None
     own = {name: value for name, value in parameters.items() if name not in mechanism.learns}
     return normaliser.of_layer(own, x) | {name: parameters[name] for name in mechanism.learns}
+
+
+class LearnedParameters(nn.Module):
+    """What `Attention` learns for its mechanism and normaliser; averaged parameters are buffers."""
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        normaliser: Normaliser,
+        sizes: LayerSizes,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.mechanism, self.normaliser = mechanism, normaliser
+        self.parts = learned_by(mechanism, normaliser, sizes)
+        for name, part in self.parts.items():
+            value = starting_value(part, lambda count: torch.rand(count, dtype=torch.float64)).to(device, dtype)
+            if part.average is None:
+                self.register_parameter(name, nn.Parameter(value))
+            else:
+                self.register_buffer(name, value)
+
+    def of_call(self, x: Tensor) -> dict[str, Tensor] | None:
+        """What `attend` takes as `learned`, for the vectors x (..., Lq, d) of the queries."""
+        return of_call(self.mechanism, self.normaliser, self._values(), x)
+
+    @torch.no_grad()
+    def follow(self, queries: Tensor, keys: Tensor, valid: Tensor | None) -> None:
+        """Move averaged parameters towards what they follow, in training. (..., H, L, D); `valid` (..., Lk) bool."""
+        if not self.training or all(part.average is None for part in self.parts.values()):
+            return
+        q, k = (tensor.reshape(-1, *tensor.shape[-3:]) for tensor in (queries, keys))
+        values = self._values()
+        present = None if valid is None else valid.reshape(-1, 1, valid.shape[-1])
+        for name, gap in self.mechanism.gaps(values, q, k, present).items():
+            values[name].sub_((self.parts[name].average or 0.0) * gap)
+
+    def _values(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in self.parts}
 
 
 class Follow(torch.autograd.Function):

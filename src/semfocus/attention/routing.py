@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from semfocus.attention.base import Ranking, ScoreRanked, SelectionInputs
 from semfocus.attention.registry import register_mechanism
 from semfocus.attention.weights import LayerSizes, Learned
+from semfocus.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +55,9 @@ class Routing(ScoreRanked):
         return self.clusters or max(1, math.isqrt(keys))
 
     def learned(self, sizes: LayerSizes) -> dict[str, Learned]:
-        shape = (sizes.heads, self.count(sizes.seq_len), sizes.head_dim)
+        if not self.clusters and sizes.seq_len is None:
+            raise UsageError(f"{self} in a layer: its length is not known, so say how many clusters, e.g. '{self}+8c'")
+        shape = (sizes.heads, self.count(sizes.seq_len or 0), sizes.head_dim)
         return {"centroids": Learned(shape, "directions", average=1 - DECAY)}
 
     def gaps(
