@@ -22,6 +22,8 @@ from semfocus.tasks import SPLITS, Task, get_task, task_names
 from semfocus.tasks.registry import task_class
 
 FORMAT = 1  # of `RunConfig.identity`: increase it when the same config gives another result
+# Fields that came later, by their defaults: a run that leaves them as they are keeps its id and its stored settings.
+LATER_FIELDS: dict[str, dict[str, Any]] = {"model": {"positions": "sine", "position_range": None}}
 OLD_NAMES = {"until": "stop_accuracy"}  # of training's fields, before 0.2
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
@@ -127,11 +129,22 @@ class ModelConfig(_Part):
     pad_to_multiple: bool = False  # sparse mechanisms pad sequences to a multiple of k; full attention does not
     dropout_in_evaluation: bool = False  # of attention weights
     first_norm_exact: bool = False  # epsilon 0 in the first attention's LayerNorm
+    positions: Literal["sine", "learned", "none", "alibi", "rope", "randomized"] = "sine"
+    position_range: Positive | None = None  # how many positions are learned, or drawn from (None: seq_len; 2048)
 
     @model_validator(mode="after")
     def _heads_fit(self) -> ModelConfig:
         if self.head_width == "split" and self.d_model % self.heads:
             raise ValueError(f"model.d_model = {self.d_model} is not a multiple of model.heads = {self.heads}")
+        if self.positions == "rope" and self.head_dim % 2:
+            raise ValueError(
+                f"model.positions = rope turns pairs of channels; heads are {self.head_dim} wide: choose an even width"
+            )
+        if self.position_range is not None and self.positions not in ("learned", "randomized"):
+            raise ValueError(
+                f"model.position_range = {self.position_range} is for learned and randomized positions; leave it out "
+                f"of model.positions = {self.positions}"
+            )
         return self
 
     @property
@@ -210,6 +223,7 @@ class RunConfig(_Part):
     def identity(self, task: Task) -> dict[str, Any]:
         """All that decides the result, as plain JSON: a file's content instead of its path, no label."""
         fields = self.model_dump(mode="json", exclude={"label": True, "task": {"name", "options"}})
+        fields = without_later_defaults(fields)
         for old, new in OLD_NAMES.items():  # the identity keeps its names, so that runs keep their ids
             fields["training"][old] = fields["training"].pop(new)
         return {"format": FORMAT, **fields, "data": task.fingerprint()}
@@ -231,9 +245,20 @@ def recorded_run_id(document: Mapping[str, Any]) -> str | None:
     if not isinstance(fields["task"], dict) or not isinstance(fields["training"], dict):
         return None
     fields["task"] = {name: value for name, value in fields["task"].items() if name not in ("name", "options")}
+    fields = without_later_defaults(fields)
     old_names = {new: old for old, new in OLD_NAMES.items()}
     fields["training"] = {old_names.get(name, name): value for name, value in fields["training"].items()}
     return _hash_of({"format": FORMAT, **fields, "data": document["data"]})
+
+
+def without_later_defaults(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a config as JSON, without later ones that have their defaults."""
+    kept = dict(fields)
+    for part, defaults in LATER_FIELDS.items():
+        if isinstance(fields.get(part), dict):
+            own = fields[part]
+            kept[part] = {name: own[name] for name in own if name not in defaults or own[name] != defaults[name]}
+    return kept
 
 
 def _hash_of(identity: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +22,9 @@ from torch.nn import functional
 from semfocus import counter_rng
 from semfocus.attention.learned import Follow, of_call
 from semfocus.attention.operator import attend
+from semfocus.encodings import distance_bias, encoding, rotated
+from semfocus.encodings import positional_encoding as positional_encoding
+from semfocus.encodings import sinusoidal_encoding as sinusoidal_encoding
 from semfocus.spec import Spec
 
 ACTIVATIONS = {"relu": functional.relu, "gelu": functional.gelu, "mish": functional.mish}
@@ -48,29 +50,6 @@ def valid_mask(lengths: Tensor, spec: Spec) -> Tensor:
     return (position < lengths.unsqueeze(-1)) | (position >= spec.padded_len + spec.alignment_padding)
 
 
-@lru_cache(maxsize=64)
-def sinusoidal_encoding(
-    length: int, width: int, device: torch.device, padding_end: int = 0, alignment_padding: int = 0
-) -> Tensor:
-    """(L, d) fixed sines and cosines, for any length. Cached: a captured GPU step cannot copy from the host.
-
-    Positions from `padding_end` on are numbered as if there were no alignment padding.
-    """
-    with torch.inference_mode(False):  # the cached tensor must serve later callers outside of inference mode
-        position = torch.arange(length, dtype=torch.float64).unsqueeze(-1)
-        position = torch.where(position >= padding_end, position - alignment_padding, position)
-        rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
-        encoding = torch.stack([(position * rate).sin(), (position * rate).cos()], dim=-1).flatten(-2)
-        # torch.func wraps every tensor made inside of a transform; the cache outlives the transform.
-        return torch.func.debug_unwrap(encoding[:, :width].float().to(device))
-
-
-def positional_encoding(spec: Spec, device: torch.device) -> Tensor:
-    """(L, d) the encoding of a spec's positions."""
-    padding_end = spec.padded_len + spec.alignment_padding
-    return sinusoidal_encoding(spec.length, spec.model.d_model, device, padding_end, spec.alignment_padding)
-
-
 class Padding(NamedTuple):
     """Padding as `attend` takes it: lengths, which kernels skip, or a mask where extra tokens stand behind it."""
 
@@ -88,7 +67,8 @@ class Padding(NamedTuple):
 
     def only(self, members: slice) -> Padding:
         """Of these members alone."""
-        return Padding(*(None if part is None else part[members] for part in self))
+        # A mask of distances is the same for all members.
+        return Padding(*(part if part is None or part.dim() == 3 else part[members] for part in self))
 
 
 def forward(
@@ -105,7 +85,8 @@ def forward(
     the dropout of a training step; None: evaluation.
     """
     parts = parts or EAGER
-    pos_enc = positional_encoding(spec, tokens.device)
+    own_positions = _position_seeds(spec, tokens) if seeds is None else seeds[0]
+    pos_enc = encoding(spec, parameters.get("positions"), lengths, own_positions, tokens)
     x = parts.embed(parameters["embedding"], tokens, pos_enc, spec, None if seeds is None else seeds[0])
     own_seeds = _evaluation_seeds(spec, tokens) if seeds is None else seeds[1:].unflatten(0, (spec.model.blocks, -1))
     padding = Padding.of(lengths, spec)
@@ -144,6 +125,8 @@ def block(
     q, k, v = (
         _split_heads(part, spec) for part in _linear(y, qkv_weight, qkv_bias).chunk(3, dim=-1)
     )  # (E, B, H, L, w)
+    if spec.model.positions == "rope":
+        q, k = rotated(q, spec), rotated(k, spec)
     attn_out = _attention(q, k, v, padding, seeds, spec, train, of_call(spec.mechanism, spec.normaliser, learned, y))
     if train and any(part.average is not None for _, part in spec.learned):
         attn_out = _following(attn_out, learned, q, k, padding, spec)
@@ -166,6 +149,10 @@ def _attention(
 ) -> Tensor:
     """(E, B, H, L, w): each member by its own mechanism; members of one mechanism stand together."""
     outs = []
+    if spec.model.positions == "alibi":
+        bias = distance_bias(spec, q.device, q.dtype)
+        hidden = bias if padding.mask is None else torch.where(padding.mask, bias, float("-inf"))
+        padding = padding._replace(mask=hidden)
     for part, members in spec.by_attention:
         settings = attention_settings(None if seeds is None else seeds[:, members], part, train)
         own = padding.only(members)._asdict()
@@ -200,7 +187,10 @@ def attention_settings(seeds: Tensor | None, spec: Spec, train: bool) -> dict[st
 
 
 def embed(table: Tensor, tokens: Tensor, pos_enc: Tensor, spec: Spec, seed: Tensor | None) -> Tensor:
-    """(E, B, L, d): the vectors of tokens (E, B, L) in each member's table (E, V, d), scaled, plus positions."""
+    """(E, B, L, d): the vectors of tokens (E, B, L) in each member's table (E, V, d), scaled, plus positions.
+
+    `pos_enc` is broadcastable to the result.
+    """
     members, ids, d = table.shape
     offsets = (torch.arange(members, device=table.device) * ids).view(-1, 1, 1)
     x = functional.embedding(tokens + offsets, table.flatten(0, 1)) * math.sqrt(d)
@@ -244,6 +234,11 @@ def _split_heads(x: Tensor, spec: Spec) -> Tensor:
     return x.unflatten(-1, (spec.model.heads, spec.model.head_dim)).transpose(2, 3)
 
 
+def _position_seeds(spec: Spec, tokens: Tensor) -> Tensor | None:
+    """(E, B) what draws randomized positions in evaluation: an example's own tokens, as for other random choices."""
+    return _content(spec, tokens) if spec.model.positions == "randomized" else None
+
+
 def _evaluation_seeds(spec: Spec, tokens: Tensor) -> Tensor | None:
     """Seeds (blocks, 4, E, B) of what is random in evaluation: dropout as a quirk, and random choices of keys.
 
@@ -252,12 +247,18 @@ def _evaluation_seeds(spec: Spec, tokens: Tensor) -> Tensor | None:
     """
     if not spec.model.dropout_in_evaluation and not spec.mechanism.is_stochastic:
         return None
+    zero = torch.zeros((), dtype=torch.int64, device=tokens.device)
+    content = _content(spec, tokens)
+    return counter_rng.fold_in(content, zero, spec.num_dropout_sites)[1:].unflatten(0, (spec.model.blocks, -1))
+
+
+def _content(spec: Spec, tokens: Tensor) -> Tensor:
+    """(E, B) int64: a hash of each example's tokens, or of its first token in a causal model."""
     first = getattr(spec.mechanism, "seed", 0)
     seen = tokens[..., :1] if spec.is_causal else tokens
-    zero = torch.zeros((), dtype=torch.int64, device=tokens.device)
+    seed = torch.full((), first, dtype=torch.int64, device=tokens.device)
     position = torch.arange(seen.shape[-1], dtype=torch.int32, device=tokens.device)
-    content = counter_rng.random_bits(zero + first, seen.to(torch.int32), position).to(torch.int64).sum(dim=-1)
-    return counter_rng.fold_in(content, zero, spec.num_dropout_sites)[1:].unflatten(0, (spec.model.blocks, -1))
+    return counter_rng.random_bits(seed, seen.to(torch.int32), position).to(torch.int64).sum(dim=-1)
 
 
 @dataclass(frozen=True)

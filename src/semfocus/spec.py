@@ -26,6 +26,7 @@ from semfocus.errors import UsageError
 from semfocus.randomness import stream
 
 DROPOUT_SITES_PER_BLOCK = 4  # dropout on attention weights, after attention, inside the MLP, after the MLP
+DEFAULT_RANGE = 2048  # of randomized positions, as in the paper that proposed them
 ALIGNMENT, LONG = 8, 128  # sequences of at least LONG positions are padded to a multiple of ALIGNMENT
 
 
@@ -77,6 +78,7 @@ class Spec:
             "length": padded + alignment_padding + extra,
         }.items():
             object.__setattr__(self, name, value)
+        self._check_positions()
         object.__setattr__(self, "by_attention", self._by_attention())
         lengths = {(part.padded_len, part.alignment_padding, part.extra_tokens) for part, _ in self.by_attention}
         if len(lengths) > 1:
@@ -90,6 +92,13 @@ class Spec:
             parts.append((replace(self, attention=attention, mixture=()), slice(first, first + count)))
             first += count
         return tuple(parts)
+
+    def _check_positions(self) -> None:
+        if self.model.positions in ("learned", "randomized") and self.num_positions > self.position_range:
+            raise UsageError(
+                f"model.position_range = {self.position_range}: sequences have {self.num_positions} positions; choose "
+                f"model.position_range >= {self.num_positions}"
+            )
 
     def _check_objective(self) -> None:
         if self.is_causal and self.attention.globals:
@@ -108,14 +117,26 @@ class Spec:
         return self.vocab_size + 1 + self.extra_tokens
 
     @property
+    def num_positions(self) -> int:
+        """How many positions tokens stand at: alignment padding has none of its own."""
+        return self.padded_len + self.extra_tokens
+
+    @property
+    def position_range(self) -> int:
+        """The positions that are learned, or that randomized ones are drawn from."""
+        default = DEFAULT_RANGE if self.model.positions == "randomized" else self.num_positions
+        return self.model.position_range or default
+
+    @property
     def num_dropout_sites(self) -> int:
         """How many seeds of a member a training step needs."""
         return 1 + DROPOUT_SITES_PER_BLOCK * self.model.blocks
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether a training step needs random numbers: for dropout, or to choose keys."""
-        return self.model.dropout > 0 or any(part.mechanism.is_stochastic for part, _ in self.by_attention)
+        """Whether a training step needs random numbers: for dropout, to choose keys, or to draw positions."""
+        drawn = self.model.dropout > 0 or self.model.positions == "randomized"
+        return drawn or any(part.mechanism.is_stochastic for part, _ in self.by_attention)
 
     @cached_property
     def layout(self) -> Layout:
@@ -134,6 +155,8 @@ class Layout:
         model = spec.model
         d, m, inner = model.d_model, model.d_mlp, model.heads * model.head_dim
         shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.num_ids, d)}
+        if model.positions == "learned":
+            shapes["positions"] = (spec.position_range, d)
         for i in range(model.blocks):
             for name, (inputs, outputs) in {
                 "qkv": (d, 3 * inner),
@@ -214,6 +237,10 @@ def initial(spec: Spec, seed: int) -> Tensor:
         if own is not None:
             draws = stream(seed, f"init/{name}")
             parts.append(starting_value(own, lambda count, draws=draws: torch.from_numpy(draws.uniform(count)))[None])
+            continue
+        if name == "positions":  # as large as sines
+            uniform = torch.from_numpy(stream(seed, f"init/{name}").uniform(size))
+            parts.append((2 * uniform - 1).float().unsqueeze(0))
             continue
         if name == "readout.bias":
             parts.append(torch.zeros(1, size))

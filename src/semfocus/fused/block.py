@@ -33,7 +33,8 @@ def fused_parts(spec: Spec, device: torch.device, head: Callable[..., Tensor]) -
     """The model's functions by these kernels, with this `head`; None where they cannot serve."""
     if refuses(spec, device) is not None:
         return None
-    return ForwardFns(embed if spec.num_ids <= MAX_PRODUCT_IDS else model.embed, block, head)
+    shared = spec.model.positions in ("sine", "none")  # the same positions for all members and examples
+    return ForwardFns(embed if shared and spec.num_ids <= MAX_PRODUCT_IDS else model.embed, block, head)
 
 
 class BlockWeights(NamedTuple):
@@ -69,6 +70,8 @@ def refuses(spec: Spec, device: torch.device, shared_memory: Callable[[torch.dev
     for name, width in widths.items():
         if width > MAX_WIDTH:
             return f"{name} is at most {MAX_WIDTH}, not {width}"
+    if shape.positions in ("alibi", "rope"):
+        return f"positions enter with the embeddings, not into the scores ({shape.positions})"
     if spec.learned:
         return f"it has no parameters of attention, and {spec.mechanism} with {spec.normaliser} learns some"
     if spec.is_causal:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TrainingConfig
+from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TrainingConfig, without_later_defaults
 from semfocus.errors import CorruptData, UsageError, check_int
 from semfocus.model import Encoder
 from semfocus.spec import Spec
@@ -29,7 +29,7 @@ def document(config: RunConfig, task: Task) -> dict[str, Any]:
     spec_of(config, task)
     sizes = {name: getattr(task, name) for name in SIZES}
     more = {"objective": objective_of(task).name, "data": task.fingerprint(), "sizes": sizes}
-    return config.model_dump(mode="json") | more
+    return without_later_defaults(config.model_dump(mode="json")) | more
 
 
 def config_of(run: RunDirectory) -> RunConfig:
