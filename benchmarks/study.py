@@ -3,12 +3,12 @@
     python benchmarks/study.py even_pairs --device cuda               # six mechanisms, ten seeds, 100 epochs
     python benchmarks/study.py rows_of_40 --device cuda               # the study `headline`: seven tasks, 560 runs
     python benchmarks/study.py listops --device cuda                  # full and top-5, twenty seeds
-    python benchmarks/study.py even_pairs --device cuda --alone       # each mechanism in a cohort of its own
+    python benchmarks/study.py even_pairs --device cuda --alone       # one cohort of one mechanism at a time
     python benchmarks/study.py even_pairs --scale smoke               # anywhere: shows that it works
 
 One line a task: runs, seconds of its command, microseconds of a member's training step with everything counted in
-(start, compilation, evaluation, checkpoints, page), and of training alone by the runs' own clocks. Run it twice with
-another `--out` to see what the compilers' caches on disk save.
+(start, compilation, evaluation, checkpoints, page). Run it twice with another `--out` to see what the compilers' caches
+on disk save.
 """
 
 from __future__ import annotations
@@ -33,15 +33,10 @@ STUDIES: dict[str, tuple[list[str], list[str]]] = {  # arguments of `semfocus ru
 }  # fmt: skip
 
 
-def steps_and_seconds(store: Path) -> tuple[int, int, float]:
-    """Runs in a store, the steps they made, and the seconds of their cohorts' sessions."""
-    runs, steps, cohorts = 0, 0, {}
-    for path in store.glob("*/status.json"):
-        status = json.loads(path.read_text())
-        runs, steps = runs + 1, steps + status["step"]
-        last = json.loads((path.parent / "timing.jsonl").read_text().splitlines()[-1])
-        cohorts[tuple(status["cohort"])] = last["seconds"]
-    return runs, steps, sum(cohorts.values())
+def runs_and_steps(store: Path) -> tuple[int, int]:
+    """Runs in a store, and the steps they made."""
+    steps = [json.loads(path.read_text())["step"] for path in store.glob("*/status.json")]
+    return len(steps), sum(steps)
 
 
 def main() -> None:
@@ -51,27 +46,23 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="tf32", choices=["tf32", "fp32"])
     parser.add_argument("--scale", default="paper")
-    parser.add_argument("--alone", action="store_true", help="mechanisms are not mixed")
+    parser.add_argument("--alone", action="store_true", help="one cohort at a time, of one mechanism")
     parser.add_argument("--out", type=Path, help="the store; a new temporary one unless given")
     options = parser.parse_args()
     arguments, tasks = STUDIES[options.study]
     root = options.out or Path(tempfile.mkdtemp(prefix="study-"))
-    print(
-        "| task | runs | command, s | us a member-step, all in | training alone, us |\n|---|---|---|---|---|",
-        flush=True,
-    )
+    print("| task | runs | command, s | us a member-step, all in |\n|---|---|---|---|", flush=True)
     total = 0.0
     for task in options.tasks or tasks:
         store = root / task
         command = [sys.executable, "-c", MAIN, "run", *arguments, "--tasks", task, "--scale", options.scale]
         command += ["--device", options.device, "--set", f"precision={options.precision}", "--out", str(store)]
-        command += ["--no-mix"] if options.alone else []
+        command += ["--no-mix", "--jobs", "1"] if options.alone else []
         started = time.monotonic()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         seconds = time.monotonic() - started
-        runs, steps, training = steps_and_seconds(store)
-        each = 1e6 / max(steps, 1)
-        print(f"| {task} | {runs} | {seconds:.1f} | {seconds * each:.1f} | {training * each:.1f} |", flush=True)
+        runs, steps = runs_and_steps(store)
+        print(f"| {task} | {runs} | {seconds:.1f} | {1e6 * seconds / max(steps, 1):.1f} |", flush=True)
         total += seconds
     print(f"\nall: {total:.0f} s; runs in {root}")
 

@@ -48,6 +48,8 @@ OTHER: dict[str, str] = {
     "model.pad_to_multiple": "true",
     "model.dropout_in_evaluation": "true",
     "model.first_norm_exact": "true",
+    "model.positions": "randomized",
+    "model.position_range": "77",
     "training.epochs": "99",
     "training.batch_size": "24",
     "training.optimizer": "adam",

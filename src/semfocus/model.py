@@ -263,11 +263,13 @@ def _content(spec: Spec, tokens: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ForwardFns:
-    """The three functions that a forward pass consists of: eager, compiled or fused."""
+    """The functions that a step consists of: eager, compiled or fused."""
 
     embed: Callable[..., Tensor] = embed
     block: Callable[..., Tensor] = block
     apply_head: Callable[..., Tensor] = apply_head
+    fold_in: Callable[..., Tensor] = counter_rng.fold_in
+    sgd_update: Callable[..., None] | None = None  # clips and updates in place; None: by torch, see `TrainStep`
 
     @staticmethod
     def compiled() -> ForwardFns:
@@ -289,7 +291,12 @@ class ForwardFns:
             chosen = block if seeds is not None and x.device.type == "cpu" else fast_block
             return chosen(x, weights, padding, seeds, *rest)
 
-        return ForwardFns(by_device_embed, by_device_block, torch.compile(apply_head, dynamic=False))
+        fast_fold_in = torch.compile(counter_rng.fold_in, dynamic=False)
+
+        def by_device_fold_in(seed: Tensor, step: Tensor, sites: int) -> Tensor:
+            return (counter_rng.fold_in if seed.device.type == "cpu" else fast_fold_in)(seed, step, sites)
+
+        return ForwardFns(by_device_embed, by_device_block, torch.compile(apply_head, dynamic=False), by_device_fold_in)
 
 
 EAGER = ForwardFns()

@@ -29,7 +29,7 @@ def step(shape, mechanism, length, tf32):
     lengths = torch.full((2, 3), spec.padded_len)
     lengths[:, 1] = 5
     seeds = torch.ones(spec.num_dropout_sites, 2, dtype=torch.int64)
-    parts = fused_parts(spec, torch.device("cpu"), model.apply_head)
+    parts = fused_parts(spec, torch.device("cpu"))
     logits = model.forward(leaves, rows, lengths, spec, seeds, parts)
     torch.autograd.grad(logits.sum(), list(leaves.values()))
 

@@ -33,7 +33,7 @@ def spec_of(mechanism: str = "topk:3", width: int = 9, **shape: object) -> Spec:
 
 
 def parts_of(spec: Spec) -> ForwardFns:
-    parts = fused_parts(spec, DEVICE, model.apply_head)
+    parts = fused_parts(spec, DEVICE)
     assert parts is not None, refuses(spec, DEVICE)
     return parts
 
@@ -306,7 +306,7 @@ def test_evaluation_gives_the_plain_models_logits_and_keeps_no_graph() -> None:
 def test_a_model_that_the_kernels_do_not_serve_is_refused_with_the_reason(changed: dict, reason: str) -> None:
     spec = spec_of(**changed)
     assert reason in (refuses(spec, DEVICE) or "")
-    assert fused_parts(spec, DEVICE, model.apply_head) is None
+    assert fused_parts(spec, DEVICE) is None
 
 
 @pytest.mark.parametrize(

@@ -80,3 +80,10 @@ def test_threads_and_tf32_are_restored_after_a_run_and_after_an_error() -> None:
     with pytest.raises(RuntimeError):
         fail()
     assert settings() == before
+
+
+@pytest.mark.parametrize(("epochs", "every"), [(1, 1), (100, 1), (300, 1), (301, 2), (600, 2), (750, 3), (1000, 4)])
+def test_long_runs_are_evaluated_300_times_at_most_at_the_ends_of_epochs(epochs: int, every: int) -> None:
+    evaluations = Runtime(device="cpu").evaluations(5, 5 * epochs)
+    assert evaluations.interval == 5 * every
+    assert Runtime(device="cpu", evaluate_every=1.0).evaluations(5, 5 * epochs).interval == 5

@@ -11,6 +11,7 @@ import typer
 from semfocus.cli.shared import (
     Compile,
     Device,
+    EvaluateEvery,
     ExecutorName,
     Jobs,
     Keep,
@@ -54,7 +55,7 @@ def compare_command(
     jobs: Jobs = None,
     mix: Mix = None,
     compile: Compile = "auto",
-    evaluate_every: Annotated[float, typer.Option(help="Epochs between evaluations; may be a fraction.")] = 1.0,
+    evaluate_every: EvaluateEvery = None,
     keep: Keep = "",
     executor: ExecutorName = "auto",
     track: Track = None,

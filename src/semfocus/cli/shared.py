@@ -32,7 +32,12 @@ Compile = Annotated[
     Literal["auto", "on", "off"], typer.Option(help="Compile the model; auto: where it pays, always on a GPU.")
 ]
 Jobs = Annotated[
-    int | None, typer.Option(help="Cohorts to train at a time, in processes of their own. Default: one a core.")
+    int | None,
+    typer.Option(help="Cohorts to train at a time. Default: a process a core, or four side by side on a GPU."),
+]
+EvaluateEvery = Annotated[
+    float | None,
+    typer.Option(help="Epochs between evaluations; may be a fraction. Default: 1, or more in runs of over 300 epochs."),
 ]
 Mix = Annotated[
     bool | None,
@@ -45,7 +50,10 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Change any field of the configuration, e.g. training.lr=0.3.")
 ]
 ExecutorName = Annotated[
-    str, typer.Option("--executor", help="Who trains: auto, serial, processes, or one that a plugin registers.")
+    str,
+    typer.Option(
+        "--executor", help="Who trains: auto, serial, processes, streams (one GPU), or one that a plugin registers."
+    ),
 ]
 Track = Annotated[
     list[str] | None, typer.Option(help="Follow in a tracker: tensorboard:DIR, wandb:PROJECT or trackio:PROJECT.")

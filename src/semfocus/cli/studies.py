@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from semfocus.cli.shared import Compile, Device, ExecutorName, Jobs, Mix, Out, Sets, Threads, Track, console, names_of
+from semfocus.cli.shared import (
+    Compile,
+    Device,
+    EvaluateEvery,
+    ExecutorName,
+    Jobs,
+    Mix,
+    Out,
+    Sets,
+    Threads,
+    Track,
+    console,
+    names_of,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -58,7 +71,7 @@ def run_study(
     jobs: Jobs = None,
     mix: Mix = None,
     compile: Compile = "auto",
-    evaluate_every: Annotated[float, typer.Option(help="Epochs between evaluations; may be a fraction.")] = 1.0,
+    evaluate_every: EvaluateEvery = None,
     executor: ExecutorName = "auto",
     track: Track = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run, and what it takes.")] = False,
@@ -90,7 +103,8 @@ def run_study(
     if dry_run:
         from semfocus.experiments.estimate import estimate
 
-        _print_estimate(job, estimate(job, runtime), runtime.num_jobs(), as_json)
+        at_once = runtime.num_jobs() if runtime.torch_device().type == "cpu" else 1  # cohorts of a GPU share it
+        _print_estimate(job, estimate(job, runtime), at_once, as_json)
     else:
         _run(job, runtime, executor, track or [], as_json)
 

@@ -32,7 +32,7 @@ from semfocus.training.session import ENDED, Job
 from semfocus.training.trainer import Callback
 
 AUTO = "auto"
-_BUILT_IN = {"serial": "semfocus.execution.serial", "processes": "semfocus.execution.processes"}
+_BUILT_IN = {name: f"semfocus.execution.{name}" for name in ("serial", "processes", "streams")}
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,10 @@ def executor_names() -> list[str]:
 
 
 def make_executor(name: str, runtime: Runtime, cohorts: int) -> Executor:
-    """The executor of this name; `auto` takes processes where several cohorts may train at a time."""
+    """The executor of this name; `auto` takes streams or processes where several cohorts may train at a time."""
     if name == AUTO:
-        name = "processes" if min(runtime.num_jobs(), cohorts) > 1 else "serial"
+        several = "streams" if runtime.torch_device().type == "cuda" else "processes"
+        name = several if min(runtime.num_jobs(), cohorts) > 1 else "serial"
     cls = registry.get(name)
     try:
         return cls(runtime)

@@ -128,7 +128,7 @@ def estimate(plan: Plan, runtime: Runtime, seconds_to_measure: float = SECONDS_T
     for key, runs in shapes.items():
         steps = sum(job.steps_to_go for job in left[key])
         seconds, source = costs.get(key, (0.0, None))
-        room = sum(_bytes(job, keep, runtime.evaluate_every) for job in left[key])
+        room = sum(_bytes(job, keep, runtime) for job in left[key])
         parts.append(Part(runs[0].config.task.name, runs, left[key], steps, steps * seconds, source, room))
     return Estimate(parts, _free(plan.store.root))
 
@@ -237,8 +237,8 @@ def _measured(runs: Sequence[Job], runtime: Runtime) -> float:
         step = _step_seconds(TrainStep(cohort), device)
         evaluation = _timed(Evaluator(cohort).scores, device) / sum(few.values())
     per_epoch = -(-(rows - config.training.drop_one_row) // batch)
-    evaluations = evaluation * (rows + heldout) / max(runtime.evaluate_every, 1 / per_epoch)
-    return (step + evaluations / per_epoch) / members
+    interval = runtime.evaluations(per_epoch, runs[0].steps).interval
+    return (step + evaluation * (rows + heldout) / interval) / members
 
 
 def _step_seconds(stepper: TrainStep, device: torch.device) -> float:
@@ -260,13 +260,13 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def _bytes(job: Job, keep: set[int], evaluate_every: float) -> int:
+def _bytes(job: Job, keep: set[int], runtime: Runtime) -> int:
     """What a run directory takes at most: the newest checkpoints and those that stay, and a line an evaluation."""
     training = job.config.training
     row = 4 * spec_of(job.config, job.task).layout.size
     checkpoint = row * (1 + len(MOMENTS[training.optimizer])) + BYTES_A_MANIFEST
     checkpoints = NEWEST_KEPT + sum(epoch <= training.epochs for epoch in keep)
-    evaluations = min(training.epochs / evaluate_every, job.steps)
+    evaluations = job.steps / runtime.evaluations(job.steps // training.epochs, job.steps).interval
     return int(checkpoints * checkpoint + evaluations * BYTES_AN_EVALUATION) + BYTES_A_RUN
 
 

@@ -29,12 +29,15 @@ SHARED_MEMORY = 98_304  # bytes of the largest program without a pipeline, `ln_q
 MAX_PRODUCT_IDS = 64  # largest vocabulary whose gradient is computed as a product with one-hot vectors
 
 
-def fused_parts(spec: Spec, device: torch.device, head: Callable[..., Tensor]) -> ForwardFns | None:
-    """The model's functions by these kernels, with this `head`; None where they cannot serve."""
+def fused_parts(spec: Spec, device: torch.device) -> ForwardFns | None:
+    """The functions of a step by these kernels; None where they cannot serve. The head is too small to gain."""
     if refuses(spec, device) is not None:
         return None
+    from semfocus.fused.step import fold_in, sgd_update
+
     shared = spec.model.positions in ("sine", "none")  # the same positions for all members and examples
-    return ForwardFns(embed if shared and spec.num_ids <= MAX_PRODUCT_IDS else model.embed, block, head)
+    own_embed = embed if shared and spec.num_ids <= MAX_PRODUCT_IDS else model.embed
+    return ForwardFns(own_embed, block, fold_in=fold_in, sgd_update=sgd_update)
 
 
 class BlockWeights(NamedTuple):

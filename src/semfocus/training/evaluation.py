@@ -41,9 +41,14 @@ class Evaluator:
         }
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    @torch.no_grad()
     def scores(self) -> Scores:
         """The mean of each metric over each set, of each member."""
+        self.launch()
+        return self.read()
+
+    @torch.no_grad()
+    def launch(self) -> None:
+        """Queue an evaluation of the parameters as the work queued before leaves them. Nothing is read back."""
         if self.cohort.device.type == "cuda" and self.graph is None:
             self.graph = capture_graph(self._chunk)
         for tensor in (self.first, *self.sums.values()):
@@ -53,6 +58,9 @@ class Evaluator:
                 self._chunk()
             else:
                 self.graph.replay()
+
+    def read(self) -> Scores:
+        """The results of the last launch, once the device has them."""
         sums = {name: total.tolist() for name, total in self.sums.items()}
         return {
             metric.column(split): [value / count for value in sums[metric.name][i]]

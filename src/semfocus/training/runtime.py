@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from semfocus.config import TrainingConfig
 from semfocus.errors import UsageError, check_int
 from semfocus.fused import fused_parts, refuses
 from semfocus.model import EAGER, ForwardFns
@@ -23,6 +24,10 @@ log = logging.getLogger(__name__)
 # Compiling takes about fifteen seconds on a CPU: it pays from this many FLOP on.
 MIN_FLOP_TO_COMPILE = 2e13
 MAX_THREADS = 256  # that are accepted from a run directory
+# An evaluation of both sets costs a third of an epoch's training. In the longest runs of the paper every second to
+# fourth epoch is enough: epochs to a goal stay exact to a third of a percent of the run.
+MAX_EVALUATIONS = 300
+GPU_JOBS = 4  # cohorts at a time: while one is evaluated, recorded or compiled, the others keep the GPU busy
 MAX_MIXED_LENGTH = 64  # positions: up to here the fused kernels of all mechanisms are of one kind
 LADDER = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)  # epochs whose checkpoints show the course of a training
 
@@ -52,11 +57,11 @@ class Runtime:
     device: str = "auto"
     threads: int | None = None
     compile: Literal["auto", "on", "off"] = "auto"
-    evaluate_every: float = 1.0  # epochs
+    evaluate_every: float | None = None  # epochs; None: whole epochs, few enough to keep to `MAX_EVALUATIONS`
     checkpoint_seconds: float = 30.0
     keep_epochs: tuple[int, ...] = ()  # checkpoints to keep, for measurements; 0: initialisation
     cohort_size: int | None = None
-    jobs: int | None = 1  # cohorts at a time, each in its own process; None: one a core, or one on a GPU
+    jobs: int | None = 1  # cohorts at a time; None: one a core, each in its own process, or `GPU_JOBS` on a GPU
     mix: bool | None = None  # mechanisms of one shape in one cohort; None: on a GPU, which few members do not fill
 
     def __post_init__(self) -> None:
@@ -66,7 +71,7 @@ class Runtime:
             check_int("cohort_size", self.cohort_size, at_least=1)
         if self.jobs is not None:
             check_int("jobs", self.jobs, at_least=1)
-        if not 0 < self.evaluate_every < float("inf"):
+        if self.evaluate_every is not None and not 0 < self.evaluate_every < float("inf"):
             raise UsageError(f"evaluate_every = {self.evaluate_every!r} must be a positive number of epochs")
         if self.compile not in ("auto", "on", "off"):
             raise UsageError(f"compile = {self.compile!r} is not one of auto, on, off")
@@ -94,11 +99,12 @@ class Runtime:
 
     def evaluations(self, steps_per_epoch: int, steps: int) -> Evaluations:
         """When to evaluate a run of this many steps; at most once a step, at least once."""
-        return Evaluations(min(max(1.0, self.evaluate_every * steps_per_epoch), steps), steps)
+        epochs = self.evaluate_every or -(-steps // (steps_per_epoch * MAX_EVALUATIONS))
+        return Evaluations(min(max(1.0, epochs * steps_per_epoch), steps), steps)
 
     def num_jobs(self) -> int:
         """How many cohorts to train at a time."""
-        return self.jobs or (_cores() if self.torch_device().type == "cpu" else 1)
+        return self.jobs or {"cpu": _cores(), "cuda": GPU_JOBS}.get(self.torch_device().type, 1)
 
     def mixing_key(self, spec: Spec) -> tuple[object, ...]:
         """What members of one cohort must share beside their sizes: attention itself where it cannot be mixed.
@@ -128,6 +134,12 @@ class Runtime:
             restored = replace(restored, compile="on" if compiled and _can_compile(device) else "off")
         return restored
 
+    def compiles(self, spec: Spec, training: TrainingConfig) -> bool:
+        """Whether torch's compiler has a part in a training step on a GPU."""
+        return self.compile != "off" and (
+            refuses(spec, self.torch_device()) is not None or training.optimizer != "sgd" or training.weight_decay > 0
+        )
+
     def parts(self, spec: Spec, examples: int, device: torch.device) -> ForwardFns:
         """The model's functions: eager, or compiled if that is asked for or pays for training on this many examples.
 
@@ -138,13 +150,12 @@ class Runtime:
         worth = _worth_compiling(spec, examples, device)
         if self.compile == "off" or (self.compile == "auto" and not worth):
             return EAGER
-        compiled = ForwardFns.compiled()
         if device.type == "cuda":
-            fused = fused_parts(spec, device, compiled.apply_head)
-            if fused is None:
-                log.info("blocks by torch's compiler, not by fused kernels: %s", refuses(spec, device))
-            return fused or compiled
-        return compiled
+            fused = fused_parts(spec, device)
+            if fused is not None:
+                return fused
+            log.info("blocks by torch's compiler, not by fused kernels: %s", refuses(spec, device))
+        return ForwardFns.compiled()
 
 
 def _cores() -> int:

@@ -1,12 +1,14 @@
 """One cohort, trained under the locks of its runs: `train_cohort(jobs, runtime, on_progress, interruption)`.
 
+`training_turns` is the same in turns, between which a GPU may be given the work of other cohorts.
+
 A `Job` is a run to train: its configuration, its task and its directory. Runs that another process holds are left to
 it. A cohort that does not fit into memory is split, down to single runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -74,6 +76,22 @@ def train_cohort(
 
     `too_many` is the size of the cohort that this one was split off from.
     """
+    turns = training_turns(jobs, runtime, on_progress, interruption, too_many)
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            return end.value
+
+
+def training_turns(
+    jobs: Sequence[Job],
+    runtime: Runtime,
+    on_progress: Callback,
+    interruption: Interruption,
+    too_many: int | None = None,
+) -> Generator[None, None, list[str]]:
+    """`train_cohort` in turns: each leaves work queued on the current stream of the GPU."""
     with ExitStack() as locks:
         members = _locked_members(jobs, locks)
         if not members:
@@ -81,7 +99,7 @@ def train_cohort(
         status = members[0].writer.status() or {}
         notes = {} if too_many is None else {"out_of_memory_with": too_many}
         try:
-            Trainer(members, runtime.as_before(status), on_progress, interruption, notes).run()
+            yield from Trainer(members, runtime.as_before(status), on_progress, interruption, notes).turns()
             return []
         except Exception as error:
             if not out_of_memory(error) or len(members) == 1:
@@ -94,7 +112,7 @@ def train_cohort(
     failed = []
     for half in (jobs[: len(jobs) // 2], jobs[len(jobs) // 2 :]):
         if not interruption.signal:
-            failed += train_cohort(half, runtime, on_progress, interruption, len(members))
+            failed += yield from training_turns(half, runtime, on_progress, interruption, len(members))
     return failed
 
 

@@ -7,11 +7,12 @@ or gradient is not finite is not updated any more; nothing here waits for the de
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from semfocus import counter_rng
 from semfocus.model import EAGER, ForwardFns, forward
 from semfocus.training.cohort import Cohort
 
@@ -24,11 +25,8 @@ class TrainStep:
     def __init__(self, cohort: Cohort, parts: ForwardFns = EAGER) -> None:
         self.cohort = cohort
         self.parts = parts
-        compiled = parts is not EAGER
-        self.update = torch.compile(self._update, dynamic=False) if compiled else self._update
-        on_gpu = compiled and cohort.device.type == "cuda"  # not on a CPU: see `ForwardFns.compiled`
-        self.fold_in = torch.compile(counter_rng.fold_in, dynamic=False) if on_gpu else counter_rng.fold_in
         self.training = cohort.configs[0].training
+        self.update = self._chosen_update()
         self.members = torch.arange(cohort.members, device=cohort.device).unsqueeze(-1)
         # Views of the matrix: an update of the matrix updates them.
         views = cohort.spec.layout.split(cohort.parameters)
@@ -43,10 +41,16 @@ class TrainStep:
         rates = cohort.spec.layout.rates()
         self.rates = None if rates is None else rates.to(cohort.device)  # (P,) of moving averages
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.prepared: tuple[int, tuple[Tensor, Tensor]] | None = None  # an epoch that has not begun, and its order
+
+    def prepare_epoch(self, epoch: int) -> None:
+        """Draw the order of an epoch ahead of its beginning."""
+        self.prepared = epoch, self.cohort.order(epoch)
 
     def begin_epoch(self, epoch: int, first: int) -> None:
         """Load the order and the learning rates of an epoch; `first` is the step in it to begin with."""
-        order, weights = self.cohort.order(epoch)
+        prepared, self.prepared = self.prepared, None
+        order, weights = prepared[1] if prepared and prepared[0] == epoch else self.cohort.order(epoch)
         self.order.copy_(order)
         self.weights.copy_(weights)
         self.lrs.copy_(self.cohort.lrs(epoch))
@@ -83,7 +87,21 @@ class TrainStep:
     def seeds(self) -> Tensor | None:
         """(sites, E) the dropout seeds of this step; None where nothing is random."""
         spec = self.cohort.spec
-        return self.fold_in(self.cohort.seeds, self.count, spec.num_dropout_sites) if spec.is_stochastic else None
+        return self.parts.fold_in(self.cohort.seeds, self.count, spec.num_dropout_sites) if spec.is_stochastic else None
+
+    def _chosen_update(self) -> Callable[[Tensor, tuple[Tensor, ...]], None]:
+        """The update by fused kernels where they have it, else compiled where the model is."""
+        fused = self.parts.sgd_update
+        if fused is not None and self.training.optimizer == "sgd" and not self.training.weight_decay:
+            return partial(self._fused_update, fused)
+        return self._update if self.parts is EAGER else torch.compile(self._update, dynamic=False)
+
+    def _fused_update(self, fused: Callable[..., None], loss: Tensor, gradients: tuple[Tensor, ...]) -> None:
+        cohort = self.cohort
+        fused(
+            cohort.parameters, cohort.spec.layout.join(gradients), loss, self.lrs, cohort.alive, cohort.died_at,
+            self.count, self.training.clip,
+        )  # fmt: skip
 
     def _update(self, loss: Tensor, gradients: tuple[Tensor, ...]) -> None:
         """Clip and update each member on its own; one whose loss or gradient is not finite is frozen."""

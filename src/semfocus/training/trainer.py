@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,8 +88,12 @@ class Trainer:
         self.spent_before = 0.0  # seconds, in earlier sessions
         self.first_step = 0
 
-    def run(self) -> None:
-        """Train until every member has ended, or a signal arrives; then statuses say `interrupted`."""
+    def turns(self) -> Iterator[None]:
+        """Train until every member has ended, or a signal arrives; then statuses say `interrupted`.
+
+        Each turn queues work up to an evaluation. On a GPU it has not been done yet when control comes back: whoever
+        asks for the next turn may let other cohorts queue theirs first.
+        """
         with numerics(self.members[0].config.precision, self.threads):
             self._resume()
             self._announce()
@@ -98,7 +102,7 @@ class Trainer:
             self._prepare()
             self._settle()
             while self.members and self.cohort.step < self.total:
-                self._advance()
+                yield from self._advance()
                 if self.interruption.signal:
                     self._stop_here()
                     return
@@ -151,7 +155,7 @@ class Trainer:
         kept = {"kept_epochs": list(self.runtime.keep_epochs)} if self.runtime.keep_epochs else {}
         return {"cohort": self.ids, "steps": self.total, **machine, **kept, **self.notes}
 
-    def _advance(self) -> None:
+    def _advance(self) -> Iterator[None]:
         """Train up to the next evaluation, the end of the epoch, or a signal; evaluate and save if due."""
         step = self.cohort.step
         epoch, inside = divmod(step, self.per_epoch)
@@ -162,7 +166,13 @@ class Trainer:
         self._train_until(target)
         if self.cohort.step < target:
             return
-        ended = self._evaluate() if self.evaluations.is_due(target) else []
+        due, started = self.evaluations.is_due(target), time.monotonic()
+        if due:
+            self.evaluator.launch()
+        if target == (epoch + 1) * self.per_epoch < self.total:
+            self.train_step.prepare_epoch(epoch + 1)  # while a GPU is busy with this one
+        yield
+        ended = self._record_all(self.evaluator.read(), started) if due else []
         keep = target % self.per_epoch == 0 and target // self.per_epoch in self.runtime.keep_epochs
         if keep or ended or self._long_unsaved():
             self._save(keep=keep)
@@ -186,10 +196,8 @@ class Trainer:
                 self.on_progress(self._progress())
                 reported_at = time.monotonic()
 
-    def _evaluate(self) -> list[Ending]:
-        """Evaluate and record every member that is alive; the members that end here."""
-        started = time.monotonic()
-        scores = self.evaluator.scores()
+    def _record_all(self, scores: Scores, started: float) -> list[Ending]:
+        """Record the evaluation of every member that is alive; the members that end here."""
         step, epoch = self.cohort.step, self.cohort.step / self.per_epoch
         lrs = self.cohort.lrs(max(0, (step - 1) // self.per_epoch)).tolist()
         now = time.monotonic()
