@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from semfocus.attention.inspection import observing
-from semfocus.config import ModelConfig, recorded_run_id
+from semfocus.config import POSITIONS, recorded_run_id
 from semfocus.encodings import distance_bias, random_positions, rotated, sinusoidal_encoding, slopes
 from semfocus.errors import UsageError
 from semfocus.fused.block import refuses
@@ -21,7 +20,7 @@ from tests.test_model import batch, engine, rows_of, spec_of
 from tests.training.helpers import states, tiny, trained
 from tests.training.test_learned_attention import stepped
 
-KINDS = get_args(ModelConfig.model_fields["positions"].annotation)
+KINDS = POSITIONS
 CPU = torch.device("cpu")
 
 
@@ -108,14 +107,14 @@ def test_learned_positions_are_looked_up_trained_and_end_where_they_were_learned
     assert ((start - moved).abs().amax(dim=-1) > 0).all()  # each position is used
     spec = spec_of(positions="learned")
     tokens, lengths, _ = batch(width=9, padded=False)
-    with pytest.raises(UsageError, match=r"8 positions were learned, and these sequences have 9.*position_range = 9"):
+    with pytest.raises(UsageError, match=r"8 positions were learned, and these sequences have 9.*learned:9"):
         logits_of(spec, tokens[0], lengths[0])
-    longer = spec_of(positions="learned", position_range=9)
+    longer = spec_of(positions="learned:9")
     assert logits_of(longer, tokens[0], lengths[0]).isfinite().all()
 
 
 def test_random_positions_increase_and_fill_their_range_for_every_length() -> None:
-    spec = spec_of("banded:3+1g", positions="randomized", position_range=101, width=20)
+    spec = spec_of("banded:3+1g", positions="randomized:101", width=20)
     lengths = torch.tensor([[20, 5, 1]]).repeat(2, 1)
     tokens = torch.zeros(2, 3, 21, dtype=torch.int64)
     drawn = torch.stack(
@@ -147,7 +146,7 @@ def test_random_positions_change_from_step_to_step_and_stand_still_in_evaluation
 
 def test_with_a_range_as_long_as_the_sequence_random_positions_are_the_papers() -> None:
     tokens, lengths, _ = batch(padded=False)
-    spec = spec_of(positions="randomized", position_range=8)
+    spec = spec_of(positions="randomized:8")
     torch.testing.assert_close(logits_of(spec, tokens[0], lengths[0]), logits_of(spec_of(), tokens[0], lengths[0]))
     assert sinusoidal_encoding(8, 8, CPU).shape == (8, 8)
 
@@ -170,10 +169,11 @@ def test_fused_blocks_refuse_positions_that_enter_the_scores() -> None:
     ("model", "message"),
     [
         ({"positions": "rope", "d_model": 9}, "rope turns pairs of channels; heads are 9 wide"),
-        ({"position_range": 40}, r"position_range = 40 is for learned and randomized positions"),
-        ({"positions": "learned", "position_range": 4}, r"position_range = 4: sequences have 8 positions"),
-        ({"positions": "randomized", "position_range": 7}, r"choose model.position_range >= 8"),
-        ({"positions": "cosine"}, "positions"),
+        ({"positions": "sine:40"}, "'sine:40': sine positions take no number"),
+        ({"positions": "learned:4"}, r"learned:4: sequences have 8 positions; write learned:8 or more"),
+        ({"positions": "randomized:7"}, "write randomized:8 or more"),
+        ({"positions": "randomized:many"}, "'many' must be a number of positions, for example randomized:64"),
+        ({"positions": "cosine"}, "'cosine' is not one of sine, learned"),
     ],
 )
 def test_positions_that_cannot_be_are_refused_by_field(model, message) -> None:

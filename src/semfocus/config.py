@@ -23,7 +23,9 @@ from semfocus.tasks.registry import task_class
 
 FORMAT = 1  # of `RunConfig.identity`: increase it when the same config gives another result
 # Fields that came later, by their defaults: a run that leaves them as they are keeps its id and its stored settings.
-LATER_FIELDS: dict[str, dict[str, Any]] = {"model": {"positions": "sine", "position_range": None}}
+LATER_FIELDS: dict[str, dict[str, Any]] = {"model": {"positions": "sine"}}
+POSITIONS = ("sine", "learned", "none", "alibi", "rope", "randomized")
+RANGED = ("learned", "randomized")  # may say how many positions there are: learned:64, randomized:2048
 OLD_NAMES = {"until": "stop_accuracy"}  # of training's fields, before 0.2
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
@@ -129,23 +131,46 @@ class ModelConfig(_Part):
     pad_to_multiple: bool = False  # sparse mechanisms pad sequences to a multiple of k; full attention does not
     dropout_in_evaluation: bool = False  # of attention weights
     first_norm_exact: bool = False  # epsilon 0 in the first attention's LayerNorm
-    positions: Literal["sine", "learned", "none", "alibi", "rope", "randomized"] = "sine"
-    position_range: Positive | None = None  # how many positions are learned, or drawn from (None: seq_len; 2048)
+    positions: str = (
+        "sine"  # one of POSITIONS; how many are learned (those of the task) or drawn from (2048) may follow
+    )
+
+    @field_validator("positions")
+    @classmethod
+    def _known_positions(cls, text: str) -> str:
+        kind, colon, number = text.strip().lower().partition(":")
+        if kind not in POSITIONS:
+            raise ValueError(f"model.positions = {text!r} is not one of {', '.join(POSITIONS)}")
+        if not colon:
+            return kind
+        if kind not in RANGED:
+            raise ValueError(f"model.positions = {text!r}: {kind} positions take no number; write {kind!r}")
+        if not (number.isascii() and number.isdigit() and 1 <= int(number) < 2**24):
+            raise ValueError(
+                f"model.positions = {text!r}: {number!r} must be a number of positions, for example {kind}:64"
+            )
+        return f"{kind}:{int(number)}"
 
     @model_validator(mode="after")
     def _heads_fit(self) -> ModelConfig:
         if self.head_width == "split" and self.d_model % self.heads:
             raise ValueError(f"model.d_model = {self.d_model} is not a multiple of model.heads = {self.heads}")
-        if self.positions == "rope" and self.head_dim % 2:
+        if self.position_kind == "rope" and self.head_dim % 2:
             raise ValueError(
                 f"model.positions = rope turns pairs of channels; heads are {self.head_dim} wide: choose an even width"
             )
-        if self.position_range is not None and self.positions not in ("learned", "randomized"):
-            raise ValueError(
-                f"model.position_range = {self.position_range} is for learned and randomized positions; leave it out "
-                f"of model.positions = {self.positions}"
-            )
         return self
+
+    @property
+    def position_kind(self) -> str:
+        """One of POSITIONS."""
+        return self.positions.partition(":")[0]
+
+    @property
+    def position_count(self) -> int | None:
+        """How many positions are learned or drawn from, where it is given."""
+        number = self.positions.partition(":")[2]
+        return int(number) if number else None
 
     @property
     def head_dim(self) -> int:

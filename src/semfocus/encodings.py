@@ -45,10 +45,10 @@ def sinusoidal_encoding(
 
 def positional_encoding(spec: Spec, device: torch.device) -> Tensor:
     """(L, d) what is added to the embeddings, where it is the same for all examples and members."""
-    if spec.model.positions == "sine":
+    if spec.model.position_kind == "sine":
         padding_end = spec.padded_len + spec.alignment_padding
         return sinusoidal_encoding(spec.length, spec.model.d_model, device, padding_end, spec.alignment_padding)
-    if spec.model.positions in ("none", "alibi", "rope"):
+    if spec.model.position_kind in ("none", "alibi", "rope"):
         return torch.zeros(spec.length, spec.model.d_model, device=device)
     raise UsageError(
         f"model.positions = {spec.model.positions} differs from model to model or from example to example; sine, none, "
@@ -65,10 +65,10 @@ def encoding(spec: Spec, table: Tensor | None, lengths: Tensor | None, seeds: Te
         if spec.num_positions > table.shape[1]:
             raise UsageError(
                 f"model.positions = learned: {table.shape[1]} positions were learned, and these sequences have "
-                f"{spec.num_positions}; shorten them, or train with model.position_range = {spec.num_positions}"
+                f"{spec.num_positions}; shorten them, or train with model.positions = learned:{spec.num_positions}"
             )
         return table[:, position_numbers(spec, tokens.device)].unsqueeze(1)
-    if spec.model.positions == "randomized":
+    if spec.model.position_kind == "randomized":
         if seeds is None:
             raise ValueError("randomized positions need seeds")
         sines = sinusoidal_encoding(spec.position_range, spec.model.d_model, tokens.device)

@@ -125,7 +125,7 @@ def block(
     q, k, v = (
         _split_heads(part, spec) for part in _linear(y, qkv_weight, qkv_bias).chunk(3, dim=-1)
     )  # (E, B, H, L, w)
-    if spec.model.positions == "rope":
+    if spec.model.position_kind == "rope":
         q, k = rotated(q, spec), rotated(k, spec)
     attn_out = _attention(q, k, v, padding, seeds, spec, train, of_call(spec.mechanism, spec.normaliser, learned, y))
     if train and any(part.average is not None for _, part in spec.learned):
@@ -149,7 +149,7 @@ def _attention(
 ) -> Tensor:
     """(E, B, H, L, w): each member by its own mechanism; members of one mechanism stand together."""
     outs = []
-    if spec.model.positions == "alibi":
+    if spec.model.position_kind == "alibi":
         bias = distance_bias(spec, q.device, q.dtype)
         hidden = bias if padding.mask is None else torch.where(padding.mask, bias, float("-inf"))
         padding = padding._replace(mask=hidden)
@@ -236,7 +236,7 @@ def _split_heads(x: Tensor, spec: Spec) -> Tensor:
 
 def _position_seeds(spec: Spec, tokens: Tensor) -> Tensor | None:
     """(E, B) what draws randomized positions in evaluation: an example's own tokens, as for other random choices."""
-    return _content(spec, tokens) if spec.model.positions == "randomized" else None
+    return _content(spec, tokens) if spec.model.position_kind == "randomized" else None
 
 
 def _evaluation_seeds(spec: Spec, tokens: Tensor) -> Tensor | None:

@@ -94,10 +94,10 @@ class Spec:
         return tuple(parts)
 
     def _check_positions(self) -> None:
-        if self.model.positions in ("learned", "randomized") and self.num_positions > self.position_range:
+        if self.model.position_kind in ("learned", "randomized") and self.num_positions > self.position_range:
             raise UsageError(
-                f"model.position_range = {self.position_range}: sequences have {self.num_positions} positions; choose "
-                f"model.position_range >= {self.num_positions}"
+                f"model.positions = {self.model.positions}: sequences have {self.num_positions} positions; write "
+                f"{self.model.position_kind}:{self.num_positions} or more"
             )
 
     def _check_objective(self) -> None:
@@ -124,8 +124,8 @@ class Spec:
     @property
     def position_range(self) -> int:
         """The positions that are learned, or that randomized ones are drawn from."""
-        default = DEFAULT_RANGE if self.model.positions == "randomized" else self.num_positions
-        return self.model.position_range or default
+        default = DEFAULT_RANGE if self.model.position_kind == "randomized" else self.num_positions
+        return self.model.position_count or default
 
     @property
     def num_dropout_sites(self) -> int:
@@ -135,7 +135,7 @@ class Spec:
     @property
     def is_stochastic(self) -> bool:
         """Whether a training step needs random numbers: for dropout, to choose keys, or to draw positions."""
-        drawn = self.model.dropout > 0 or self.model.positions == "randomized"
+        drawn = self.model.dropout > 0 or self.model.position_kind == "randomized"
         return drawn or any(part.mechanism.is_stochastic for part, _ in self.by_attention)
 
     @cached_property
@@ -155,7 +155,7 @@ class Layout:
         model = spec.model
         d, m, inner = model.d_model, model.d_mlp, model.heads * model.head_dim
         shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.num_ids, d)}
-        if model.positions == "learned":
+        if model.position_kind == "learned":
             shapes["positions"] = (spec.position_range, d)
         for i in range(model.blocks):
             for name, (inputs, outputs) in {
