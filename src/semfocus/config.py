@@ -131,9 +131,7 @@ class ModelConfig(_Part):
     pad_to_multiple: bool = False  # sparse mechanisms pad sequences to a multiple of k; full attention does not
     dropout_in_evaluation: bool = False  # of attention weights
     first_norm_exact: bool = False  # epsilon 0 in the first attention's LayerNorm
-    positions: str = (
-        "sine"  # one of POSITIONS; how many are learned (those of the task) or drawn from (2048) may follow
-    )
+    positions: str = "sine"  # one of POSITIONS; learned:64 and randomized:2048 say how many there are
 
     @field_validator("positions")
     @classmethod
