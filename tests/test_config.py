@@ -32,6 +32,7 @@ OTHER: dict[str, str] = {
     "task.options": '{"length": 11}',
     "task.train_rows": "51",
     "task.heldout_rows": "21",
+    "task.lengths": "2-10",
     "attention.mechanism": "topk:4",
     "attention.normaliser": "sigmoid",
     "attention.inverse_temperature": "2",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -23,7 +24,7 @@ from semfocus.tasks.registry import task_class
 
 FORMAT = 1  # of `RunConfig.identity`: increase it when the same config gives another result
 # Fields that came later, by their defaults: a run that leaves them as they are keeps its id and its stored settings.
-LATER_FIELDS: dict[str, dict[str, Any]] = {"model": {"positions": "sine"}}
+LATER_FIELDS: dict[str, dict[str, Any]] = {"task": {"lengths": None}, "model": {"positions": "sine"}}
 POSITIONS = ("sine", "learned", "none", "alibi", "rope", "randomized")
 RANGED = ("learned", "randomized")  # may say how many positions there are: learned:64, randomized:2048
 OLD_NAMES = {"until": "stop_accuracy"}  # of training's fields, before 0.2
@@ -41,12 +42,35 @@ class _Part(BaseModel):
 
 
 class TaskConfig(_Part):
-    """What is learned: a task's name or a data file, its options, and the number of examples (None: all of a file)."""
+    """What is learned: a task's name or a data file, its options, and the number of examples (None: all of a file).
+
+    With `lengths` (`1-40`) each training batch has one length drawn from that span, and each held-out example its own;
+    without, every example has the length that the options give.
+    """
 
     name: str
     options: dict[str, Any] = {}
     train_rows: Positive | None = 5000
     heldout_rows: Positive | None = 2000
+    lengths: str | None = None
+
+    @field_validator("lengths")
+    @classmethod
+    def _known_span(cls, text: str | None) -> str | None:
+        if text is None:
+            return None
+        match = re.fullmatch(r"\s*(\d{1,9})\s*-\s*(\d{1,9})\s*", text, flags=re.ASCII)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise ValueError(f"task.lengths = {text!r} must be a shortest and a longest length, for example 1-40")
+        return f"{int(match[1])}-{int(match[2])}"
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The shortest and the longest length of an example, where lengths are drawn."""
+        if self.lengths is None:
+            return None
+        low, _, high = self.lengths.partition("-")
+        return int(low), int(high)
 
     @field_validator("options")
     @classmethod
@@ -66,7 +90,9 @@ class TaskConfig(_Part):
             )
             if is_endless:
                 rows = {"train_rows": cls.default_train_rows, "heldout_rows": cls.default_heldout_rows}
-        return TaskConfig(name=name, options=options or {}, **rows)
+        return TaskConfig(
+            name=name, options=options or {}, train_rows=rows["train_rows"], heldout_rows=rows["heldout_rows"]
+        )
 
     def build(self) -> Task:
         """The task itself."""
@@ -224,6 +250,7 @@ class RunConfig(_Part):
                 f"attention.mechanism = {self.attention.mechanism}: {kind} = {size} exceeds the sequence length "
                 f"{task.seq_len} of task {self.task.name}; choose {kind} <= {task.seq_len}"
             )
+        self._check_lengths(task)
         reason = self.attention.value.refuses(task.seq_len, task.seq_len)
         if reason is not None:
             raise UsageError(f"attention.mechanism = {self.attention.mechanism}: {reason}")
@@ -237,6 +264,18 @@ class RunConfig(_Part):
                 )
             if self.training.drop_one_row and (wanted or available) == 1:
                 raise UsageError(f"training.drop_one_row leaves nothing of task.{field} = 1; choose two rows or more")
+
+    def _check_lengths(self, task: Task) -> None:
+        if self.task.span is None:
+            return
+        if task.size("train") is not None:
+            raise UsageError(
+                f"task.lengths = {self.task.lengths}: the examples of {self.task.name} have lengths of their own; leave "
+                "it out"
+            )
+        if self.training.drop_one_row:
+            raise UsageError("training.drop_one_row breaks up batches of one length; leave it or task.lengths out")
+        task.sample(1, seed=0, lengths=self.task.span)
 
     def rows(self, task: Task) -> tuple[int, int]:
         """The numbers of training and held-out examples of the run."""
