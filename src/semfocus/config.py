@@ -270,8 +270,8 @@ class RunConfig(_Part):
             return
         if task.size("train") is not None:
             raise UsageError(
-                f"task.lengths = {self.task.lengths}: the examples of {self.task.name} have lengths of their own; leave "
-                "it out"
+                f"task.lengths = {self.task.lengths}: the examples of {self.task.name} have lengths of their own; "
+                "leave it out"
             )
         if self.training.drop_one_row:
             raise UsageError("training.drop_one_row breaks up batches of one length; leave it or task.lengths out")
