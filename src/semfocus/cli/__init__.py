@@ -8,7 +8,20 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from semfocus.cli import archive, compare, diagnose, landscape, lengths, report, runs, studies, tasks, theory, verdicts
+from semfocus.cli import (
+    archive,
+    attention,
+    compare,
+    diagnose,
+    landscape,
+    lengths,
+    report,
+    runs,
+    studies,
+    tasks,
+    theory,
+    verdicts,
+)
 from semfocus.errors import SemfocusError, UsageError
 
 
@@ -67,6 +80,7 @@ app.command("verdicts")(verdicts.verdicts_command)
 app.command("export")(verdicts.export_command)
 app.command("report")(report.report_command)
 app.command("diagnose")(diagnose.diagnose_command)
+app.command("show-attention")(attention.show_attention_command)
 app.command("lengths")(lengths.lengths_command)
 app.command("surface")(landscape.surface_command)
 app.command("sharpness")(landscape.sharpness_command)
