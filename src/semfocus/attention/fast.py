@@ -55,6 +55,9 @@ class FastWeights(Normaliser):
         slope = torch.where(keep, self.polynomial(s, self.degree - 1), 0.0) / total
         return slope * (grad - (weights * grad).sum(dim=-1, keepdim=True))
 
+    def __str__(self) -> str:
+        return f"{self.name}:{self.degree}"
+
     def polynomial(self, s: Tensor, degree: int | None = None) -> Tensor:
         """1 + s + ... + s^degree / degree!, from the inside out; its derivative is that of one degree less."""
         value = s.new_ones(()).expand_as(s)

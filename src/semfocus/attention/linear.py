@@ -18,7 +18,7 @@ from semfocus.attention.inspection import AttentionInfo
 
 MAX_FACTORISED = 2  # degree: beyond it the sums are larger than the matrix of scores of any length that fits
 CHUNK = 64  # queries whose scores among themselves are computed directly, in causal attention
-FASTER_FROM = {1: 1, 2: 4}  # by degree: keys per D^p from which this is faster (benchmarks/attention.py)
+FASTER_FROM = {1: 1, 2: 4}  # by degree: keys per D^p from which this was faster in each case that was measured
 
 
 def linear(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
