@@ -5,12 +5,22 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo verdicts browser test test-all test-gpu check format clean
+.PHONY: demo verdicts docs build browser test test-all test-gpu check format lock clean
 
-$(READY): pyproject.toml constraints.txt
+# Everything but torch is pinned with its hashes; torch is pinned, and which of its builds (CPU or GPU) is pip's choice.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+$(READY): pyproject.toml constraints.txt requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) --no-deps "$$(grep '^torch==' constraints.txt)"
+	$(PIP) --require-hashes -r requirements.txt
+	$(PIP) --no-deps --no-build-isolation -e .
 	touch $(READY)
+
+# The versions of constraints.txt, what they need in turn, and the hashes of all files of each. Needs uv.
+lock:
+	echo "hatchling\neditables" | uv pip compile pyproject.toml - --extra dev --constraint constraints.txt --universal \
+	  --python-version 3.11 --generate-hashes --no-emit-package torch --no-emit-index-url --no-emit-find-links \
+	  --no-annotate --no-header $(LOCK_OPTIONS) --output-file requirements.txt
 
 demo: $(READY)
 	$(BIN)/semfocus compare even_pairs --quick
@@ -18,6 +28,16 @@ demo: $(READY)
 # Verdicts, figures and page from the published runs alone: nothing is trained.
 verdicts: $(READY)
 	$(BIN)/semfocus rebuild results/paper --out build/paper
+
+# The site, into site/: a broken link, or a public name without a page or a docstring, fails. Nothing is fetched.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Wheel and source archive, into dist/, as they would be uploaded.
+build: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -56,4 +76,4 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist site

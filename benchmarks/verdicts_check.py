@@ -1,22 +1,37 @@
-"""How often is a mechanism that generalises worse called "as good", and one that is as good called so?
+"""What verdicts come to when the truth is known: size and power of every rule, and of "as good" alone.
 
     python benchmarks/verdicts_check.py                       # the tables of docs/verdicts.md, some minutes on one core
-    python benchmarks/verdicts_check.py --table rare --repetitions 500
+    python benchmarks/verdicts_check.py --table claims --repetitions 20000
 
-The data are those of statistics_check.py. The rule that verdicts use is compared with the t interval alone.
+`claims` judges simulated runs (simulated_runs.py, verdict_worlds*.py) with the functions that judge real ones; `seeds`
+asks how many a speed-up takes. These two take a twentieth of the repetitions. The others are about accuracy: their data
+are those of statistics_check.py, and the rule that verdicts use is compared with the t interval alone.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 from scipy.special import ndtri
 
 from semfocus.analysis import Accuracies, accuracy_difference
 from semfocus.analysis.accuracy import noninferiority_test
+from semfocus.analysis.verdicts import CLAIMS, OUTCOMES
+from semfocus.analysis.verdicts.evidence import conclude
+from semfocus.analysis.verdicts.settings import TASKS
+from simulated_runs import HOLDS, MIXED, NOT, OPEN, Cells, World, pair
 from statistics_check import correlated_normals, print_table, print_tables, simulate_accuracies
+from verdict_worlds import WORLDS
+from verdict_worlds_measured import MEASURED_WORLDS
 
+SHARE = 20  # of the repetitions that the two tables of whole verdicts take
+# What claims too much, by what an endless study would say. Where that is "mixed", "does not hold" is true of the claim
+# as a whole; where it is "not decided", the truth lies on an edge.
+WRONG = {HOLDS: (MIXED, NOT), MIXED: (HOLDS,), NOT: (HOLDS, MIXED), OPEN: (HOLDS, MIXED, NOT)}
 CORRELATIONS = (0.0, 0.5, 0.9)
 
 
@@ -82,7 +97,53 @@ def rare_table(repetitions: int) -> None:
     print_table("Runs that are stuck now and then, called as good", heads, rows)
 
 
-TABLES = {"worse": worse_table, "better": better_table, "rare": rare_table}
+def claims_table(repetitions: int) -> None:
+    """Print how often each outcome is reached in each simulated study."""
+    rows = []
+    worlds = sorted(WORLDS + MEASURED_WORLDS, key=lambda world: int(world.claim[1:]))
+    for world in track(worlds, "claims", console=Console(stderr=True)):
+        shares = outcomes(world, max(1, repetitions // SHARE))
+        wrong = sum(shares[outcome] for outcome in WRONG[world.truth])
+        rows.append(
+            (world.claim, world.name, world.truth, *(f"{shares[name]:.3f}" for name in OUTCOMES), f"{wrong:.3f}")
+        )
+    print_table("Every rule, by what is true", ("claim", "what is true", "right", *OUTCOMES, "wrong"), rows)
+
+
+def outcomes(world: World, repetitions: int) -> dict[str, float]:
+    """The share of repetitions with each outcome, by the functions that judge real runs."""
+    (claim,) = (known for known in CLAIMS if known.id == world.claim)
+    counts = Counter(
+        conclude(claim, claim.parts(settings, measurements)).outcome
+        for settings, measurements in Cells(world.cells, world.key).worlds(repetitions)
+    )
+    return {outcome: counts[outcome] / repetitions for outcome in OUTCOMES}
+
+
+def seeds_table(repetitions: int) -> None:
+    """Print the power of C1 by the number of seeds: on one task, and on all eight at once."""
+    (claim,) = (known for known in CLAIMS if known.id == "C1")
+    cases = [(spread, ratio, n) for spread in (0.15, 0.25) for ratio in (1.15, 1.3, 1.5, 2.0) for n in (10, 20, 30)]
+    count, rows = max(1, repetitions // SHARE), []
+    for spread, ratio, n in track(cases, "seeds", console=Console(stderr=True)):
+        cells = [pair(task, ratio, seeds=n, spread=spread) for task in TASKS]
+        shown, whole = 0, 0
+        for settings, measurements in Cells(cells, f"seeds/{spread}/{ratio}/{n}").worlds(count):
+            parts = claim.parts(settings, measurements)
+            shown += sum(part.decision == "yes" for part in parts)
+            whole += conclude(claim, parts).outcome == "holds"
+        rows.append((f"{spread:g}", f"{ratio:g}x", n, shown / count / len(TASKS), whole / count))
+    heads = ("spread", "speed-up", "seeds", "shown on one task", "on all eight")
+    print_table("C1: what ten, twenty and thirty seeds can show", heads, rows)
+
+
+TABLES = {
+    "claims": claims_table,
+    "seeds": seeds_table,
+    "worse": worse_table,
+    "better": better_table,
+    "rare": rare_table,
+}
 
 
 if __name__ == "__main__":

@@ -60,6 +60,9 @@ OTHER: dict[str, str] = {
     "training.drop_one_row": "true",
     "training.stop_accuracy": "0.95",
     "training.patience": "3",
+    "training.patience_on": "validation",
+    "training.evaluate_test": "true",
+    "training.tuned": "lr of 0.1, 0.3",
     "seed": "8",
     "precision": "tf32",
     "label": "mine",
@@ -92,6 +95,7 @@ def test_all_these_ids_are_different() -> None:
         ["attention.mechanism= TOPK:3 "],
         ["training.clip=0.50"],
         ["attention.inverse_temperature=1"],
+        ["training.patience_on=training", "training.evaluate_test=false", "training.tuned="],  # later fields
     ],
 )
 def test_what_does_not_decide_the_result_leaves_the_id_as_it_is(overrides: list[str]) -> None:

@@ -39,7 +39,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "execution": {"errors", "lazy", "registry", "plugins", "config", "tasks", "store", "training"},
     "analysis": {
-        "errors", "lazy", "randomness", "store", "tasks", "attention", "recipes", "measurements", "training", "theory",
+        "errors", "lazy", "randomness", "config", "store", "tasks", "attention", "recipes", "measurements", "training",
+        "theory",
     },
     "archive": {"errors", "config", "store", "analysis"},
     "landscape": {

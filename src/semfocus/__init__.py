@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from semfocus.training import Runtime, load
     from semfocus.training.objective import register_objective
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Attention",

@@ -12,33 +12,49 @@ import json
 import re
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from semfocus.attention.mechanisms import Mechanism, parse_mechanism
 from semfocus.attention.normalisers import parse_normaliser
-from semfocus.errors import UsageError
+from semfocus.errors import CorruptData, UsageError
 from semfocus.tasks import SPLITS, Task, get_task, task_names
 from semfocus.tasks.registry import task_class
+from semfocus.tasks.stored import is_stored, stored_path
 
 FORMAT = 1  # of `RunConfig.identity`: increase it when the same config gives another result
-# Fields that came later, by their defaults: a run that leaves them as they are keeps its id and its stored settings.
-LATER_FIELDS: dict[str, dict[str, Any]] = {"task": {"lengths": None}, "model": {"positions": "sine"}}
 POSITIONS = ("sine", "learned", "none", "alibi", "rope", "randomized")
 RANGED = ("learned", "randomized")  # may say how many positions there are: learned:64, randomized:2048
 OLD_NAMES = {"until": "stop_accuracy"}  # of training's fields, before 0.2
+# Fields that came later. At their defaults they are not written, so that runs keep their ids.
+LATER = {"patience_on": "training", "evaluate_test": False, "tuned": "", "lengths": None, "positions": "sine"}
 
+MAX_TOKENS = 2**28  # of one split: two gigabytes while it is drawn
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 # Larger than any model here, and small enough that an untrusted config cannot exhaust the memory.
 Few = Annotated[int, Field(ge=1, le=1024)]
 Width = Annotated[int, Field(ge=1, le=2**16)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=3e38, allow_inf_nan=False)]  # what a float32 holds
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @model_serializer(mode="wrap")
+    def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = handler(self)
+        return {name: value for name, value in fields.items() if name not in LATER or value != LATER[name]}
 
 
 class TaskConfig(_Part):
@@ -94,9 +110,9 @@ class TaskConfig(_Part):
             name=name, options=options or {}, train_rows=rows["train_rows"], heldout_rows=rows["heldout_rows"]
         )
 
-    def build(self) -> Task:
-        """The task itself."""
-        return get_task(self.name, **self.options)
+    def build(self, root: Path | None = None) -> Task:
+        """The task itself; data that were given from memory lie in the store at `root`."""
+        return get_task(stored_path(self.name, root) if is_stored(self.name) else self.name, **self.options)
 
 
 class AttentionConfig(_Part):
@@ -204,7 +220,8 @@ class ModelConfig(_Part):
 class TrainingConfig(_Part):
     """How it learns. A run ends early at `stop_accuracy`, or after `patience` epochs without a gain.
 
-    Both concern the metric by which the task's objective is learned: training accuracy in classification. An objective
+    Both concern the metric by which the task's objective is learned: training accuracy in classification; patience
+    may watch the loss on held-out examples instead, and results are then those of the best such epoch. An objective
     that is learned by another quantity than a share stops at its own threshold if `stop_accuracy` is given.
     """
 
@@ -216,10 +233,13 @@ class TrainingConfig(_Part):
         0.9995  # factor of the learning rate, once an epoch
     )
     clip: Rate | None = 0.5  # the largest norm of the gradient over all parameters
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=3e38, allow_inf_nan=False)] = 0.0
     drop_one_row: bool = False  # omit one shuffled training example an epoch, and the last one in evaluation
     stop_accuracy: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     patience: Positive | None = None
+    patience_on: Literal["training", "validation"] = "training"  # validation: the loss on held-out examples
+    evaluate_test: bool = False  # the test split too, at each evaluation; nothing is decided by it
+    tuned: Annotated[str, Field(max_length=200)] = ""  # how the learning rate was chosen; empty: it was given
 
     @model_validator(mode="before")
     @classmethod
@@ -262,8 +282,16 @@ class RunConfig(_Part):
                 raise UsageError(
                     f"task.{field} = {wanted} exceeds the {available} rows of the {split} split; choose fewer"
                 )
+            if (wanted or available or 0) * task.seq_len > MAX_TOKENS:
+                raise UsageError(
+                    f"task.{field} = {wanted or available} rows of {task.seq_len} tokens are more than {MAX_TOKENS} "
+                    "tokens, the most that a run may hold; choose fewer rows or shorter ones"
+                )
             if self.training.drop_one_row and (wanted or available) == 1:
                 raise UsageError(f"training.drop_one_row leaves nothing of task.{field} = 1; choose two rows or more")
+
+        if self.training.evaluate_test and task.size("test") == 0:
+            raise UsageError("training.evaluate_test needs rows of a test split; choose test_share above 0")
 
     def _check_lengths(self, task: Task) -> None:
         if self.task.span is None:
@@ -277,6 +305,10 @@ class RunConfig(_Part):
             raise UsageError("training.drop_one_row breaks up batches of one length; leave it or task.lengths out")
         task.sample(1, seed=0, lengths=self.task.span)
 
+    def test_rows(self, task: Task) -> int:
+        """The number of test examples of a run that evaluates them: all of them, or as many as are held out."""
+        return task.size("test") or self.rows(task)[1]
+
     def rows(self, task: Task) -> tuple[int, int]:
         """The numbers of training and held-out examples of the run."""
         train, heldout = self.task.train_rows, self.task.heldout_rows
@@ -285,7 +317,6 @@ class RunConfig(_Part):
     def identity(self, task: Task) -> dict[str, Any]:
         """All that decides the result, as plain JSON: a file's content instead of its path, no label."""
         fields = self.model_dump(mode="json", exclude={"label": True, "task": {"name", "options"}})
-        fields = without_later_defaults(fields)
         for old, new in OLD_NAMES.items():  # the identity keeps its names, so that runs keep their ids
             fields["training"][old] = fields["training"].pop(new)
         return {"format": FORMAT, **fields, "data": task.fingerprint()}
@@ -307,20 +338,23 @@ def recorded_run_id(document: Mapping[str, Any]) -> str | None:
     if not isinstance(fields["task"], dict) or not isinstance(fields["training"], dict):
         return None
     fields["task"] = {name: value for name, value in fields["task"].items() if name not in ("name", "options")}
-    fields = without_later_defaults(fields)
     old_names = {new: old for old, new in OLD_NAMES.items()}
     fields["training"] = {old_names.get(name, name): value for name, value in fields["training"].items()}
     return _hash_of({"format": FORMAT, **fields, "data": document["data"]})
 
 
-def without_later_defaults(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a config as JSON, without later ones that have their defaults."""
-    kept = dict(fields)
-    for part, defaults in LATER_FIELDS.items():
-        if isinstance(fields.get(part), dict):
-            own = fields[part]
-            kept[part] = {name: own[name] for name in own if name not in defaults or own[name] != defaults[name]}
-    return kept
+def check_recorded_id(document: Mapping[str, Any], run_id: str, is_sealed: bool) -> None:
+    """Raise CorruptData where the fields of a config.json do not come to the id of their run.
+
+    `is_sealed` says that the document's own checksum is right. Only then may it lack fields that an id is made of.
+    """
+    recorded = recorded_run_id(document)
+    if recorded is None and not is_sealed:
+        raise CorruptData(f"config.json lacks fields that the id of run {run_id} is made of; it was edited or damaged")
+    if recorded not in (None, run_id):
+        raise CorruptData(
+            f"config.json is not what run {run_id} was named after ({recorded}); it was edited or damaged"
+        )
 
 
 def _hash_of(identity: Mapping[str, Any]) -> str:

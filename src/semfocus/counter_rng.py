@@ -55,11 +55,19 @@ def in_functorch() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def is_traced() -> bool:
+    """Whether operations are recorded or transformed: the data at hand are then an example, or not there at all."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or in_functorch()
+        or torch._C._len_torch_dispatch_stack() > 0  # fake tensors, make_fx
+    )
+
+
 def _suits_numpy(*tensors: Tensor) -> bool:
     """Whether these are ordinary CPU tensors, and nothing traces the operations on them."""
-    if torch.compiler.is_compiling() or in_functorch():
-        return False
-    return all(type(tensor) is Tensor and tensor.device.type == "cpu" for tensor in tensors)
+    return not is_traced() and all(type(tensor) is Tensor and tensor.device.type == "cpu" for tensor in tensors)
 
 
 def _random_bits_by_numpy(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

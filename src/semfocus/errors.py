@@ -24,6 +24,14 @@ class DataError(UsageError):
     """A data file or array cannot be read as a task."""
 
 
+class BadRow(DataError):
+    """One row of a user's data cannot be used; `number` says which, `problem` why."""
+
+    def __init__(self, place: str, number: int, problem: str) -> None:
+        super().__init__(f"{place}: {problem}")
+        self.number, self.problem = number, problem
+
+
 class MissingExtra(SemfocusError, ImportError):
     """A feature needs an optional dependency that is not installed."""
 
@@ -71,6 +79,19 @@ def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> Us
     nearest = difflib.get_close_matches(str(name), names, n=1)
     guess = f"; did you mean {nearest[0]!r}?" if nearest else ";"
     return UsageError(f"unknown {kind} {name!r}{guess} known: {', '.join(names) or 'none'}{hint}")
+
+
+def printable(text: str) -> str:
+    r"""Return a text in which control characters and halves of surrogate pairs stand as escapes; lines stay.
+
+    Anybody may have written the name of a run's task: a terminal would obey the escape sequence in it.
+
+    >>> printable("red \x1b[31m")
+    'red \\x1b[31m'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def check_int(name: str, value: Any, at_least: int | None = None, at_most: int | None = None) -> int:

@@ -1,23 +1,31 @@
-"""The simulations of benchmarks/statistics_check.py, so that tests and published tables draw the same data."""
+"""The simulations of benchmarks/, so that tests and published tables draw the same data."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "statistics_check.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def _imported(name: str) -> ModuleType:
+    """A script as a module; those that it imports lie beside it."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        return import_module(name)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
 
 
 @pytest.fixture(scope="session")
 def simulation() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("semfocus_statistics_check", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return _imported("statistics_check")
+
+
+@pytest.fixture(scope="session")
+def verdict_simulation() -> ModuleType:
+    return _imported("verdicts_check")

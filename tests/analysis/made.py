@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from semfocus.analysis.records import Record
 from semfocus.analysis.verdicts import CLAIMS, Verdict
 from semfocus.analysis.verdicts.evidence import conclude
 from semfocus.analysis.verdicts.settings import TASKS, settings_from
+from semfocus.config import recorded_run_id
 from semfocus.config_files import apply_overrides
 from semfocus.measurements import Malformed, Measurement
 from semfocus.measurements.store import KINDS
@@ -55,8 +55,7 @@ def run(
         }
         for epoch in epochs
     ]
-    name = hashlib.sha256(json.dumps([config, state], sort_keys=True).encode()).hexdigest()[:16]
-    return Record(name, config, rows, state, 1.0)
+    return Record(recorded_run_id(config), config, rows, state, 1.0)
 
 
 @cache

@@ -91,3 +91,10 @@ def test_findings_are_values_and_their_text_is_written_from_them() -> None:
         " got to 95 % (3 of 3 seeds) very as fast as full attention (0 of 3 seeds)."
     )
     assert (hint.kind, hint.mechanism, hint.comparisons) == ("hint", "", 1)
+
+
+def test_a_threshold_that_needs_no_learning_is_said_to_show_nothing() -> None:
+    runs = [record(mechanism, 1, [0.5, 0.96]) for mechanism in ("full", "topk:5")]
+    first = compare_records("mail", runs, {"chance": 0.5, "majority": 0.96}).sentences()[0]
+    assert first.startswith("Without learning 96.0% are right: 95% training accuracy shows nothing")
+    assert "shows nothing" not in " ".join(compare_records("mail", runs, {"majority": 0.94}).sentences())

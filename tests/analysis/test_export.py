@@ -6,6 +6,7 @@ import builtins
 import csv
 import math
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,49 @@ def test_a_formula_is_neutralised_in_csv_and_kept_as_it_is_in_parquet(tmp_path: 
     assert [exported[f"{i}" * 8] for i in range(7)] == [*(f"'{label}" for label in labels[:5]), *labels[5:]]
     kept = {row["run"]: row["label"] for row in rows(tmp_path / "out.parquet")}
     assert [kept[f"{i}" * 8] for i in range(7)] == labels
+
+
+def test_a_formula_is_neutralised_in_a_heading_and_where_a_line_of_a_cell_begins(tmp_path: Path) -> None:
+    names, label = ["=1+1", "+x"], "a\n=1+1\r\n @x"
+    records = [
+        small(config={"label": label, **dict.fromkeys(names, 1)}),
+        small("b" * 8, **{"=cmd|m": 2.5, "note": "=x"}),
+    ]
+    export_records(records, tmp_path / "out.csv", "csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        heading, *lines = csv.reader(file)
+    cells = [*heading, *(cell for line in lines for cell in line)]
+    assert {"'=1+1", "'+x", "'=cmd|m", "note", "'=x"} <= {*cells}
+    assert "a\n'=1+1\r\n' @x" in cells
+    assert not [cell for cell in cells if re.search("(^|[\r\n])[ ]*[=+@]", cell)]
+
+
+def test_names_that_differ_in_case_only_or_are_empty_stop_nothing(tmp_path: Path) -> None:
+    records = [small(config={"rate": 1, "RATE": 2, "": 3}), small("b" * 8, {"Rate": 4})]
+    for to in ("csv", "parquet"):
+        export_records(records, tmp_path / f"out.{to}", to)
+        names = [*rows(tmp_path / f"out.{to}")[0]]
+        assert {"rate", "RATE_2", "unnamed", "Rate_3"} <= {*names}
+
+
+def test_a_text_in_the_metrics_of_one_run_leaves_those_of_the_others(tmp_path: Path) -> None:
+    export_records([small(note="fine"), small("b" * 8, note=2.5), small("c" * 8)], tmp_path / "o.parquet", "parquet")
+    assert {row["run"][0]: row["note"] for row in rows(tmp_path / "o.parquet")} == {"a": "fine", "b": "2.5", "c": None}
+
+
+def test_a_disk_that_fills_while_the_database_writes_is_a_storage_error(tmp_path: Path) -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # else the write ends the process
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(StorageError, match="cannot write"):
+            export_records([small()], tmp_path / "o.parquet", "parquet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_names_with_quotes_and_fields_that_collide_lose_nothing(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from semfocus.store import RunDirectory, RunStore, write_measurement
 from tests.analysis.made import run
 from tests.analysis.test_verdicts_cli import stored
 from tests.measurements import payloads
+from tests.store.helpers import reseal
 
 CONFIG = {
     "task": {"name": "parity"},
@@ -41,6 +42,8 @@ def made(root: Path, run_id: str, rows: int = 2, state: str | None = "done", con
 
 
 def put(run: RunDirectory, text: str) -> RunDirectory:
+    """With these metrics, of which no status says what they were."""
+    (run.path / "status.json").unlink(missing_ok=True)
     (run.path / "metrics.jsonl").write_text(text)
     return run
 
@@ -241,9 +244,7 @@ def test_the_best_value_of_a_loss_is_the_smallest() -> None:
 def test_an_objective_that_is_no_name_is_a_fault_of_its_run_alone(objective: object, tmp_path: Path) -> None:
     stored(tmp_path, [run("parity", "full", seed) for seed in (1, 2)])
     path = tmp_path / run("parity", "full", 1).id / "config.json"
-    document = json.loads(path.read_text())
-    document["config"]["objective"] = objective
-    path.write_text(json.dumps(document))
+    reseal(path, lambda document: document["config"].update(objective=objective))
     results = Results.load(tmp_path)
     assert [(fault.name, fault.kind) for fault in results.faults] == [(run("parity", "full", 1).id, "corrupt")]
     assert len(results.records) == 1

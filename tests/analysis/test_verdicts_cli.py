@@ -42,7 +42,7 @@ def test_one_line_a_claim_each_starting_with_its_id(store: Path) -> None:
     assert called.exit_code == 0
     lines = called.stdout.splitlines()
     assert [line.split()[0] for line in lines] == [f"C{i}" for i in range(1, 15)]
-    assert lines[0].startswith("C1   holds in part    Top-k attention")
+    assert lines[0].startswith("C1   not decided, 1 of 8 parts run: Top-k attention")
     assert "18 runs, even_pairs: 2.9" in lines[0]
     assert "notes.txt: unrecognised" in called.stderr
     assert called.stderr.count("interrupted, left out") == 2
@@ -60,7 +60,9 @@ def test_at_length_it_gives_rule_effect_interval_p_runs_and_reason(store: Path) 
 def test_for_machines_it_is_json_with_faults_and_unfinished_runs(store: Path) -> None:
     document = json.loads(call("verdicts", store, "--json").stdout)
     assert [verdict["claim"] for verdict in document["verdicts"]] == [f"C{i}" for i in range(1, 15)]
-    assert document["verdicts"][0]["outcome"] == "holds in part"
+    assert document["verdicts"][0]["outcome"] == "not decided"
+    assert document["verdicts"][0]["judged"] == [1, 8]
+    assert document["verdicts"][0]["seeds"] is None
     assert document["runs"] == 20
     assert len(document["unfinished"]) == 2
     assert document["faults"] == [{"name": "notes.txt", "what": "unrecognised: not a run directory"}]
@@ -69,7 +71,7 @@ def test_for_machines_it_is_json_with_faults_and_unfinished_runs(store: Path) ->
 def test_missing_data_are_an_answer_and_a_missing_store_is_an_error(tmp_path: Path) -> None:
     called = call("verdicts", tmp_path)
     assert called.exit_code == 0
-    assert called.stdout.count("not enough data") == 14
+    assert called.stdout.count("not decided, 0 of ") == 14
     assert isinstance(call("verdicts", tmp_path / "nothing").exception, UsageError)
 
 

@@ -11,17 +11,16 @@ from semfocus.tasks import get_task
 from tests.analysis.made import both, run, verdict
 
 
-def _baseline(task: str) -> float:
-    known = get_task(task).baselines
-    return max(known["chance"], known["majority"])
+def _best_shortcut(task: str) -> float:
+    return max(get_task(task).baselines.values())
 
 
 def _full(generalising=GENERALISING, fits: bool = True, tasks=TASKS, seeds: int = 10, **more) -> list[Record]:
-    """Full attention: 90 % on the tasks that generalise, within a point of the baseline on the others."""
+    """Full attention: 90 % on the tasks that generalise, within a point of the best shortcut on the others."""
     records = []
     for task in tasks:
         for seed in range(seeds):
-            level = 0.9 if task in generalising else _baseline(task) + 0.002 * (seed % 5 - 2)
+            level = 0.9 if task in generalising else _best_shortcut(task) + 0.002 * (seed % 5 - 2)
             records.append(run(task, "full", seed, at=20 if fits else None, fits=fits, heldout=level, **more))
     return records
 
@@ -32,11 +31,30 @@ def test_c4_holds_for_the_four_tasks_that_the_paper_names() -> None:
     assert judged.runs == 80
 
 
-def test_c4_holds_in_part_when_a_fifth_task_generalises_or_none_fits() -> None:
+def test_c4_is_mixed_when_a_fifth_task_generalises_or_none_fits() -> None:
     judged = verdict("C4", _full((*GENERALISING, "parity")))
-    assert judged.outcome == "holds in part"
-    assert "1 refuted: parity: stays near its baseline (90.0% against 50.0%)" in judged.because
-    assert verdict("C4", _full(fits=False)).outcome == "holds in part"
+    assert judged.outcome == "mixed"
+    assert "1 refuted: parity: does not generalise (90.0% against 50.0%)" in judged.because
+    assert verdict("C4", _full(fits=False)).outcome == "mixed"
+
+
+@pytest.mark.parametrize(
+    ("task", "level", "shortcut"), [("listops", 0.271, "36.0%"), ("stack_manipulation", 0.52, "83.4%")]
+)
+def test_c4_calls_a_task_generalised_only_beyond_its_best_shortcut(task: str, level: float, shortcut: str) -> None:
+    """27 % on ListOps is more than the most common answer (16.5 %) and less than the root operator gives (36 %)."""
+    others = _full(tasks=[other for other in TASKS if other != task])
+    below = [run(task, "full", seed, heldout=level + 0.001 * (seed % 3)) for seed in range(10)]
+    judged = verdict("C4", others + below)
+    assert judged.outcome == "mixed"
+    assert f"1 refuted: {task}: generalises ({level + 0.0009:.1%} against {shortcut})" in judged.because
+
+
+def test_a_level_below_the_baseline_is_no_generalisation() -> None:
+    """A model that memorises may do worse than the most common answer; the old rule called that generalising."""
+    others = _full(tasks=[task for task in TASKS if task != "modular_arithmetic"])
+    memorised = [run("modular_arithmetic", "full", s, heldout=0.21 + 0.001 * (s % 3)) for s in range(10)]
+    assert verdict("C4", others + memorised).outcome == "holds"
 
 
 def test_c4_does_not_hold_when_nothing_fits_and_the_wrong_tasks_generalise() -> None:
@@ -44,22 +62,21 @@ def test_c4_does_not_hold_when_nothing_fits_and_the_wrong_tasks_generalise() -> 
     assert verdict("C4", _full(others, fits=False)).outcome == "does not hold"
 
 
-def test_near_chance_is_an_interval_within_two_points_and_not_a_difference_that_is_not_significant() -> None:
+def test_not_generalising_is_an_interval_below_the_bar_and_not_a_difference_that_is_not_significant() -> None:
     def parity(levels: list[float]) -> list[Record]:
         return [run("parity", "full", seed, heldout=level) for seed, level in enumerate(levels)]
 
     near = verdict("C4", parity([0.50, 0.51, 0.49, 0.50, 0.51, 0.49, 0.50, 0.50, 0.51, 0.49]))
-    assert "parity: stays near its baseline (50.0%" in near.because
+    assert "parity: does not generalise (50.0%" in near.because.split(" never run")[0]
     wide = verdict("C4", parity([0.44, 0.56, 0.42, 0.58, 0.47, 0.53, 0.45, 0.55, 0.50, 0.50]))
-    assert "undecided" in wide.because
-    assert "parity: stays near its baseline (50.0% against 50.0%)" in wide.because.split("undecided")[1]
+    assert "parity: does not generalise (50.0% against 50.0%; about" in wide.because.split("undecided")[1]
 
 
 @pytest.mark.parametrize("seeds", [1, 5])
 def test_c4_says_nothing_of_few_runs_or_of_runs_that_stop_early(seeds: int) -> None:
-    assert verdict("C4", _full(seeds=seeds)).outcome == "not enough data"
+    assert verdict("C4", _full(seeds=seeds)).outcome == "not decided"
     stopped = verdict("C4", _full(changes={"training.stop_accuracy": 0.95}))
-    assert stopped.outcome == "not enough data"
+    assert stopped.outcome == "not decided"
     assert "trained to the last epoch" in stopped.because
 
 
@@ -91,9 +108,9 @@ def test_c5_holds_when_top_k_is_as_good_and_earlier_everywhere() -> None:
     assert verdict("C5", _pairs(0.9, 0.97)).outcome == "holds"
 
 
-def test_c5_holds_in_part_when_it_is_as_good_but_later() -> None:
+def test_c5_is_mixed_when_it_is_as_good_but_later() -> None:
     judged = verdict("C5", _pairs(0.9, 0.9, full_at=20, topk_at=60))
-    assert judged.outcome == "holds in part"
+    assert judged.outcome == "mixed"
     assert "8 of 16 shown" in judged.because
     assert "8 refuted" in judged.because
 
@@ -103,13 +120,26 @@ def test_c5_does_not_hold_when_top_k_is_worse_and_later() -> None:
 
 
 def test_c5_says_nothing_of_five_seeds() -> None:
-    assert verdict("C5", _pairs(0.9, 0.9, seeds=5)).outcome == "not enough data"
+    judged = verdict("C5", _pairs(0.9, 0.9, seeds=5))
+    assert judged.outcome == "not decided"
+    assert judged.seeds == 10  # "as well" is not said of fewer pairs
 
 
-def test_earlier_is_not_asked_where_full_attention_learns_nothing_that_carries_over() -> None:
-    judged = verdict("C5", _pairs(0.5, 0.5, ["parity"]))
-    assert "of 15 shown" in judged.because  # seven other tasks have both parts
-    assert "parity: earlier" not in judged.because
+def test_tasks_on_which_neither_arm_generalises_are_not_applicable() -> None:
+    """Both at 21 % of Modular Arithmetic, top-k 3 points lower: that refutes nothing, since neither generalises."""
+    others = _pairs(0.9, 0.9, [task for task in TASKS if task != "modular_arithmetic"])
+    judged = verdict("C5", others + _pairs(0.24, 0.21, ["modular_arithmetic"]))
+    assert (judged.outcome, judged.judged) == ("holds", (14, 14))
+    names = "modular_arithmetic: as well, modular_arithmetic: earlier"
+    why = f"2 not applicable: {names} (neither arm does better than guessing)"
+    assert why in judged.because
+    one = verdict("C5", others + _pairs(0.24, 0.9, ["modular_arithmetic"]))
+    assert "1 not applicable: modular_arithmetic: earlier (full does no better than guessing)" in one.because
+
+
+def test_a_task_between_guessing_and_its_best_shortcut_still_compares_the_arms() -> None:
+    """27 and 31 % on ListOps are below the root operator's 36 %, and yet more than guessing."""
+    assert "listops: as well (+4.0 points)" in verdict("C5", _pairs(0.27, 0.31, ["listops"])).because
 
 
 def test_a_diverged_run_counts_as_guessing_and_not_with_what_it_knew_before() -> None:

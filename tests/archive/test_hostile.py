@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from semfocus.archive.manifest import PackedFile
 from semfocus.archive.pack import pack
 from semfocus.archive.unpack import unpack
 from semfocus.errors import CorruptData, OtherFormat, SemfocusError, UsageError
 from semfocus.store import RunStore
+from tests.store.helpers import reseal
 from tests.training.helpers import tiny, trained
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
@@ -131,10 +133,21 @@ def test_another_format_is_named(archive: Path) -> None:
 
 def test_a_config_that_is_not_what_the_run_is_named_after_is_refused(archive: Path, tmp_path: Path) -> None:
     (run,) = [entry.path for entry in RunStore(tmp_path / "runs").entries()]
-    text = (run / "config.json").read_text()
-    (run / "config.json").write_text(text.replace('"lr": 0.1', '"lr": 0.2'))
-    pack(RunStore(tmp_path / "runs"), archive)
-    refused(archive, "not what it was named after")
+    reseal(run / "config.json", lambda document: document["config"]["training"].update(lr=0.2))
+    with pytest.raises(UsageError, match=r"not what run .* was named after"):
+        pack(RunStore(tmp_path / "runs"), archive)
+    config = (run / "config.json").read_bytes()
+    rewritten(archive, lambda members: [_listing(members[0], config), (members[1][0], config), *members[2:]])
+    refused(archive, "not what run .* was named after")
+
+
+def _listing(manifest: tuple[tarfile.TarInfo, bytes], config: bytes) -> tuple[tarfile.TarInfo, bytes]:
+    """The manifest with this config.json in the only run's list of files."""
+    document = json.loads(manifest[1])
+    (run,) = document["runs"].values()
+    packed = PackedFile.of(config)
+    run["files"]["config.json"] = [packed.bytes, packed.sha256]
+    return manifest[0], json.dumps(document).encode()
 
 
 def test_what_is_no_archive_is_refused(archive: Path) -> None:

@@ -13,7 +13,7 @@ import semfocus
 from semfocus.analysis.gaps import gaps
 from semfocus.analysis.results import Results
 from semfocus.archive.manifest import PackedFile
-from semfocus.archive.tables import EVALUATIONS, MANIFEST, RUNS, TABLES, publish, read_published
+from semfocus.archive.tables import EVALUATIONS, MANIFEST, MEASUREMENTS, RUNS, TABLES, publish, read_published
 from semfocus.cli import app
 from semfocus.errors import CorruptData, OtherFormat, UsageError
 from semfocus.store import RunDirectory, RunStore, write_measurement
@@ -32,6 +32,8 @@ def test_results_of_the_tables_equal_those_of_the_store_to_the_bit(tmp_path: Pat
     with runs[0].lock() as writer:
         last = writer.metrics()[-1]
         writer.append_metrics({**last, "step": 99, "train_loss": float("nan"), "heldout_loss": float("-inf")})
+        facts = {name: value for name, value in writer.status().items() if name != "state"}
+        writer.write_status("done", **facts | {"step": 99})
     write_measurement(runs[0], "dispersion", {"k": 5})
     publish(RunStore(tmp_path / "runs"), tmp_path / "paper")
     results = read_published(tmp_path / "paper", RunStore(tmp_path / "again"))
@@ -88,6 +90,26 @@ def test_rows_of_a_run_that_is_not_listed_are_refused(tmp_path: Path) -> None:
         read_published(folder, RunStore(tmp_path / "again"))
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (RUNS, b"run,state\nabc,done\n"),
+        (RUNS, b"id\nabc\n"),
+        (EVALUATIONS, b""),
+        (MEASUREMENTS, b"[1]\n"),
+        (MEASUREMENTS, b'{"run": "abc", "file": "x", "base64": "?"}\n'),
+    ],
+)
+def test_a_table_with_true_sums_and_other_contents_is_refused_and_not_a_crash(
+    tmp_path: Path, name: str, text: bytes
+) -> None:
+    folder = published(tmp_path)[1]
+    replaced(folder, name, text)
+    with pytest.raises(CorruptData):
+        read_published(folder, RunStore(tmp_path / "again"))
+    assert RunStore(tmp_path / "again").entries() == []
+
+
 def test_unfinished_runs_are_left_out_by_name(tmp_path: Path) -> None:
     store = stopped(tmp_path / "runs")
     with pytest.raises(UsageError, match="nothing to publish"):
@@ -140,5 +162,5 @@ def test_the_commands_take_a_study_from_one_store_to_verdicts_figures_and_page(t
     text = call("rebuild", tmp_path / "paper", "--out", tmp_path / "build", "--scale", "smoke")
     assert "figure_1: 2 of 180 runs" in text
     assert (tmp_path / "paper" / "figures" / "figure_1.svg").exists()
-    assert "| C1 | not enough data |" in (tmp_path / "paper" / "verdicts.md").read_text()
+    assert "| C1 | not decided, 1 of 8 parts run" in (tmp_path / "paper" / "verdicts.md").read_text()
     assert (tmp_path / "build" / "report.html").exists()

@@ -278,6 +278,34 @@ def test_a_definition_newer_than_a_claim_voids_the_claim_and_the_text_form_leads
     assert kept[0] == kept[1] <= mechanism.max_kept(400)
 
 
+@dataclass(frozen=True)
+class ByHand(ScoreRanked):
+    """Ranks the keys by numbers of its own, some of which are NaN or infinite."""
+
+    name = "by_hand"
+
+    def priority(self, inputs):
+        order = torch.arange(inputs.scores.shape[-1], device=inputs.scores.device)
+        order = (order * 7 + torch.arange(inputs.scores.shape[-2], device=order.device)[:, None] * 3) % 11
+        low, high, nan = float("-inf"), float("inf"), float("nan")
+        levels = [low, nan, high, 1.0, low, 2.0, nan, 0.0, 1.0, high, low]
+        return torch.tensor(levels, device=order.device)[order]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 9, 12, 14, 20])
+@pytest.mark.parametrize("keys", [16, 300])
+def test_priorities_of_nan_and_infinity_rank_alike_everywhere(k, keys) -> None:
+    q, k_, v = qkv(14, keys)
+    mask = torch.rand(14, keys, generator=torch.Generator().manual_seed(3)).to(DEVICE) > 0.5
+    with MECHANISMS.temporarily(ByHand):
+        for options in ({}, {"mask": mask}, {"causal": True}, {"causal": True, "mask": mask}):
+            _, oracle = attend(q, k_, v, ByHand(k), backend="reference", return_info=True, **options)
+            for call in (attend, torch.compile(attend, backend="eager")):
+                for backend in ("dense", "chunked"):
+                    _, mine = call(q, k_, v, ByHand(k), backend=backend, return_info=True, **options)
+                    assert torch.equal(mine.indices, oracle.indices), (backend, list(options))
+
+
 def test_two_sizes_and_whole_number_priorities_are_refused() -> None:
     @dataclass(frozen=True)
     class Strided(TopK):

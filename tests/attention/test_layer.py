@@ -22,7 +22,7 @@ def drawn(*shape: int) -> Tensor:
 
 
 def _as_multihead(layer: Attention) -> nn.MultiheadAttention:
-    twin = nn.MultiheadAttention(16, 2, batch_first=True, device=DEVICE)
+    twin = nn.MultiheadAttention(16, 2, batch_first=True, device=DEVICE, dtype=layer.q_proj.weight.dtype)
     with torch.no_grad():
         twin.in_proj_weight.copy_(torch.cat([p.weight for p in (layer.q_proj, layer.k_proj, layer.v_proj)]))
         twin.in_proj_bias.copy_(torch.cat([p.bias for p in (layer.q_proj, layer.k_proj, layer.v_proj)]))
@@ -46,6 +46,76 @@ def test_the_layer_with_full_attention_is_torchs_multihead_attention() -> None:
         torch.testing.assert_close(ours[0], theirs[0])
         torch.testing.assert_close(ours[1], theirs[1])
     assert layer(x)[1] is None
+
+
+def _masks() -> dict[str, Tensor]:
+    """Masks as torch's layer takes them, for 7 queries, 5 keys, 3 rows and 2 heads: True hides a key."""
+    generator = torch.Generator().manual_seed(4)
+    hidden = torch.rand(7, 5, generator=generator) > 0.6
+    hidden[:, 0] = False
+    each = torch.rand(6, 7, 5, generator=generator) > 0.6
+    each[..., 0] = False
+    added = torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    return {"bool": hidden.to(DEVICE), "float": added.to(DEVICE), "for each head": each.to(DEVICE)}
+
+
+@pytest.mark.parametrize("padding", [None, "bool", "float"])
+@pytest.mark.parametrize("kind", [None, "bool", "float", "for each head"])
+@pytest.mark.filterwarnings("ignore:Support for mismatched")  # torch's own, of masks of two types
+def test_masks_and_weights_are_those_of_torchs_multihead_attention(kind, padding) -> None:
+    layer = layer_of(16, 2, Full(), dtype=torch.float64)
+    twin = _as_multihead(layer)
+    x, memory = drawn(3, 7, 16).double(), drawn(3, 5, 16).double()
+    attn_mask = _masks()[kind] if kind else None
+    late = torch.arange(5, device=DEVICE) >= torch.tensor([5, 3, 1], device=DEVICE)[:, None]
+    padded = {None: None, "bool": late, "float": torch.where(late, float("-inf"), 0.25).double()}[padding]
+    for average in (True, False):
+        options = {"attn_mask": attn_mask, "key_padding_mask": padded, "average_attn_weights": average}
+        ours = layer(x, memory, memory, need_weights=True, **options)
+        theirs = twin(x, memory, memory, need_weights=True, **options)
+        torch.testing.assert_close(ours, theirs)
+        out, nothing = layer(x, memory, memory, padded, False, attn_mask, average)  # in torch's order
+        torch.testing.assert_close(out, theirs[0])
+        assert nothing is None
+
+
+def test_rows_without_a_batch_and_the_causal_hint_are_those_of_torchs_multihead_attention() -> None:
+    layer = layer_of(16, 2, Full(), dtype=torch.float64)
+    twin = _as_multihead(layer)
+    x = drawn(7, 16).double()
+    later = torch.ones(7, 7, dtype=torch.bool, device=DEVICE).triu(1)
+    each = later.expand(2, 7, 7).clone()
+    each[1, :, 1:] = True
+    for options in ({}, {"attn_mask": later, "is_causal": True}, {"attn_mask": each}):
+        torch.testing.assert_close(
+            layer(x, x, x, need_weights=True, **options), twin(x, x, x, need_weights=True, **options)
+        )
+        torch.testing.assert_close(layer(x, x, x, **options)[0], twin(x, x, x, need_weights=False, **options)[0])
+    torch.testing.assert_close(
+        layer_of(16, 2, Full(), causal=True, dtype=torch.float64)(x)[0], layer(x, attn_mask=later)[0]
+    )
+
+
+def test_masks_that_do_not_fit_and_a_hint_without_a_mask_are_refused() -> None:
+    layer, x = layer_of(16, 2, TopK(3)), drawn(3, 7, 16)
+    with pytest.raises(UsageError, match=r"is_causal is a hint.*attn_mask.*causal=True"):
+        layer(x, is_causal=True)
+    for shape in ((5, 7), (3, 7, 7), (1, 7)):
+        with pytest.raises(UsageError, match=r"attn_mask has shape .*\(7, 7\) or \(6, 7, 7\)"):
+            layer(x, attn_mask=torch.zeros(shape, dtype=torch.bool, device=DEVICE))
+    with pytest.raises(UsageError, match=r"key_padding_mask has shape \(7, 3\).*\(3, 7\)"):
+        layer(x, key_padding_mask=torch.zeros(7, 3, dtype=torch.bool, device=DEVICE))
+    with pytest.raises(TypeError, match=r"attn_mask has dtype torch.int64"):
+        layer(x, attn_mask=torch.zeros(7, 7, dtype=torch.int64, device=DEVICE))
+
+
+def test_a_mask_of_the_layer_takes_keys_away_before_the_choice() -> None:
+    layer, x = layer_of(16, 2, TopK(2)), drawn(3, 7, 16)
+    hidden = torch.ones(7, 7, dtype=torch.bool, device=DEVICE).triu(1)
+    _, weights = layer(x, attn_mask=hidden, need_weights=True, average_attn_weights=False)
+    assert weights.shape == (3, 2, 7, 7)
+    assert not weights[..., hidden].any()
+    assert ((weights > 0).sum(-1) == torch.arange(1, 8, device=DEVICE).clamp(max=2)).all()
 
 
 def test_the_layer_is_random_in_training_only_and_follows_its_generator() -> None:

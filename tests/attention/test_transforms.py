@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from semfocus import Banded, BlockLocal, Full, RandomK, TopK, attend
 from semfocus.attention import chunked
@@ -139,5 +141,58 @@ def test_return_info_compiles_to_one_graph() -> None:
 
 def test_registered_operations_pass_torchs_own_checks() -> None:
     q, k, v = (tensor.requires_grad_() for tensor in qkv(5, 6, lead=(1, 2)))
-    arguments = (q, k, v, None, None, None, None, None, "topk:3", "softmax", False, 0.5, 0.0)
-    torch.library.opcheck(chunked.gathered, arguments)
+    padded = torch.tensor([0, 1, 2, -1, 3, 4], device=DEVICE)[None]
+    for placed in ((None, None), (padded[:, 1:, None], padded[:, None])):
+        arguments = (q, k, v, None, None, None, *placed, None, None, "topk:3", "softmax", False, 0.5, 0.0)
+        torch.library.opcheck(chunked.gathered, arguments)
+
+
+@pytest.mark.filterwarnings("ignore")  # tracers warn of every size that they make a constant
+@pytest.mark.parametrize(
+    "mechanism", ["full", "topk:3", "topk:2+1s+2w", "bottomk:3", "randomk:3", "banded:3", "block_local:8"]
+)
+@pytest.mark.parametrize("length", [9, 100, 300])
+def test_what_a_tracer_recorded_holds_for_other_data(mechanism, length) -> None:
+    def call(q, k, v):
+        return attend(q, k, v, mechanism, dropout_p=0.1, seed=torch.tensor(3, device=q.device))
+
+    example, other = (qkv(length, length, lead=(1, 2), dtype=torch.float32, seed=seed) for seed in (1, 2))
+    wanted = call(*other)
+    torch.testing.assert_close(torch.jit.trace(call, example, check_trace=False)(*other), wanted)
+    for mode in ("real", "fake"):
+        torch.testing.assert_close(make_fx(call, tracing_mode=mode)(*example)(*other), wanted)
+
+
+@pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:2+1s", "banded:3", "block_local:8"])
+@pytest.mark.parametrize("length", [9, 300])
+def test_fake_tensors_give_shapes(mechanism, length) -> None:
+    with FakeTensorMode():
+        q = torch.empty(1, 2, length, 8, requires_grad=True)
+        out = attend(q, q, q, mechanism, causal=True)
+        out.sum().backward()
+    assert out.shape == q.grad.shape == q.shape
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "backend"),
+    [(TopK(3), "dense"), (TopK(3), "chunked"), (TopK(2, sinks=1, window=2), "chunked"), (RandomK(3), "chunked"),
+     (Banded(3), "local"), (Banded(3, globals=1), "local"), (Full(), "dense")],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"mask": 4}, {"dropout_p": 0.3}], ids=str)
+def test_the_gradient_of_a_gradient_is_that_of_the_oracle(mechanism, backend, options) -> None:
+    inputs = qkv(6, 6, lead=(1, 2), width=3)
+    options = {
+        name: torch.arange(6, device=DEVICE) != 4 if name == "mask" else value for name, value in options.items()
+    }
+
+    def second(backend):
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        seed = torch.tensor(5, device=DEVICE)
+        out = attend(*leaves, mechanism, backend=backend, seed=seed, **options)
+        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(grad.square().sum() for grad in first), leaves)
+
+    for mine, oracle in zip(second(backend), second("reference"), strict=True):
+        assert oracle.abs().max() > 1e-3
+        torch.testing.assert_close(mine, oracle)

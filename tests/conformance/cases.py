@@ -144,8 +144,11 @@ class Case:
         out = self.attend(*leaves, **options)
         return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
+    def as_oracle(self) -> Case:
+        return Case(self.mechanism, "reference", self.dtype, self.width)
+
     def oracle(self, inputs, **options) -> list[Tensor]:
-        return Case(self.mechanism, "reference").run(inputs, **options)
+        return self.as_oracle().run(inputs, **options)
 
     def check(self, inputs, **options) -> None:
         """Output and gradients equal the oracle's in float64; narrower, they err at most twice as much as it does."""
@@ -235,5 +238,7 @@ def restrictions() -> dict[str, dict]:
         },
         "causal and bias": {"causal": True, "mask": bias},
         "scale": {"scale": 0.37},
+        "causal and scale 0": {"causal": True, "scale": 0.0},
+        "causal and negative scale": {"causal": True, "scale": -0.37},
         "dropout": {"dropout_p": 0.4},
     }  # fmt: skip

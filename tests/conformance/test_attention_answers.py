@@ -67,6 +67,13 @@ def test_empty_and_single_inputs_are_empty_or_exact(case, lead, queries, keys) -
 
 
 @every_case
+def test_values_of_no_width_give_outputs_of_no_width(case) -> None:
+    q, k, v, grad = case.tensors(9, 11)
+    case.check((q, k, v[..., :0], grad[..., :0]))
+    case.check((q, k, v[..., :0], grad[..., :0]), causal=True)
+
+
+@every_case
 def test_grouped_heads_equal_repeated_ones(case) -> None:
     q, k, v, grad = case.tensors(9, 11, lead=(2, 6))
     k, v = k[:, :2], v[:, :2]

@@ -128,6 +128,48 @@ def test_a_nan_score_reaches_its_own_row_alone(case) -> None:
 
 
 @every_case
+@pytest.mark.parametrize("length", [1, 5, 15, 33])
+def test_a_query_whose_scores_are_all_nan_gives_nan_however_few_its_keys(case, length) -> None:
+    for causal in (False, True):
+        q, k, v, grad = case.tensors(length, length)
+        v, grad = v[..., : case.width], grad[..., : case.width]  # as wide as the keys: torch has kernels for that
+        q[0, 0, length // 2] = float("nan")
+        try:
+            out, oracle = (way.run((q, k, v, grad), causal=causal)[0] for way in (case, case.as_oracle()))
+        except pytest.skip.Exception:
+            continue
+        assert torch.equal(out.isnan(), oracle.isnan())
+        assert out[0, 0, length // 2].isnan().all()
+
+
+@every_case
+def test_scores_that_tie_as_nan_are_ranked_as_the_oracle_ranks_them(case) -> None:
+    q, k, v, _ = case.tensors(9, 40, dtype=torch.float32)
+    q[:, :, 4] = float("nan")
+    k[:, 1, 3::5] = float("nan")
+    _, mine = case.attend(q, k, v, return_info=True)
+    _, oracle = case.as_oracle().attend(q, k, v, return_info=True)
+    assert torch.equal(mine.indices, oracle.indices)
+
+
+@every_case
+@pytest.mark.parametrize("kind", ["", "causal", "mask"])
+def test_a_zero_gradient_into_a_row_that_keeps_a_value_of_nan_stays_zero(case, kind) -> None:
+    if case.backend in ("triton", "long"):
+        pytest.skip("the kernels do not promise it")
+    options = {"": {}, "causal": {"causal": True}, "mask": {"mask": restrictions()["mask"]["mask"][..., :9]}}[kind]
+    q, k, v, grad = case.tensors(9, 9)
+    v[..., 6, 1] = float("nan")
+    grad[..., 1] = 0.0
+    case.check((q, k, v.nan_to_num(0.0), grad), **options)
+    for mine, oracle in zip(
+        case.run((q, k, v, grad), **options)[1:], case.oracle((q, k, v, grad), **options)[1:], strict=True
+    ):
+        assert mine.isfinite().all()
+        close(mine, oracle)
+
+
+@every_case
 def test_half_precision_scores_beyond_65504_stay_finite(case) -> None:
     q, k, v, grad = case.tensors(9, 9, dtype=torch.float16)
     assert case.run((q * 300, k * 300, v, grad), scale=1.0)[0].isfinite().all()

@@ -50,7 +50,13 @@ def test_an_objective_measures_what_it_declares_and_its_loss_has_a_gradient(name
     (gradient,) = torch.autograd.grad(loss.sum(), logits)
     assert gradient.isfinite().all()
     assert gradient.abs().sum() > 0
-    assert [*objective.measure(logits, targets)] == [metric.name for metric in objective.metrics]
+    assert [*objective.measure(logits, targets)] == [m.name for m in objective.metrics if not m.is_counted]
+    sizes = objective.count_sizes(logits.shape[-1])
+    counts = objective.counts(logits, targets) if sizes else {}
+    assert {name: tuple(values.shape) for name, values in counts.items()} == {n: (2, 3, k) for n, k in sizes.items()}
+    counted = objective.from_counts({name: values.double().sum(dim=1) for name, values in counts.items()})
+    assert {*counted} == {metric.name for metric in objective.metrics if metric.is_counted}
+    assert all(values.shape == (2,) for values in counted.values())
     assert objective.learned.column in objective.columns
 
 

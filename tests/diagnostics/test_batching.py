@@ -87,6 +87,9 @@ def test_calls_with_broadcast_lengths_and_leading_dimensions_are_batched(examine
     assert_same(lengths, pairs(3, (2, 3, 6, 4), (2, 1, 6, 4)), k=2)
     assert_same(Given(), pairs(3, (1, 6, 4), (2, 3, 6, 4)), k=2)
     assert_same(Given("banded:3"), pairs(3, (6, 4), (6, 4)), k=2)
+    padded = torch.tensor([[0, 1, 2, 3, -1, -1], [-1, 0, 1, -1, 2, 3]])
+    placed = Given("banded:3", q_positions=padded, k_positions=padded)
+    assert assert_same(placed, pairs(3, (2, 3, 6, 4), (2, 3, 6, 4)), k=2).whole.queries == 3 * 2 * 3 * 4
 
     class ManyValues(nn.Module):
         def forward(self, q: Tensor, k: Tensor) -> Tensor:
@@ -94,7 +97,7 @@ def test_calls_with_broadcast_lengths_and_leading_dimensions_are_batched(examine
 
     diagnosis = assert_same(ManyValues(), pairs(3, (1, 2, 6, 4), (1, 2, 6, 4)), k=2)
     assert diagnosis.whole.queries == 3 * 5 * 2 * 6
-    assert examined == [1, 1, 1, 3] * 4
+    assert examined == [1, 1, 1, 3] * 5
 
 
 def test_calls_of_different_precision_are_batched_apart(examined: list[int]) -> None:

@@ -68,18 +68,34 @@ def gpt_oss(sink: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "why"),
-    [(lambda: gemma2(0.01), "gives a key"), (lambda: gpt_oss(3.0), "sum to 1 only within")],
-)
-def test_caps_and_sinks_that_move_every_weight_a_little_are_refused_by_layer(make: Any, why: str) -> None:
-    with pytest.raises(UsageError, match=rf"model\.layers\.0\.self_attn .*{why}"):
+    ("make", "option"),
+    [*((lambda cap=cap: gemma2(cap), "softcap") for cap in (0.01, 5.0, 1e6)),
+     *((lambda sink=sink: gpt_oss(sink), "s_aux") for sink in (3.0, -30.0))],
+)  # fmt: skip
+def test_caps_and_sinks_passed_by_name_are_refused_by_layer_whatever_they_change(make: Any, option: str) -> None:
+    with pytest.raises(UsageError, match=rf"model\.layers\.0\.self_attn .*it passes {option} "):
         diagnose(make(), [tiny.tokens(1, 60)], k=4)
 
 
-def test_attention_that_drops_weights_in_training_is_refused_and_checked_where_it_drops_none() -> None:
-    model = gemma2(0.01).train()
-    with pytest.raises(UsageError, match=r"self_attn .*gives a key"):
-        diagnose(model, [tiny.tokens(1, 60)], k=4)
+@pytest.mark.parametrize(("sink", "why"), [(None, "gives a key"), (3.0, "sum to 1 only within")])
+def test_caps_and_sinks_that_no_option_names_are_found_in_the_weights(monkeypatch: Any, sink: Any, why: str) -> None:
+    from transformers.models.gpt2 import modeling_gpt2
+
+    def changed(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **options):
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        scores = (0.01 * torch.tanh(scores / 0.01)) if sink is None else scores
+        scores = scores if attention_mask is None else scores + attention_mask
+        extra = torch.full((*scores.shape[:-1], 0 if sink is None else 1), sink or 0.0)
+        weights = torch.cat([scores, extra], dim=-1).softmax(-1)[..., : scores.shape[-1]]
+        return (weights @ value).transpose(1, 2), weights
+
+    monkeypatch.setattr(modeling_gpt2, "eager_attention_forward", changed)
+    with pytest.raises(UsageError, match=rf"transformer\.h\.0\.attn .*{why}"):
+        diagnose(tiny.gpt2(attn_implementation="eager"), [tiny.tokens(1, 60)], k=4)
+
+
+def test_attention_that_drops_weights_in_training_is_refused() -> None:
+    model = gemma2(None).train()
     model.model.layers[0].self_attn.attention_dropout = 0.1
     with pytest.raises(UsageError, match=r"model\.layers\.0\.self_attn .*call model\.eval\(\) first"):
         diagnose(model, [tiny.tokens(1, 60)], k=4)
@@ -122,7 +138,6 @@ EAGER = {
     "bert": lambda: tiny.bert(attn_implementation="eager"),
     "mistral": eager_mistral,
     "gemma2": lambda: gemma2(None),
-    "gpt_oss": lambda: gpt_oss(-30.0),
 }
 
 

@@ -28,6 +28,7 @@ from tests.diagnostics.models import encoder
 from tests.diagnostics.reference import plain_statistics, quantile
 from tests.measurements import payloads
 from tests.measurements.payloads import stored
+from tests.store.helpers import forge
 
 
 def scores_by_hand(run: RunDirectory, split: str, rows: int) -> torch.Tensor:
@@ -259,11 +260,9 @@ def test_a_checkpoint_of_another_library_is_refused(runs: list[RunDirectory], tm
 
 
 def test_weights_that_do_not_fit_the_configuration_are_refused(runs: list[RunDirectory]) -> None:
-    document = json.loads((runs[0].path / "config.json").read_text())
-    document["config"]["model"]["d_model"] = 16
-    (runs[0].path / "config.json").write_text(json.dumps(document))
+    forged = forge(runs[0], lambda fields: fields["model"].update(d_model=16))
     with pytest.raises(CorruptData, match="other tensors than this model"):
-        measure_run(runs[0])
+        measure_run(forged)
 
 
 def test_a_run_without_a_checkpoint_is_refused(runs: list[RunDirectory]) -> None:

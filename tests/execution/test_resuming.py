@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from semfocus.errors import CorruptData, UsageError
 from semfocus.execution import resume, resuming, train
 from semfocus.store import RunStore
 from semfocus.training import Progress, Runtime
+from tests.store.helpers import reseal
 from tests.training.helpers import assert_same_bits, run_of, runtime, states, tiny, trained
 
 PAIR = [tiny(seed, "topk:3", epochs=4) for seed in (1, 2)]
@@ -106,9 +106,7 @@ def test_a_config_that_was_edited_does_not_become_another_run(tmp_path: Path) ->
     interrupted([tiny(1)], tmp_path)
     run = run_of(tiny(1), tmp_path)
     path = run.path / "config.json"
-    document = json.loads(path.read_text())
-    document["config"]["training"]["lr"] = 0.7
-    path.write_text(json.dumps(document))
+    reseal(path, lambda document: document["config"]["training"].update(lr=0.7))
     with pytest.raises(CorruptData, match=r"is not what run .* was named after"):
         resume([run], runtime())
     assert [entry.name for entry in RunStore(tmp_path).entries()] == [run.id]
@@ -125,7 +123,7 @@ def test_a_device_that_is_not_there_any_more_is_not_replaced_silently(tmp_path: 
 
 
 def _facts(run: Any) -> dict[str, Any]:
-    return {name: value for name, value in run.status().items() if name not in ("state", "format")}
+    return {name: value for name, value in run.status().items() if name != "state"}
 
 
 def test_those_who_trained_together_and_are_left_out_are_named(tmp_path: Path) -> None:

@@ -65,9 +65,8 @@ def test_ctrl_c_stops_every_process_and_exits_130_and_changed_data_are_told_of(t
         "--compile", "off", "--out", str(runs),
         *(f"--set={change}" for change in ("model.blocks=1", "model.d_model=8", "model.d_mlp=8")),
     ]  # fmt: skip
-    started = subprocess.Popen(
-        [sys.executable, "-m", "semfocus.cli", *begin, "--epochs", "1000000"], stderr=subprocess.PIPE, text=True
-    )
+    long = ["--epochs", "1000000", "--evaluate-every", "1"]  # else its first evaluation would take minutes to come
+    started = subprocess.Popen([sys.executable, "-m", "semfocus.cli", *begin, *long], stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 120
     while not any(path.stat().st_size for path in runs.glob("[!.]*/metrics.jsonl")):  # a draft may be renamed away
         assert time.monotonic() < end
@@ -154,7 +153,9 @@ def test_the_same_from_python_with_a_users_own_file(tmp_path: Path) -> None:
         (["compare", "parity", "--set", "training.lr=-1"], "training.lr = -1"),
         (["compare", "parity", "--epochs", "0"], "training.epochs = 0"),
         (["compare", "parity", "--keep", "0,x"], "'x' is not an epoch"),
-        (["compare", "parity", "--quick", "--option", "length=9"], "--quick chooses"),
+        (["compare", "parity", "--quick", "--option", "lenght=9"], "did you mean 'length'"),
+        (["compare", "parity", "--tune", "decay"], "'decay'"),
+        (["compare", "parity", "--early-stop", "0"], "training.patience = 0"),
         (["compare", "nowhere.csv"], "nowhere.csv"),
         (["train", "nowhere.toml"], "nowhere.toml"),
         (["show", "ffff0000"], "no run in"),

@@ -89,6 +89,10 @@ def test_the_table_above_names_every_row_and_tests_that_exist() -> None:
 Q = torch.zeros(2, 4, 6, 8)
 
 
+def nested() -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.zeros(4, 6, 8), torch.zeros(4, 5, 8)], layout=torch.jagged)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -102,6 +106,8 @@ Q = torch.zeros(2, 4, 6, 8)
         (lambda: attend(Q, Q[:, :3], Q[:, :3], enable_gqa=True), UsageError, "multiple of those of k and v"),
         (lambda: attend(Q[0, 0, 0], Q, Q), UsageError, r"q has shape \(8,\)"),
         (lambda: attend([1.0], Q, Q), TypeError, "q must be a tensor, not list"),
+        (lambda: attend(nested(), nested(), nested()), UsageError, "q is a nested tensor.*to_padded_tensor.*lengths="),
+        (lambda: attend(Q, Q, Q.to_sparse()), UsageError, r"v has the layout torch.sparse_coo.*v\.to_dense"),
         (lambda: attend(Q, Q, Q, 5), TypeError, "mechanism must be a Mechanism"),
         (lambda: attend(Q, Q, Q, "topk:0"), UsageError, "TopK.k = 0"),
         (lambda: attend(Q, Q, Q, normaliser=5), TypeError, "normaliser must be"),
@@ -118,6 +124,17 @@ Q = torch.zeros(2, 4, 6, 8)
         (lambda: attend(Q, Q, Q, mask=torch.ones(9, 1, 4, 6, 6) > 0), UsageError, "does not broadcast"),
         (lambda: attend(Q, Q, Q, lengths=torch.tensor([1.0, 2.0])), TypeError, "whole numbers"),
         (lambda: attend(Q, Q, Q, lengths=torch.tensor([1, 2, 3])), UsageError, r"lengths has shape \(3,\)"),
+        (
+            lambda: attend(Q, Q, Q, k_positions=torch.zeros(6)),
+            TypeError,
+            "k_positions must be a tensor",
+        ),
+        (lambda: attend(Q, Q, Q, q_positions=torch.arange(5)), UsageError, r"q_positions has shape \(5,\).*\(2, 6\)"),
+        (
+            lambda: attend(Q, Q[:, :, :3], Q[:, :, :3], k_positions=torch.arange(3)),
+            UsageError,
+            "give q_positions as well",
+        ),
         (lambda: attend(Q, Q, Q, Banded(3, globals=1), causal=True), UsageError, "banded:3.1g with causal=True"),
         (lambda: attend(Q, Q, Q, backend="trition"), UsageError, "unknown backend 'trition'"),
         (lambda: attend(Q, Q, Q, TopK(2), backend="local"), UsageError, "cannot serve this call: topk:2"),

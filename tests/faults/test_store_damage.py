@@ -136,7 +136,7 @@ def test_members_resume_from_the_newest_step_that_is_intact_for_all(tmp_path: Pa
             assert writer.metrics() == [row(1), row(2)]
             assert writer.checkpoint_steps() == [2]
         flip(a.path / "checkpoints" / "2" / "state.safetensors", -1)
-        with pytest.raises(CorruptData, match="no step is intact for all 2 runs"):
+        with pytest.raises(CorruptData, match="run aaaaaaaa: no checkpoint is intact"):
             load_common([a, b])
 
 

@@ -17,7 +17,7 @@ from semfocus.errors import CorruptData, UsageError
 from semfocus.execution import train
 from semfocus.store import RunDirectory, checkpoints
 from semfocus.training import load
-from tests.store.helpers import Bomb, plant
+from tests.store.helpers import Bomb, forge, plant
 from tests.training.helpers import runtime, tensors, tiny, trained
 
 
@@ -78,11 +78,8 @@ def test_tensors_of_another_model_are_refused_and_listed(run: RunDirectory, tmp_
             train([tiny(1)], tmp_path / "runs", runtime())
 
 
-def _edit_config(run: RunDirectory, section: str, **values: Any) -> None:
-    path = run.path / "config.json"
-    document = json.loads(path.read_text())
-    document["config"][section].update(values)
-    path.write_text(json.dumps(document))
+def _forged(run: RunDirectory, section: str, values: dict[str, Any]) -> RunDirectory:
+    return forge(run, lambda fields: fields[section].update(values))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +99,7 @@ def _edit_config(run: RunDirectory, section: str, **values: Any) -> None:
     ],
 )
 def test_a_config_that_describes_no_model_is_refused(run: RunDirectory, section: str, values: dict[str, Any]) -> None:
-    _edit_config(run, section, **values)
+    run = _forged(run, section, values)
     started = time.monotonic()
     with pytest.raises(CorruptData, match="does not describe a model"):
         load(run)
@@ -116,6 +113,6 @@ def test_a_config_that_describes_no_model_is_refused(run: RunDirectory, section:
 def test_a_config_of_a_huge_model_is_refused_before_memory_is_taken(
     run: RunDirectory, section: str, values: dict[str, Any]
 ) -> None:
-    _edit_config(run, section, **values)
+    run = _forged(run, section, values)
     with pytest.raises(CorruptData, match=r"other tensors than this model|does not describe a model"):
         load(run)

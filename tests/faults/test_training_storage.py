@@ -17,7 +17,7 @@ from semfocus.errors import CorruptData, StorageError, UsageError
 from semfocus.execution import train
 from semfocus.store import DamagedCheckpoint, RunDirectory
 from semfocus.training import Progress
-from tests.store.helpers import flip
+from tests.store.helpers import flip, reseal
 from tests.store.machine import Machine, before_each_step, directory_for_everybody, give_up_superuser, set_mode
 from tests.training.helpers import assert_same_bits, process, run_of, runtime, states, tensors, tiny, trained
 
@@ -141,15 +141,16 @@ def test_a_damaged_checkpoint_sends_the_whole_cohort_back_to_the_one_before(tmp_
 def test_when_every_checkpoint_is_damaged_nothing_is_started_again_silently(tmp_path: Path) -> None:
     _interrupt(PAIR, tmp_path)
     run = run_of(PAIR[1], tmp_path)
-    metrics = [run_of(config, tmp_path).metrics() for config in PAIR]
+    metrics = run.metrics()
     assert len(run.checkpoint_steps()) == 2
     for state in run.path.glob("checkpoints/*/state.safetensors"):
         flip(state, -1)
     for _ in range(2):
-        with pytest.raises(CorruptData, match="no step is intact") as caught:
+        with pytest.raises(CorruptData, match=f"run {run.id}: no checkpoint is intact") as caught:
             train(PAIR, tmp_path, runtime())
         assert caught.value.exit_code == 5
-    assert [run_of(config, tmp_path).metrics() for config in PAIR] == metrics
+    assert run.metrics() == metrics
+    assert run_of(PAIR[0], tmp_path).status()["state"] == "done"
     assert len(list(run.path.glob("checkpoints/*/state.safetensors"))) == 2
 
 
@@ -183,9 +184,12 @@ def test_a_run_directory_with_another_config_is_refused_with_the_fields_that_dif
     document["config"]["training"]["lr"] = 0.7
     document["config"]["data"]["options"]["length"] = 9
     path.write_text(json.dumps(document))
-    with pytest.raises(
-        UsageError, match=r"training\.lr was 0\.7, is 0\.1; data\.options\.length was 9, is 8"
-    ) as caught:
+    differences = r"training\.lr was 0\.7, is 0\.1; data\.options\.length was 9, is 8"
+    with pytest.raises(CorruptData, match=differences) as caught:  # it was edited, and says so first
+        train([config], tmp_path, runtime())
+    assert caught.value.exit_code == 5
+    reseal(path, lambda document: None)
+    with pytest.raises(UsageError, match=differences) as caught:
         train([config], tmp_path, runtime())
     assert caught.value.exit_code == 2
     assert (run.metrics(), run.checkpoint_steps()) == before

@@ -6,8 +6,10 @@ import copy
 
 import pytest
 import torch
+from transformers import DynamicCache, StaticCache
 
-from semfocus.attention import mechanism_names
+from semfocus.attention.base import size_fields
+from semfocus.attention.mechanisms import mechanism_class, mechanism_names, parse_mechanism
 from semfocus.integrations.transformers import focus
 from tests.integrations.tiny import (
     DECODERS,
@@ -24,6 +26,7 @@ from tests.integrations.tiny import (
 )
 
 CAUSAL = ["topk:3", "bottomk:3", "randomk:3", "banded:4", "block_local:4", "topk:2+1s+2w", "full"]
+BY_POSITION = ["banded:4", "block_local:3", "topk:2+2s", "topk:2+2w", "topk:1+2s+2w"]
 SEQUENCES = [tokens(1, length, seed=10 + i)[0] for i, length in enumerate((9, 4, 1, 4, 6))]
 
 
@@ -159,12 +162,57 @@ def test_generation_behind_a_sliding_window_agrees_with_a_full_forward(mechanism
     assert torch.equal(made[:, 6:], logits(model, made[:, :-1]).argmax(-1)[:, 5:])
 
 
-def test_generation_with_a_static_cache_agrees_with_the_growing_one():
-    model, ids = llama(), tokens(2, 6)
-    focus(model, "topk:3")
-    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
-    growing = model.generate(ids, **options)
-    assert torch.equal(model.generate(ids, cache_implementation="static", disable_compile=True, **options), growing)
+@pytest.mark.parametrize("mechanism", ["topk:3", *BY_POSITION])
+@pytest.mark.parametrize("side", ["left", None])
+def test_generation_with_a_static_cache_agrees_with_the_growing_one(mechanism, side):
+    model = llama()
+    focus(model, mechanism)
+    batch = padded(SEQUENCES, side) if side else {"ids": tokens(2, 6), "attention_mask": torch.ones(2, 6).long()}
+    options = {"attention_mask": batch["attention_mask"], "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    growing = model.generate(batch["ids"], **options, return_dict_in_generate=True, output_scores=True)
+    static = model.generate(
+        batch["ids"], cache_implementation="static", disable_compile=True, **options,
+        return_dict_in_generate=True, output_scores=True,
+    )  # fmt: skip
+    assert torch.equal(static.sequences, growing.sequences)
+    for ours, theirs in zip(static.scores, growing.scores, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mechanism", ["topk:3", *BY_POSITION])
+@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
+@pytest.mark.parametrize("pieces", [(3,), (1, 1, 1), (2, 1)], ids=str)
+def test_text_that_goes_on_behind_padding_in_the_cache_gives_what_it_gives_alone(mechanism, static, pieces):
+    model = llama()
+    focus(model, mechanism)
+    batch = padded(SEQUENCES, "right")
+    more = tokens(len(SEQUENCES), 3, seed=77)
+    cache = StaticCache(config=model.config, max_cache_len=20) if static else DynamicCache(config=model.config)
+    mask, last = batch["attention_mask"], batch["position_ids"].amax(dim=-1, keepdim=True)
+    logits(model, batch["ids"], attention_mask=mask, position_ids=batch["position_ids"], past_key_values=cache)
+    outs, done = [], 0
+    for count in pieces:
+        mask = torch.cat([mask, torch.ones(len(mask), count, dtype=mask.dtype)], dim=1)
+        ids, positions = more[:, done : done + count], last + 1 + torch.arange(done, done + count)
+        outs.append(logits(model, ids, attention_mask=mask, position_ids=positions, past_key_values=cache))
+        done += count
+    for sequence, rest, got in zip(SEQUENCES, more, torch.cat(outs, dim=1), strict=True):
+        alone = logits(model, torch.cat([sequence, rest])[None])[0, -3:]
+        torch.testing.assert_close(got, alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mechanism", ["topk:3", "bottomk:3", *BY_POSITION])
+def test_padding_within_a_row_changes_no_other_token(family, mechanism):
+    model, ids = FAMILIES[family](), tokens(2, 11)
+    focus(model, mechanism)
+    mask = torch.ones(2, 11, dtype=torch.long)
+    mask[0, [0, 3, 4, 8]] = 0
+    mask[1, [5, 9, 10]] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    out = logits(model, ids, attention_mask=mask, position_ids=positions)
+    for row, own in enumerate(mask.bool()):
+        torch.testing.assert_close(out[row, own], logits(model, ids[row : row + 1, own])[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -226,8 +274,20 @@ def test_dropout_acts_in_training_and_not_in_evaluation():
         assert not torch.equal(logits(model, ids), logits(model, ids))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("mechanism", [f"{name}:3" if name != "full" else name for name in mechanism_names()])
+EVERY_MECHANISM = [
+    parse_mechanism(f"{name}:3" if size_fields(mechanism_class(name)) else name) for name in mechanism_names()
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "mechanism"),
+    [
+        pytest.param(family, mechanism, id=f"{mechanism}-{family}")
+        for mechanism in EVERY_MECHANISM
+        for family in FAMILIES
+        if mechanism.serves_causal or family not in DECODERS
+    ],
+)
 def test_training_memorises_a_batch_with_finite_gradients(family, mechanism):
     model = FAMILIES[family]().train()
     focus(model, mechanism)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    AriaConfig,
+    AriaForConditionalGeneration,
+    AriaTextConfig,
     AttentionMaskInterface,
     BartConfig,
     BartForConditionalGeneration,
     BloomConfig,
     BloomForCausalLM,
+    BridgeTowerConfig,
+    BridgeTowerModel,
+    BridgeTowerTextConfig,
+    BridgeTowerVisionConfig,
     Gemma2Config,
     Gemma2ForCausalLM,
     GitConfig,
     GitForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    LongT5Config,
+    LongT5ForConditionalGeneration,
+    SiglipVisionConfig,
+    SiglipVisionModel,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -44,6 +57,7 @@ def test_the_leak_test_catches_a_mask_that_reveals_later_tokens(monkeypatch):
     assert leaks(model) == []
 
     def everything(*args, **kwargs) -> Tensor:
+        kwargs["allow_is_causal_skip"] = False
         return torch.ones_like(focused_mask(*args, **kwargs))
 
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, "semfocus_topk", everything)
@@ -57,12 +71,15 @@ def test_a_missing_mask_is_an_error_and_does_not_reveal_later_tokens(monkeypatch
         assert leaks(model) == []
 
 
-def test_the_mask_function_returns_masks_that_transformers_would_omit(monkeypatch):
-    masks = [focused_mask(batch_size=2, q_length=5, kv_length=5, allow_is_causal_skip=True)]
-    masks += [focused_mask(batch_size=2, q_length=5, kv_length=5, allow_is_bidirectional_skip=True)]
-    for mask in masks:
+def test_the_mask_function_omits_a_plain_causal_mask_and_returns_others_that_transformers_would_omit(monkeypatch):
+    for queries in (1, 5):
+        sizes = {"batch_size": 2, "q_length": queries, "kv_length": 5, "q_offset": 5 - queries}
+        assert focused_mask(**sizes, allow_is_causal_skip=True) is None
+        mask = focused_mask(**sizes, allow_is_bidirectional_skip=True)
         assert mask.dtype == torch.bool
-        assert torch.equal(mask, torch.ones(5, 5, dtype=torch.bool).tril().expand(2, 1, 5, 5))
+        assert torch.equal(mask, torch.ones(5, 5, dtype=torch.bool).tril()[-queries:].expand(2, 1, queries, 5))
+    prefill = focused_mask(batch_size=2, q_length=3, kv_length=5, allow_is_causal_skip=True)  # of a static cache
+    assert torch.equal(prefill, torch.ones(3, 5, dtype=torch.bool).tril().expand(2, 1, 3, 5))
     monkeypatch.setattr("semfocus.integrations.transformers.attention.sdpa_mask", lambda *args, **kwargs: None)
     with pytest.raises(UsageError, match="made no attention mask"):
         focused_mask(batch_size=2, q_length=5, kv_length=5)
@@ -205,9 +222,69 @@ def test_a_model_partly_outside_the_registry_is_refused_and_the_part_inside_is_a
     ends = {"bos_token_id": 1, "eos_token_id": 2}
     config = GitConfig(vision_config=small | {"image_size": 8, "patch_size": 4}, **small, **ends, vocab_size=VOCABULARY)
     model = build(lambda: GitForCausalLM(config))
-    with pytest.raises(UsageError, match=r"only part of its attention.*: GitSelfAttention would stay"):
+    with pytest.raises(
+        UsageError,
+        match=r"only part of its attention.*: GitSelfAttention would stay.*\(model\.git\.image_encoder\).*partial=True",
+    ):
         focus(model, "topk:2")
     focus(model.git.image_encoder, "topk:2")
+
+
+def partly_torch(family: str):
+    """Models that hold torch's own multi-head attention besides attention from the registry."""
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    if family == "bridgetower":
+        small = small | {"hidden_size": 64}  # of which torch's attention inside makes one head
+        text = BridgeTowerTextConfig(**small, vocab_size=VOCABULARY, max_position_embeddings=20)
+        vision = BridgeTowerVisionConfig(hidden_size=64, num_hidden_layers=2, image_size=8, patch_size=4)
+        return build(
+            lambda: BridgeTowerModel(
+                BridgeTowerConfig(**small, text_config=text.to_dict(), vision_config=vision.to_dict())
+            )
+        )
+    return build(
+        lambda: AriaForConditionalGeneration(
+            AriaConfig(
+                vision_config={**small, "image_size": 8, "patch_size": 4, "model_type": "idefics3_vision"},
+                text_config=AriaTextConfig(
+                    **small, vocab_size=VOCABULARY, num_key_value_heads=2, moe_num_experts=2, moe_topk=1,
+                    moe_num_shared_experts=1, pad_token_id=0,
+                ),
+                projector_patch_to_query_dict={4: 4},
+                image_token_index=5,
+            )
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["bridgetower", "aria"])
+def test_torchs_own_multihead_attention_inside_a_model_is_named_and_asks_for_partial(family):
+    model = partly_torch(family)
+    with pytest.raises(UsageError, match=r"only part of its attention.*MultiheadAttention.* would stay.*partial=True"):
+        focus(model, "topk:2")
+    assert not hasattr(model.config, "semfocus")
+    focus(model, "topk:2", partial=True)
+    assert model.config.semfocus == "topk:2"
+
+
+def test_a_part_is_suggested_only_where_there_is_one():
+    size = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY}
+    for kind in ("local", "transient-global"):
+        model = build(
+            lambda kind=kind: LongT5ForConditionalGeneration(LongT5Config(**size, encoder_attention_type=kind))
+        )
+        with pytest.raises(UsageError, match=r"partial=True") as refused:
+            focus(model, "topk:2")
+        assert "vision" not in str(refused.value)
+        for path in re.findall(r"\(model\.([\w.]+)\)", str(refused.value)):
+            focus(model.get_submodule(path), "topk:2")
+
+
+def test_heads_that_pool_a_sequence_stay_as_they_are_and_are_not_refused():
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = build(lambda: SiglipVisionModel(SiglipVisionConfig(**small, image_size=8, patch_size=4)))
+    assert any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules())
+    focus(model, "topk:2")
 
 
 def test_a_mask_that_is_not_four_dimensional_is_refused():
@@ -238,13 +315,17 @@ def test_a_call_without_a_mask_is_refused_where_a_query_could_see_later_keys():
         attention(model, attention_mask=None)
 
 
-@pytest.mark.parametrize("mechanism", ["banded:3", "block_local:3", "topk:2+1s", "topk:2+2w"])
-def test_a_static_cache_is_refused_where_positions_count(mechanism):
-    model, ids = llama(), tokens(2, 6)
-    focus(model, mechanism)
-    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "do_sample": False, "disable_compile": True}
-    with pytest.raises(UsageError, match=r"counts positions back from the last key.*static cache"):
-        model.generate(ids, cache_implementation="static", **options)
+def test_positions_are_refused_where_a_static_cache_is_filled_by_queries_that_see_later_keys():
+    model = llama()
+    focus(model, "banded:3")
+    layer = model.model.layers[0].self_attn
+    query, key = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 9, 8)
+    keep = torch.ones(5, 9, dtype=torch.bool).tril().expand(2, 1, 5, 9).clone()
+    focused_attention(layer, query, key, key, keep)
+    keep[..., :3, :3] = True  # a prefix whose tokens all see each other
+    for position_ids in (None, torch.arange(5)[None]):
+        with pytest.raises(UsageError, match="lets queries see later keys"):
+            focused_attention(layer, query, key, key, keep, position_ids=position_ids)
 
 
 @pytest.mark.parametrize("mechanism", ["block_local:3", "topk:2+1s"])

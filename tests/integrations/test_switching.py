@@ -259,6 +259,54 @@ def test_a_copy_of_a_focused_model_is_switched_back_alone():
     assert torch.equal(logits(model, ids), focused)
 
 
+def shared(make, count: int = 2) -> list:
+    """Models with the same weights, made from one config object."""
+    first = make()
+    others = [type(first)(first.config).eval() for _ in range(count - 1)]
+    for other in others:
+        other.load_state_dict(first.state_dict())
+    return [first, *others]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_made_from_the_same_config_object_stays_as_it_is(family, tmp_path: Path):
+    student, teacher = shared(FAMILIES[family])
+    config, ids = teacher.config, tokens(2, 9)
+    before = logits(teacher, ids)
+    focus(student, "topk:2")
+    assert torch.equal(logits(teacher, ids), before)
+    assert not torch.equal(logits(student, ids), before)
+    assert implementations(teacher) == {"sdpa"}
+    assert not hasattr(config, "semfocus")
+    student.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["semfocus"] == "topk:2"
+    focus(teacher, "banded:2")
+    unfocus(student)
+    assert torch.equal(logits(student, ids), before)
+    assert implementations(teacher) == {"semfocus_banded"}
+
+
+def test_a_part_that_is_focused_shares_its_config_with_the_whole_and_with_no_other(tmp_path: Path):
+    model, other = shared(llava)
+    plain = see(other)
+    focus(model.model.language_model, "topk:1")
+    assert torch.equal(see(other), plain)
+    assert implementations(other) == {"sdpa"}
+    assert model.config.text_config.semfocus == "topk:1"
+    model.save_pretrained(tmp_path)
+    again = LlavaForConditionalGeneration.from_pretrained(tmp_path)
+    focus(again)
+    assert torch.equal(see(again), see(model))
+
+
+def test_a_student_and_a_teacher_inside_one_module_are_kept_apart():
+    student, teacher = shared(llama)
+    pair, ids = torch.nn.ModuleDict({"student": student, "teacher": teacher}), tokens(2, 9)
+    before = logits(teacher, ids)
+    focus(pair["student"], "topk:2")
+    assert torch.equal(logits(teacher, ids), before)
+
+
 def test_an_implementation_that_transformers_does_not_take_is_noticed(monkeypatch):
     model = llama()
     monkeypatch.setattr(type(model), "set_attn_implementation", lambda self, name: None)

@@ -23,6 +23,7 @@ from semfocus.store import RunDirectory, RunStore
 from semfocus.store.measurements import changing, read_arrays, read_measurement, write_arrays, write_measurement
 from semfocus.training import Interrupted
 from semfocus.training.loading import document, load
+from tests.store.helpers import forge
 from tests.training.helpers import RUNTIME, run_of, tiny, trained
 
 FEW = SurfaceSettings(grid=7)
@@ -315,20 +316,18 @@ def test_the_path_needs_kept_checkpoints(tmp_path: Path) -> None:
 
 
 def test_data_and_shapes_that_do_not_fit_the_run_are_refused(own_run: RunDirectory) -> None:
-    path = own_run.path / "config.json"
-    text = path.read_text()
-    path.write_text(text.replace('"mechanism": "topk:3"', '"mechanism": "topk:30"'))
+    run = forge(own_run, lambda fields: fields["attention"].update(mechanism="topk:30"))
     with pytest.raises(UsageError, match="k = 30 exceeds the sequence length 8"):
-        measure_surface(own_run, FEW, RUNTIME)
-    path.write_text(text.replace('"d_mlp": 8', '"d_mlp": 16'))
+        measure_surface(run, FEW, RUNTIME)
+    run = forge(run, lambda fields: (fields["attention"].update(mechanism="topk:3"), fields["model"].update(d_mlp=16)))
     with pytest.raises(CorruptData, match="parameters is"):
-        measure_surface(own_run, FEW, RUNTIME)
-    path.write_text(text.replace('"length": 8', '"length": 9', 1))
+        measure_surface(run, FEW, RUNTIME)
+    run = forge(run, lambda fields: (fields["model"].update(d_mlp=8), fields["task"]["options"].update(length=9)))
     with pytest.raises(UsageError, match="trained on other data"):
-        measure_surface(own_run, FEW, RUNTIME)
-    path.write_text(text.replace('"seq_len": 8', '"seq_len": 9'))
+        measure_surface(run, FEW, RUNTIME)
+    run = forge(run, lambda fields: (fields["task"]["options"].update(length=8), fields["sizes"].update(seq_len=9)))
     with pytest.raises(UsageError, match=r"has a model for .*'seq_len': 9.*rows of .*'seq_len': 8"):
-        measure_surface(own_run, FEW, RUNTIME)
+        measure_surface(run, FEW, RUNTIME)
 
 
 def test_a_stored_surface_whose_arrays_do_not_fit_is_damaged(own_run: RunDirectory) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from semfocus import recipes
 from semfocus.analysis.records import Record
-from semfocus.config import RunConfig
+from semfocus.config import RunConfig, recorded_run_id
 from semfocus.store import RunDirectory, RunStore
 from semfocus.training.loading import document
 
@@ -70,7 +70,7 @@ def made(
 
 def made_as(root: Path, config: RunConfig, fields: dict[str, Any], **facts: Any) -> RunDirectory:
     """Write one run whose config.json has these fields, which need not be those of a run that can be trained."""
-    run = RunStore(root).create_or_open("ab" * 8, fields)
+    run = RunStore(root).create_or_open(recorded_run_id(fields) or "ab" * 8, fields)
     with run.lock() as writer:
         for row in rows(config):
             writer.append_metrics(row)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +14,13 @@ import pytest
 from semfocus.report.page.page import write_page
 from semfocus.store.measurements import write_arrays, write_measurement
 from semfocus.training.loading import document
+from tests.chromium import CHROMIUM
 from tests.report.helpers import configs, made, made_as, rows, store
 from tests.report.measured import mask_stability, surface
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: pip install 'semfocus[dev]'"
 )

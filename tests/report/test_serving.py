@@ -15,8 +15,15 @@ from pathlib import Path
 import pytest
 
 from semfocus.errors import UsageError
+from semfocus.report.page import serving
 from semfocus.report.page.serving import PageServer, watch
 from tests.report.helpers import configs, made, rows, store
+
+
+@pytest.fixture(autouse=True)
+def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests change runs faster than people do."""
+    monkeypatch.setattr(serving, "FRESH", 0.0)
 
 
 @pytest.fixture
@@ -49,6 +56,13 @@ def test_the_page_is_served_fresh_and_never_kept_by_a_browser(server: PageServer
     assert "3 done" in get(server)[2]
     status, headers, page = get(server, method="HEAD")
     assert (status, page) == (200, "")
+
+
+def test_many_requests_look_at_the_runs_once(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "FRESH", 60.0)
+    get(server)
+    monkeypatch.setattr(serving, "fingerprint", lambda root: pytest.fail("looked again"))
+    assert get(server)[0] == 200
 
 
 def test_nothing_but_the_page_is_served_and_to_nobody_else(server: PageServer) -> None:

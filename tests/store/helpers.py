@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import multiprocessing
 import os
 import shutil
@@ -13,7 +14,8 @@ from typing import Any
 
 import torch
 
-from semfocus.store import RunDirectory, RunStore, RunWriter, checkpoints
+from semfocus.config import recorded_run_id
+from semfocus.store import RunDirectory, RunStore, RunWriter, checkpoints, formats
 
 RUN = "0123456789abcdef"
 CONFIG: dict[str, Any] = {"task": {"name": "parity", "length": 8}, "training": {"lr": 0.1, "epochs": 3}, "seed": 7}
@@ -102,6 +104,24 @@ def plant(run: RunDirectory, data: bytes, step: int = 4, **body: Any) -> None:
     directory.mkdir(exist_ok=True)
     (directory / checkpoints.STATE).write_bytes(data)
     (directory / checkpoints.MANIFEST).write_bytes(checkpoints.seal(manifest))
+
+
+def reseal(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a document of a run and give it the checksum of its new content, as who wants to deceive would."""
+    document = json.loads(path.read_text())
+    change(document)
+    document.pop(formats.SEAL, None)
+    path.write_text(json.dumps({**document, formats.SEAL: formats.checksum(document)}))
+
+
+def forge(run: RunDirectory, change: Callable[[dict[str, Any]], object]) -> RunDirectory:
+    """Change the configuration of a run, and give the run the id that belongs to it; the old directory is gone."""
+    fields = run.config()
+    change(fields)
+    forged = run.path.with_name(recorded_run_id(fields) or run.id)
+    reseal(run.path / "config.json", lambda document: document.update(config=fields, id=forged.name))
+    run.path.rename(forged)
+    return RunDirectory(forged)
 
 
 class Bomb:

@@ -15,7 +15,7 @@ from semfocus.errors import UsageError
 from semfocus.store import safe_json
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS
+SCALARS = st.none() | st.booleans() | st.integers(-(2**64), 2**64) | st.floats() | TEXTS
 ROWS = st.dictionaries(TEXTS.filter(lambda name: name != safe_json.NOT_FINITE), SCALARS, max_size=6)
 
 

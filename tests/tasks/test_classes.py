@@ -44,7 +44,7 @@ def test_classes_are_numbered_by_value_or_by_text(labels, names, classes):
         (["a", "  "], "line 3: the label is missing"),
         ([1, None], "line 3: the label is missing"),
         ([1, float("nan")], "line 3: the label is missing"),
-        ([1, 0.5], "line 3: the label 0.5 (float) must be a whole number or a text"),
+        ([1, 0.5], "line 3: the label 0.5 is a fraction; classes are whole numbers or words"),
         ([[1], 2], "line 2: the label [1] (list) must be a whole number or a text"),
         ([{"a": "b" * 100}, 2], "line 2: the label {'a': 'bbb"),
         ([datetime.date(2020, 1, 1)], "(date) must be"),

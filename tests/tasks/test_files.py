@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
+from semfocus.config import RunConfig, TaskConfig
+from semfocus.errors import DataError
 from semfocus.randomness import stream
 from semfocus.tasks import SPLITS, Task, get_task
 from semfocus.tasks.tokenisers import BytePairs
@@ -283,3 +285,61 @@ def test_parquet_gives_the_same_rows_as_jsonl(tmp_path):
         one, two = (t.sample(t.size(split), seed=2, split=split) for t in (task, twin))
         assert torch.equal(one.tokens, two.tokens)
         assert torch.equal(one.labels, two.labels)
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_a_csv_file_of_semicolons_or_tabs_is_read_like_one_of_commas(tmp_path, separator):
+    rows = [("text", "label"), *((text, str(i % 2)) for i, text in enumerate(BITS))]
+    for name, between in (("a.csv", separator), ("b.csv", ",")):
+        (tmp_path / name).write_text("".join(f"{text}{between}{label}\n" for text, label in rows), encoding="utf-8")
+    task, twin = get_task(tmp_path / "a.csv"), get_task(tmp_path / "b.csv")
+    assert (task.class_names, task.report) == (twin.class_names, twin.report)
+
+
+@pytest.mark.parametrize(("zero", "one"), [("0.0", "1.0"), ("0", "1.0"), ("0.", "1.00")])
+def test_whole_numbers_written_as_fractions_are_classes(tmp_path, zero, one):
+    task = get_task(write_csv(tmp_path / "a.csv", [(t, one if i % 2 else zero) for i, t in enumerate(BITS)]))
+    assert task.class_names == ("0", "1")
+    rows = [{"text": t, "label": float(i % 2)} for i, t in enumerate(BITS)]
+    assert get_task(write_jsonl(tmp_path / "a.jsonl", rows)).class_names == ("0", "1")
+
+
+def test_large_labels_written_as_fractions_stay_apart(tmp_path):
+    labels = ("12345678901234567.0", "12345678901234568.0")
+    task = get_task(write_csv(tmp_path / "a.csv", [(t, labels[i % 2]) for i, t in enumerate(BITS)]))
+    assert task.class_names == ("12345678901234567", "12345678901234568")
+
+
+def test_a_pretrained_tokeniser_is_taken_by_its_path_and_known_by_its_content(tmp_path):
+    texts = ["what a fine film", "never again", "a fine cast", "cold and long"] * 30
+    trained = BytePairs.fit(texts, 300).model
+    trained.add_special_tokens(["<s>"])
+    (tmp_path / "model").mkdir()
+    trained.save(str(tmp_path / "model" / "tokenizer.json"))
+    data = write_csv(tmp_path / "a.csv", [(f"{text} {i}", i % 2) for i, text in enumerate(texts)])
+    task = get_task(data, tokeniser=str(tmp_path / "model"))
+    assert task.report.tokenizer == "pretrained"
+    assert task.vocab_size == trained.get_vocab_size(with_added_tokens=True)
+    row = task.sample(1, seed=0).tokens[0]
+    assert task.render(row) in {f"{text} {i}" for i, text in enumerate(texts)}
+    moved = tmp_path / "other.json"
+    trained.save(str(moved))
+    assert get_task(data, tokenizer=str(moved)).fingerprint() == task.fingerprint()
+    BytePairs.fit(texts, 320).model.save(str(moved))
+    assert get_task(data, tokenizer=str(moved)).fingerprint() != task.fingerprint()
+    moved.write_text("{}", encoding="utf-8")
+    with pytest.raises(DataError, match=r"other\.json' is not a tokenizer\.json"):
+        get_task(data, tokenizer=str(moved))
+    with pytest.raises(DataError, match=r"none\.json' cannot be read"):
+        get_task(data, tokenizer=str(tmp_path / "none.json"))
+
+
+def test_runs_on_own_data_keep_their_ids(tmp_path):
+    """Recorded before options were added: what is at its default must not enter the identity."""
+    rows = [(f"{'good fine' if i % 2 else 'bad poor'} word{i}", i % 2) for i in range(60)]
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows), encoding="utf-8")
+    config = RunConfig(task=TaskConfig(name=str(path), train_rows=None, heldout_rows=None))
+    assert config.run_id(config.task.build()) == "ff420e2276526022"
+    arrays = Task.from_arrays([[i % 3, i % 5, i] for i in range(60)], [i % 2 for i in range(60)])
+    assert config.run_id(arrays) == "2114ae6d46de63a5"

@@ -40,7 +40,9 @@ def refusal(path: Path, **options) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokeniser": "char"}, "unknown option of bits.jsonl 'tokeniser'; did you mean 'tokenizer'?"),
+        ({"tokenizzer": "char"}, "unknown option of bits.jsonl 'tokenizzer'; did you mean 'tokenizer'?"),
+        ({"tokeniser": "char", "tokenizer": "char"}, "two spellings of one option"),
+        ({"metrics": "f1"}, "unknown metrics 'f1'; known: accuracy, balanced"),
         ({"tokenizer": "word"}, "unknown tokenizer 'word'; known: auto, bpe, char, tokens, whitespace"),
         ({"tokenizer": "tokens"}, "tokenizer = 'tokens' needs token lists, but column 'text'"),
         ({"vocab_size": 0}, "vocab_size = 0 must be at least 1"),
@@ -67,7 +69,8 @@ def test_a_bad_option_is_named_with_what_would_be_right(tmp_path, monkeypatch, o
     [
         (
             ("a", "b", "c"),
-            "has no column called text or similar; its columns: 'a', 'b', 'c'; name one with text_column",
+            "has no column called text or similar; its columns: 'a', 'b', 'c'; name one with "
+            "--option text_column=NAME (in Python text_column='NAME')",
         ),
         (("text", "b", "c"), "has no column called label or similar; its columns: 'text', 'b', 'c'"),
         (("Text", "text", "label"), "several columns that could hold the text: 'Text', 'text'"),
@@ -87,7 +90,7 @@ def test_an_unrecognised_column_is_an_error_that_lists_the_columns(tmp_path, hea
         ({"text": "a", "label": None}, "line 101: the label is missing"),
         ({"text": "a", "label": " "}, "line 101: the label is missing"),
         ({"text": "a", "label": "one"}, "mixes types of labels: a whole number 0 at line 1, a text 'one' at line 101"),
-        ({"text": "a", "label": 0.5}, "line 101: the label 0.5 (float)"),
+        ({"text": "a", "label": 0.5}, "line 101: the label 0.5 is a fraction"),
         ({"text": "a", "label": [1]}, "line 101: the label [1] (list)"),
         ({"text": "a", "label": "\ud800"}, r"line 101: the label holds '\ud800', half of a character"),
         ({"text": 12, "label": 1}, "line 101: 12 (int) is neither a text nor a token list"),
@@ -123,7 +126,29 @@ def test_header_only_one_class_and_only_empty_rows_are_refused(tmp_path):
 
 def test_csv_labels_that_are_fractions_are_refused_with_their_line(tmp_path):
     path = write_csv(tmp_path / "a.csv", [(t, i / 4) for i, t in enumerate(BITS)])
-    assert re.search(r"a\.csv, line 2: the label '0.0' is a fraction", refusal(path))
+    bad = 3 * len(BITS) // 4
+    assert re.search(rf"a\.csv: {bad} bad lines .*: line 3: the label '0.25' is a fraction", refusal(path))
+
+
+def test_all_bad_lines_are_counted_and_the_first_five_shown(tmp_path):
+    rows = [(text, "NaN" if i % 10 == 3 else i % 2) for i, text in enumerate(BITS)]
+    message = refusal(write_csv(tmp_path / "a.csv", [*rows, ("a", "b", "c")]))
+    assert f"{len(BITS) // 10 + 1} bad lines (the first 5 are shown): line 5: the label is missing" in message
+    assert message.count("line ") == 5
+    assert "line 55" not in message
+    two = refusal(write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "label": float("nan")}, {"text": "b"}]))
+    assert "2 bad lines: line 1: the label is missing; fill it in or remove the row; line 2: 'label' is missing" in two
+
+
+@pytest.mark.parametrize("missing", ["nan", "NaN", " NAN ", ""])
+def test_a_label_nan_is_missing_and_no_class(tmp_path, missing):
+    path = write_csv(tmp_path / "a.csv", [*((t, i % 2) for i, t in enumerate(BITS)), ("a", missing)])
+    assert f"line {len(BITS) + 2}: the label is missing" in refusal(path)
+
+
+def test_a_comma_in_a_header_with_semicolons_is_told_of(tmp_path):
+    (tmp_path / "a.csv").write_text("text;label, as given\na;1\n", encoding="utf-8")
+    assert "they seem to be separated by ';'" in refusal(tmp_path / "a.csv")
 
 
 def test_a_file_too_small_to_split_says_what_to_change(tmp_path):

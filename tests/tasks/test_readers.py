@@ -9,7 +9,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from semfocus.errors import DataError, MissingExtra
+from semfocus.errors import BadRow, DataError, MissingExtra
 from semfocus.tasks import readers
 from semfocus.tasks.readers import MAX_LINE_BYTES, open_source
 from semfocus.tasks.registry import FILE_SUFFIXES
@@ -22,7 +22,11 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
 
 
 def read(path: Path, text: str = "text", label: str = "label") -> list[tuple]:
-    return [tuple(pair) for pair in open_source(path).pairs(text, label)]
+    pairs = list(open_source(path).pairs(text, label))
+    bad = [pair for pair in pairs if isinstance(pair, BadRow)]
+    if bad:
+        raise bad[0]
+    return [tuple(pair) for pair in pairs]
 
 
 def refusal(path: Path) -> str:

@@ -203,7 +203,7 @@ def test_no_warning_when_nothing_is_skipped():
         ({"labels": LABELS[:-1]}, "100 rows of tokens but 99 labels"),
         ({"labels": 3}, "labels of arrays must be one label a row"),
         ({"labels": np.zeros((100, 1), int)}, "labels of arrays must be one label a row"),
-        ({"labels": [0.5] * 100}, "row 0: the label 0.5 (float)"),
+        ({"labels": [0.5] * 100}, "row 0: the label 0.5 is a fraction"),
         ({"labels": [1] * 100}, "every row of arrays has the label 1"),
         ({"lengths": [1] * 99}, "lengths of arrays must be 100 whole numbers"),
         ({"lengths": [1.0] * 100}, "lengths of arrays must be 100 whole numbers"),

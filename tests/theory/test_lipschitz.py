@@ -264,3 +264,29 @@ def test_invalid_input_is_refused_by_name(call, words):
     with pytest.raises(UsageError) as caught:
         call()
     assert words in str(caught.value)
+
+
+def test_a_local_mask_has_a_smaller_constant_in_the_tokens_than_an_input_of_full_attention_attains() -> None:
+    """39 tokens at +e1, one at -e1, W = -2 e1 e1': moving the one moves all 39 outputs; a block has five."""
+    x = torch.ones(1, 40, dtype=torch.float64)
+    x[0, -1] = -1.0
+    direction = torch.zeros_like(x)
+    direction[0, -1] = 1.0
+
+    def attend(x: torch.Tensor, block: int) -> torch.Tensor:
+        scores = x.mT @ (-2.0 * x)
+        same = torch.arange(40)[:, None] // block == torch.arange(40)[None, :] // block
+        return x @ torch.where(same, scores, -torch.inf).softmax(-1).mT
+
+    def moved(block: int) -> float:
+        step = 1e-6
+        change = attend(x + step * direction, block) - attend(x - step * direction, block)
+        return float(change.norm(dim=0).sum()) / (2 * step)
+
+    local = lipschitz_x(4.0, gamma=2.0, xi=1.0, upsilon=1.0, sink_ratio=1.0, k=5)
+    full = lipschitz_x(4.0, gamma=2.0, xi=1.0, upsilon=1.0, k=40)
+    p = math.exp(4) / (math.exp(4) + 39)
+    assert (float(local), float(full)) == pytest.approx((25.3, 118.7), abs=0.05)
+    assert moved(40) == pytest.approx(39 * (p + 4 * p * (1 - p)), rel=0.01)
+    assert local < moved(40) < full
+    assert moved(5) < local

@@ -13,6 +13,7 @@ from semfocus.errors import CorruptData, UsageError
 from semfocus.tasks import get_task
 from semfocus.training import checkpoint_epochs, load
 from semfocus.training.loading import config_of
+from tests.store.helpers import forge
 from tests.training.helpers import begin, run_of, tensors, tiny, trained
 
 
@@ -143,7 +144,6 @@ def test_the_config_of_a_run_is_read_back_unchanged(tmp_path: Path) -> None:
 
 def test_a_config_that_describes_no_run_is_refused(tmp_path: Path) -> None:
     (run,) = trained([tiny(1)], tmp_path)
-    path = run.path / "config.json"
-    path.write_text(path.read_text().replace('"blocks": 1', '"blocks": "many"'))
+    run = forge(run, lambda fields: fields["model"].update(blocks="many"))
     with pytest.raises(CorruptData, match="does not describe a run"):
         config_of(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from semfocus.errors import UsageError
 from semfocus.training import Runtime, parse_epochs
-from semfocus.training.runtime import numerics
+from semfocus.training.runtime import Evaluations, numerics
 
 
 @pytest.mark.parametrize(
@@ -82,8 +83,35 @@ def test_threads_and_tf32_are_restored_after_a_run_and_after_an_error() -> None:
     assert settings() == before
 
 
-@pytest.mark.parametrize(("epochs", "every"), [(1, 1), (100, 1), (300, 1), (301, 2), (600, 2), (750, 3), (1000, 4)])
-def test_long_runs_are_evaluated_300_times_at_most_at_the_ends_of_epochs(epochs: int, every: int) -> None:
+def _evaluated(evaluations: Evaluations) -> list[int]:
+    steps, step = [], 0
+    while step < evaluations.last:
+        step = evaluations.next_after(step)
+        steps.append(step)
+    return steps
+
+
+@pytest.mark.parametrize("epochs", [1, 99, 100, 101, 250, 600, 1000])
+def test_evaluations_are_a_hundredth_of_the_way_apart(epochs: int) -> None:
     evaluations = Runtime(device="cpu").evaluations(5, 5 * epochs)
-    assert evaluations.interval == 5 * every
-    assert Runtime(device="cpu", evaluate_every=1.0).evaluations(5, 5 * epochs).interval == 5
+    steps = _evaluated(evaluations)
+    assert len(steps) == evaluations.count()
+    assert steps[:100] == [5 * epoch for epoch in range(1, min(epochs, 100) + 1)]
+    assert steps[-1] == 5 * epochs
+    assert all(step % 5 == 0 and step - before <= 5 + before / 100 for before, step in pairwise(steps))
+    assert epochs < 1000 or len(steps) < 300
+    # A run that goes on from any step meets the same evaluations.
+    assert all(evaluations.next_after(step) == min(s for s in steps if s > step) for step in range(5 * epochs))
+
+
+def test_a_run_without_end_is_evaluated_from_its_first_epoch_on() -> None:
+    evaluations = Runtime(device="cpu").evaluations(5, 5 * 10**6)
+    assert evaluations.next_after(0) == 5
+    assert evaluations.count() < 20_000
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1.0, [5, 10, 15]), (0.5, [2, 5, 8, 10, 12, 15]), (2.0, [10, 15])])
+def test_an_interval_in_epochs_is_kept(every: float, steps: list[int]) -> None:
+    evaluations = Runtime(device="cpu", evaluate_every=every).evaluations(5, 15)
+    assert _evaluated(evaluations) == steps
+    assert evaluations.count() == len(steps)

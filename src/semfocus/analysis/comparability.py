@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Any
 
 Settings = dict[str, Any]  # dotted field of config.json -> value: {"model.blocks": 5}
-NOT_COMPARED = ("seed", "label", "sizes")  # `sizes` follows from the data
+NOT_COMPARED = ("seed", "label", "sizes", "facts")  # the last two follow from the data
 DEFAULTS = {"precision": "fp32", "objective": "classification"}  # of runs whose configuration does not record them
 _TITLES = {"training.lr": "learning rate", "data.version": "data version", "data.task": "data"}
 _MAX_VALUE_LENGTH = 24  # characters of a value in a group's name
@@ -36,7 +36,10 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
     nested = ("task", "data", "attention")
     others = {name: value for name, value in config.items() if name not in (*NOT_COMPARED, *nested)}
     parts = {"data": data, "task": {"options": options, **rows}, "attention": attention, **others}
-    return {**_flatten(parts), **{name: config.get(name, default) for name, default in DEFAULTS.items()}}
+    settings = {**_flatten(parts), **{name: config.get(name, default) for name, default in DEFAULTS.items()}}
+    if settings.get("training.tuned"):  # each mechanism at its own rate: how it was chosen is what they share
+        settings.pop("training.lr", None)
+    return settings
 
 
 def comparability_key(config: Mapping[str, Any]) -> str:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Literal
 
 from semfocus.analysis.accuracy import Accuracies
 from semfocus.analysis.multiple import ALPHA, holm, not_enough
 from semfocus.analysis.paired import paired_logrank
-from semfocus.analysis.records import Record
+from semfocus.analysis.records import Record, facts_of
 from semfocus.analysis.speedup import Ratio, SpeedUp, speed_up
 from semfocus.analysis.survival import ConvergenceTimes
-from semfocus.training.objective import CLASSIFICATION, Learned
+from semfocus.training.objective import ACCURACY, CLASSIFICATION, Learned
 
 BASE = "full"
 FindingKind = Literal[
-    "no_base", "base_alone", "no_run", "never", "undefined", "speed_up", "hint", "beyond_chance", "no_difference"
+    "no_base",
+    "base_alone",
+    "no_bar",
+    "no_run",
+    "never",
+    "undefined",
+    "speed_up",
+    "hint",
+    "beyond_chance",
+    "no_difference",
 ]  # the middle four are about one mechanism, the others about the whole comparison
 
 
@@ -35,6 +44,7 @@ class Finding:
     decided: tuple[tuple[str, float], ...] = ()  # mechanism and p, of differences beyond chance
     doubt: str = ""  # why the seeds cannot decide
     learned: Learned = CLASSIFICATION.learned
+    baseline: float = 0.0
 
     @property
     def text(self) -> str:
@@ -49,6 +59,9 @@ class Finding:
                 return "Without full attention among the mechanisms there is nothing to compare with."
             case "base_alone":
                 return "Full attention alone: nothing to compare with."
+            case "no_bar":
+                told = f"Without learning {self.baseline:.1%} are right: {self.learned.text(space)} shows nothing"
+                return f"{told}; compare with --option metrics=balanced."
             case "no_run":
                 return ": no finished run."
             case "never":
@@ -80,6 +93,8 @@ class Arm:
     p: float | None  # of the paired test against full attention, after Holm
     diverged: int
     seconds: float
+    # Of each share beside held-out accuracy, by column: the final ones, and of the test split those that count.
+    others: Mapping[str, Accuracies] = field(default_factory=dict)
 
     @property
     def reached(self) -> int:
@@ -97,6 +112,12 @@ class Comparison:
     baselines: Mapping[str, float]
     unfinished: tuple[str, ...]  # ids of runs that are left out
     learned: Learned = CLASSIFICATION.learned  # what the runs' objective calls learned
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what the runs say of the data they were given
+
+    @property
+    def baseline(self) -> float:
+        """The best accuracy that needs no learning; 0 where none is known."""
+        return max(self.baselines.values(), default=0.0)
 
     def arm(self, mechanism: str) -> Arm:
         return next(arm for arm in self.arms if arm.mechanism == mechanism)
@@ -120,6 +141,7 @@ class Comparison:
             "unfinished": list(self.unfinished),
             "mechanisms": [_arm_dict(arm) for arm in self.arms],
             "findings": self.sentences(),
+            **({"data": dict(self.facts)} if self.facts else {}),
         }
 
 
@@ -147,7 +169,14 @@ def compare_records(task: str, records: Sequence[Record], baselines: Mapping[str
     seeds = len({record.seed for record in records})
     unfinished = tuple(record.id for record in records if not record.ended)
     learned = records[0].objective.learned if records else CLASSIFICATION.learned
-    return Comparison(task, horizon, seeds, tuple(arms), baselines, unfinished, learned)
+    facts = facts_of(records[0].config) if records else {}
+    return Comparison(task, horizon, seeds, tuple(arms), baselines, unfinished, learned, facts)
+
+
+def best_baselines(baselines: Mapping[str, float]) -> dict[str, float]:
+    """The best of the accuracies that need no learning, by all its names: what a model has to beat."""
+    best = max(baselines.values(), default=0.0)
+    return {kind: share for kind, share in baselines.items() if round(share, 3) == round(best, 3)}
 
 
 def _arm(
@@ -170,7 +199,15 @@ def _arm(
         p,
         sum(run.state == "diverged" for run in runs),
         sum(run.seconds for run in runs) / max(len(runs), 1),
+        {name: accuracies("selected" if name.startswith("test_") else "final", name) for name in _others(measured)},
     )
+
+
+def _others(runs: list[Record]) -> list[str]:
+    """The columns of held-out and test shares, beside held-out accuracy, that these runs have."""
+    columns = {**runs[0].objective.columns, **runs[0].objective.test_columns} if runs else {}
+    shares = [name for name, metric in columns.items() if metric.is_share and not name.startswith("train_")]
+    return [n for n in shares if n != "heldout_accuracy" and any(run.final(n) is not None for run in runs)]
 
 
 def _findings(comparison: Comparison) -> list[Finding]:
@@ -180,7 +217,10 @@ def _findings(comparison: Comparison) -> list[Finding]:
     if not others:
         return [Finding("base_alone")]
     base = comparison.arm(BASE)
-    findings = [_about(arm, base, comparison) for arm in others]
+    learned, baseline = comparison.learned, comparison.baseline
+    is_trivial = learned.metric == ACCURACY and baseline >= learned.threshold
+    findings = [Finding("no_bar", learned=learned, baseline=baseline)] if is_trivial else []
+    findings += [_about(arm, base, comparison) for arm in others]
     decided = tuple((arm.mechanism, arm.p) for arm in others if arm.p is not None and arm.p <= ALPHA)
     doubt = not_enough(len(base.times.seeds), len(others))
     kind: FindingKind = "hint" if doubt else "beyond_chance" if decided else "no_difference"
@@ -221,4 +261,5 @@ def _arm_dict(arm: Arm) -> dict[str, Any]:
         "best_heldout": arm.best_heldout.values.tolist(),
         "final_train": arm.final_train.values.tolist(),
         "seconds_per_run": arm.seconds,
+        **{f"final_{name}": shares.values.tolist() for name, shares in arm.others.items()},
     }

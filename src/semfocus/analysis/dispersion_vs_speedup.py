@@ -34,6 +34,7 @@ from semfocus.analysis.verdicts.pairs import arm_speed_up
 from semfocus.analysis.verdicts.settings import Setting, choose, settings_from
 from semfocus.errors import UsageError, unknown
 from semfocus.measurements import Dispersion, Measurements
+from semfocus.measurements.kinds import USUAL_PERCENT
 
 When = Literal["start", "end"]
 WHENS: tuple[When, ...] = ("start", "end")
@@ -63,7 +64,7 @@ class Point:
 
 
 def dispersion_points(
-    records: Sequence[Record], measurements: Measurements, mechanism: str = "topk:5", percent: str = "95"
+    records: Sequence[Record], measurements: Measurements, mechanism: str = "topk:5", percent: str = USUAL_PERCENT
 ) -> list[Point]:
     """A point for each task that has ended runs of full attention and of `mechanism`, in order of task.
 
@@ -93,7 +94,7 @@ def chosen_settings(
     return chosen
 
 
-def stored_points(results: Results, mechanism: str = "topk:5", percent: str = "95") -> list[Point]:
+def stored_points(results: Results, mechanism: str = "topk:5", percent: str = USUAL_PERCENT) -> list[Point]:
     """The points of all runs of a store; an error that says what to do if no task was measured."""
     require_mechanism(results, mechanism)
     points = dispersion_points(results.records, results.measurements, mechanism, percent)

@@ -5,13 +5,15 @@
     SELECT attention_mechanism, seed, min(epoch) FROM 'runs.parquet' WHERE train_accuracy >= 0.95 GROUP BY ALL
 
 Configuration fields are named by their path: `training.lr` becomes `training_lr`. In a CSV file a text that a
-spreadsheet would read as a formula gets a leading apostrophe.
+spreadsheet would read as a formula gets a leading apostrophe. Names that differ in case only get a number, because the
+database does not tell them apart. A metric that is a text in some run is a column of texts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +22,7 @@ import numpy as np
 
 from semfocus.analysis.metrics import Column
 from semfocus.analysis.records import Record
-from semfocus.errors import MissingExtra, UsageError
+from semfocus.errors import MissingExtra, StorageError, UsageError
 from semfocus.store.atomic import replacing
 from semfocus.training.objective import CLASSIFICATION
 
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
 Format = Literal["parquet", "csv"]
 FORMATS: tuple[Format, ...] = ("parquet", "csv")
 METRICS = ("epoch", "step", "lr", *CLASSIFICATION.columns)  # the order of the columns; others follow
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_RUN_INDEX = "run index"  # joins the two tables, and is not exported; the space keeps it apart from field names
+_FORMULA = re.compile(
+    "(?:^|(?<=[\\r\\n]))(?=[\\t\\r]|[ \\0]*[-=+@\uff0d\uff1d\uff0b\uff20])"
+)  # where a line of a cell begins
+_RUN_INDEX, _ROW = "run index", "row"  # join the two tables and order the rows, and are not exported
 
 
 @dataclass(frozen=True)
@@ -55,18 +59,27 @@ def export_records(records: Sequence[Record], out: Path, to: Format) -> Exported
         import duckdb
     except ImportError:
         raise MissingExtra("duckdb", "analysis", "exporting runs") from None
-    runs = _run_columns(evaluated, escape=to == "csv")
+    escaped = _escape if to == "csv" else lambda value: value
+    runs = _run_columns(evaluated)
     metrics = _metric_columns(evaluated, taken=set(runs))
+    own = {f"r{place}": [escaped(value) for value in values] for place, values in enumerate(runs.values())}
+    measured = {f"m{place}": values for place, values in enumerate(_escaped_texts(metrics.values(), escaped))}
+    shown = _distinct([escaped(name) for name in (*runs, *metrics)])
+    index = np.repeat(np.arange(len(evaluated)), [len(record.metrics) for record in evaluated])
+    steps = np.concatenate([np.arange(len(record.metrics)) for record in evaluated])
     with duckdb.connect() as connection, replacing(out.expanduser().absolute()) as draft:
-        _create_runs(connection, runs, len(evaluated))
-        connection.register("metrics", metrics)
-        columns = ", ".join(_quoted(name) for name in [*runs, *metrics] if name != _RUN_INDEX)
-        index = _quoted(_RUN_INDEX)
-        table = f"SELECT {columns} FROM metrics JOIN runs USING ({index}) ORDER BY {index}, step"
+        _create_runs(connection, own, len(evaluated))
+        connection.register("metrics", {_RUN_INDEX: index, _ROW: steps, **measured})
+        columns = ", ".join(f"{key} AS {_quoted(name)}" for key, name in zip((*own, *measured), shown, strict=True))
+        order = f"{_quoted(_RUN_INDEX)}, {_quoted(_ROW)}"
+        table = f"SELECT {columns} FROM metrics JOIN runs USING ({_quoted(_RUN_INDEX)}) ORDER BY {order}"
         options = "(FORMAT parquet, COMPRESSION zstd)" if to == "parquet" else "(FORMAT csv, HEADER)"
-        connection.execute(f"COPY ({table}) TO {_text(str(draft))} {options}")
+        try:
+            connection.execute(f"COPY ({table}) TO {_text(str(draft))} {options}")
+        except duckdb.IOException as error:  # a full disk is no OSError there
+            raise StorageError(f"cannot write {out}: {error}") from error
     without = tuple(sorted(record.id for record in records if not len(record.metrics)))
-    return Exported(out, len(evaluated), len(metrics[_RUN_INDEX]), without)
+    return Exported(out, len(evaluated), len(index), without)
 
 
 def flatten(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -78,7 +91,20 @@ def flatten(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
             yield f"{before}{name}", json.dumps(value) if isinstance(value, (list, tuple)) else value
 
 
-def _run_columns(records: Sequence[Record], escape: bool) -> dict[str, list[Any]]:
+def _distinct(names: Iterable[str]) -> list[str]:
+    """Names of columns, none of them empty, that differ in more than case."""
+    distinct: dict[str, str] = {}
+    for name in names:
+        stem = own = name or "unnamed"
+        number = 1
+        while own.casefold() in distinct:
+            number += 1
+            own = f"{stem}_{number}"
+        distinct[own.casefold()] = own
+    return list(distinct.values())
+
+
+def _run_columns(records: Sequence[Record]) -> dict[str, list[Any]]:
     """One value per run in each column; a column of mixed types becomes texts."""
     rows = []
     for record in records:
@@ -89,8 +115,7 @@ def _run_columns(records: Sequence[Record], escape: bool) -> dict[str, list[Any]
             row[name] = value
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: _one_type([row.get(name) for row in rows]) for name in names}
-    return {name: [_escape(v) for v in values] for name, values in columns.items()} if escape else columns
+    return {name: _one_type([row.get(name) for row in rows]) for name in names}
 
 
 def _one_type(values: list[Any]) -> list[Any]:
@@ -101,29 +126,43 @@ def _one_type(values: list[Any]) -> list[Any]:
 
 
 def _escape(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    """A text that no spreadsheet takes for a formula, nor a line of it."""
+    return _FORMULA.sub("'", value) if isinstance(value, str) else value
 
 
 def _metric_columns(records: Sequence[Record], taken: set[str]) -> dict[str, Column]:
-    """The metrics of all runs, concatenated; NaN, which becomes a null, if a run has no such metric."""
-    present = dict.fromkeys(name for record in records for name in record.metrics[0])
-    numeric = [
-        name for name in present if all(record.column(name).dtype.kind in "if" for record in _having(records, name))
-    ]
-    names = [*(name for name in METRICS if name in numeric), *sorted(set(numeric) - set(METRICS))]
-    columns = {_RUN_INDEX: np.repeat(np.arange(len(records)), [len(record.metrics) for record in records])}
-    for name in names:
-        parts = [_values(record, name) for record in records]
+    """The metrics of all runs, concatenated; NaN, which becomes a null, if a run has no such metric.
+
+    Texts where some run has another value than a number.
+    """
+    present = {name for record in records for name in record.metrics[0]}
+    columns: dict[str, Column] = {}
+    for name in (*(name for name in METRICS if name in present), *sorted(present - {*METRICS})):
+        having = [record for record in records if name in record.metrics[0]]
+        if all(record.column(name).dtype.kind in "if" for record in having):
+            parts = [_numbers(record, name) for record in records]
+        else:
+            parts = [_texts(record, name) for record in records]
         columns[name if name not in taken else f"metric_{name}"] = np.concatenate(parts)
     return columns
 
 
-def _having(records: Sequence[Record], name: str) -> list[Record]:
-    return [record for record in records if name in record.metrics[0]]
-
-
-def _values(record: Record, name: str) -> Column:
+def _numbers(record: Record, name: str) -> Column:
     return record.column(name) if name in record.metrics[0] else np.full(len(record.metrics), np.nan)
+
+
+def _escaped_texts(columns: Iterable[Column], escaped: Callable[[Any], Any]) -> Iterator[Column]:
+    for column in columns:
+        if column.dtype == object:
+            column[:] = [escaped(value) for value in column]
+        yield column
+
+
+def _texts(record: Record, name: str) -> Column:
+    values = record.column(name).tolist() if name in record.metrics[0] else [None] * len(record.metrics)
+    texts = np.empty(len(values), dtype=object)
+    texts[:] = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+    return texts
 
 
 def _create_runs(connection: duckdb.DuckDBPyConnection, columns: Mapping[str, list[Any]], rows: int) -> None:

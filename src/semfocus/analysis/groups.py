@@ -23,7 +23,7 @@ from semfocus.analysis.comparability import (
     task_label,
 )
 from semfocus.analysis.comparison import Comparison, compare_records
-from semfocus.analysis.records import Fault, Record
+from semfocus.analysis.records import Fault, Record, facts_of
 from semfocus.attention.base import size_fields
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.errors import SemfocusError, UsageError
@@ -105,7 +105,7 @@ def _named(task: str, parts: Sequence[list[Record]]) -> list[Group]:
 
 
 def baselines_of(config: Mapping[str, Any]) -> dict[str, float]:
-    """Accuracies that need no learning. A registered task knows them; of other data only chance is known.
+    """Accuracies that need no learning. A registered task knows them; a run on given data recorded them.
 
     A file named by a configuration is not opened: the configuration may come from someone else.
     """
@@ -116,6 +116,12 @@ def baselines_of(config: Mapping[str, Any]) -> dict[str, float]:
             return dict(get_task(task["name"], **(options if isinstance(options, dict) else {})).baselines)
         except (SemfocusError, TypeError, ValueError):
             pass  # this version does not have these options: use the sizes recorded with the run
+    recorded = facts_of(config).get("baselines")
+    if isinstance(recorded, dict):
+        shares = {str(kind): share for kind, share in recorded.items() if type(share) in (int, float)}
+        known = {kind: float(share) for kind, share in shares.items() if 0 <= share <= 1}
+        if known:
+            return known
     sizes = config.get("sizes")
     classes = sizes.get("num_classes") if isinstance(sizes, dict) else None
     return {"chance": 1 / classes} if type(classes) is int and classes > 0 else {}

@@ -18,10 +18,11 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from semfocus.errors import CorruptData
 from semfocus.store import RunDirectory, safe_json
-from semfocus.store.directory import METRICS, TIMING
-from semfocus.store.logs import MAX_FILE_BYTES
+from semfocus.store.directory import METRICS, TIMING, Saved
 
+LONGEST_S = 1e10  # three centuries
 Column = NDArray[Any]
 
 
@@ -65,22 +66,24 @@ class Metrics(Sequence[dict[str, Any]]):
         return {name: column[place : place + 1 or None].tolist()[0] for name, column in self.columns.items()}
 
 
-def read_metrics(run: RunDirectory) -> Metrics:
-    """The metrics of a run; CorruptData if they are damaged."""
-    data = safe_json.read(run.path / METRICS, MAX_FILE_BYTES) or b""
-    fast = _parse_flat(data[: data.rfind(b"\n") + 1])
-    return Metrics.of(run.metrics()) if fast is None else fast
+def read_metrics(run: RunDirectory, saved: Saved | None = None) -> Metrics:
+    """The metrics of a run; CorruptData if they are damaged. `saved` is what `run.saved()` gave."""
+    data = run.log_data(METRICS, saved)
+    fast = _parse_flat(data)
+    return Metrics.of(run.log(METRICS).parse(data)) if fast is None else fast
 
 
-def read_seconds(run: RunDirectory) -> float:
+def read_seconds(run: RunDirectory, saved: Saved | None = None) -> float:
     """The seconds spent on a run so far, by its own clock, from the last row of its timing."""
-    data = safe_json.read(run.path / TIMING, MAX_FILE_BYTES) or b""
-    end = data.rfind(b"\n")
+    data = run.log_data(TIMING, saved)
+    end = len(data) - 1
     if end < 0:
         return 0.0
     row = safe_json.decode_row(data[data.rfind(b"\n", 0, end) + 1 : end], f"the last line of {run.path / TIMING}")
-    seconds = row.get("seconds")
-    return float(seconds) if isinstance(seconds, (int, float)) else 0.0
+    seconds = row.get("seconds", 0.0)
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < LONGEST_S:
+        raise CorruptData(f"{run.path / TIMING} has seconds = {seconds!r:.40}, which is no duration")
+    return float(seconds)
 
 
 def _parse_flat(data: bytes) -> Metrics | None:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from semfocus.errors import UsageError
 
 ALPHA = 0.05
+"""The level of all tests, after Holm."""
 
 Key = TypeVar("Key", bound=Hashable)
 

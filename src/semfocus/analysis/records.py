@@ -15,13 +15,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from semfocus.analysis.metrics import Column, Metrics, read_metrics, read_seconds
+from semfocus.config import check_recorded_id
 from semfocus.errors import CorruptData, SemfocusError, UsageError
 from semfocus.measurements import Measurement, Measurements, read_all
 from semfocus.store import Entry, RunDirectory
+from semfocus.store.directory import check_end
 from semfocus.training.objective import CLASSIFICATION, Learned, Objective, get_objective
 
 THRESHOLD = CLASSIFICATION.learned.threshold  # training accuracy at which a classifier counts as converged
 FIELDS = {"task.name": str, "attention.mechanism": str, "training.epochs": int, "seed": int}  # required in config.json
+
+MAX_EPOCHS = 10**7
+MAX_FIELDS, MAX_METRICS = 5000, 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +92,24 @@ class Record:
         """The last value of a metric; None if the run does not measure it."""
         return self.metrics[-1].get(name) if len(self.metrics) else None
 
+    def selected(self, name: str) -> float | None:
+        """The value of a metric that counts: at the lowest held-out loss if the run stopped by that, else the last."""
+        losses = self.column("heldout_loss")
+        if self.config["training"].get("patience_on") != "validation" or not np.isfinite(losses).any():
+            return self.final(name)
+        return self.metrics[int(np.nanargmin(losses))].get(name)
+
     def best(self, name: str) -> float | None:
         """The best value of a metric, the smallest where lower is better; None if the run does not measure it."""
         metric = self.objective.columns.get(name)
         choose = np.fmin if metric is not None and not metric.higher_is_better else np.fmax
         return choose.reduce(self.column(name)).item() if self.final(name) is not None else None
+
+
+def facts_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run says of the data it was given: rows, classes, baselines; empty of a task that draws its examples."""
+    facts = config.get("facts")
+    return facts if isinstance(facts, dict) else {}
 
 
 class Fault(NamedTuple):
@@ -137,24 +155,47 @@ def read_run_measurements(runs: Iterable[RunDirectory]) -> tuple[Measurements, l
 
 
 def _record(entry: Entry, config: dict[str, Any]) -> Record:
+    _check_size(config)
     for field, kind in FIELDS.items():
         value: Any = config
         for part in field.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         if type(value) is not kind:
             raise CorruptData(f"config.json has {field} = {value!r:.40}, which is no {kind.__name__}")
-    if config["training"]["epochs"] < 1:
-        raise CorruptData(f"config.json has training.epochs = {config['training']['epochs']}, which must be positive")
+    if not 1 <= config["training"]["epochs"] <= MAX_EPOCHS:
+        epochs = config["training"]["epochs"]
+        raise CorruptData(
+            f"config.json has training.epochs = {epochs}, which must be positive and at most {MAX_EPOCHS}"
+        )
+    check_recorded_id(config, entry.name, entry.is_sealed)
     run = RunDirectory(entry.path)
-    metrics = read_metrics(run)
+    saved = run.saved()
+    metrics = read_metrics(run, saved)
     _check(metrics, config["training"]["epochs"], _objective_of(config))
-    return Record(entry.name, config, metrics, entry.state, read_seconds(run), entry.why)
+    if entry.state != "running":
+        check_end(entry.status, metrics.column("step")[-1].item() if len(metrics) else 0)
+    return Record(entry.name, config, metrics, entry.state, read_seconds(run, saved), entry.why)
+
+
+def _check_size(config: Mapping[str, Any]) -> None:
+    """Check that a configuration has no more fields than a table can have columns."""
+    waiting: list[Any] = [config]
+    fields = 0
+    while waiting:
+        item = waiting.pop()
+        parts = list(item.values()) if isinstance(item, dict) else item if isinstance(item, list) else []
+        waiting += parts
+        fields += len(parts)
+        if fields > MAX_FIELDS:
+            raise CorruptData(f"config.json has more than {MAX_FIELDS} fields")
 
 
 def _check(metrics: Metrics, horizon: int, objective: Objective) -> None:
     """Check what all analysis relies on: the columns exist, and epochs and shares are within their bounds."""
     if not len(metrics):
         return
+    if len(metrics.columns) > MAX_METRICS:
+        raise CorruptData(f"metrics.jsonl has more than {MAX_METRICS} columns")
     for name in ("epoch", *objective.columns):
         if name not in metrics.columns or metrics.column(name).dtype.kind not in "if":
             raise CorruptData(f"metrics.jsonl has no numbers called {name} in every row")

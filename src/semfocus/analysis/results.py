@@ -29,6 +29,7 @@ from semfocus.store.directory import CONFIG, LOCK, METRICS, STATUS
 from semfocus.store.measurements import FOLDER
 
 STATES = ("done", "running", "interrupted", "diverged", "failed", "empty")  # the order in which they are shown
+LATEST_S = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 Stamps = dict[str, tuple[int, int]]  # file -> (time of the last change in ns, size)
 
 
@@ -108,8 +109,9 @@ class Results:
     def as_of(self) -> datetime | None:
         """When a file of these runs, or of an unreadable entry, changed last."""
         names = [*(record.id for record in self.records), *(fault.name for fault in self.unreadable)]
-        times = [changed for changed, _ in file_stamps(self.root, names).values()]
-        return datetime.fromtimestamp(max(times) // 10**9, UTC) if times else None
+        times = [changed // 10**9 for changed, _ in file_stamps(self.root, names).values()]
+        times = [seconds for seconds in times if 0 <= seconds <= LATEST_S]  # a file may bear any time
+        return datetime.fromtimestamp(max(times), UTC) if times else None
 
     def overview(self) -> list[dict[str, Any]]:
         """A row of plain values for each entry of the store; `why` says what is wrong with an unreadable one."""

@@ -5,7 +5,10 @@
 
 The speed-up is the ratio of restricted means, full / other, over the seeds that both arms have. Its interval is a
 jackknife-t on the logarithm that leaves out both runs of a seed together. If one arm never reaches the threshold, only
-a bound is known; if neither does, nothing is.
+a bound is known: the interval's end, for the ratio of the sample (`estimate`) is no bound. If neither arm gets there,
+nothing is known.
+
+Epochs are counted from 1. The paper counts them from 0: `speed_up(full, other, counted_from=0)`.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from semfocus.analysis.intervals import (
     too_few,
 )
 from semfocus.analysis.paired import same_horizon
-from semfocus.analysis.pairing import Unpaired, paired_seeds
+from semfocus.analysis.pairing import Floats, Unpaired, paired_seeds
 from semfocus.analysis.survival import ConvergenceTimes
 
 Sign = Literal["=", ">=", "<=", "undefined"]
@@ -36,7 +39,7 @@ Sign = Literal["=", ">=", "<=", "undefined"]
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of epochs, or a bound on it if runs are censored."""
+    """A ratio of epochs; or a bound on it, where one arm never gets there."""
 
     value: float | None
     sign: Sign
@@ -53,7 +56,7 @@ class Ratio:
 class SpeedUp:
     """The speed-up of one mechanism over full attention on one task."""
 
-    ratio: Ratio  # of restricted means
+    ratio: Ratio  # of restricted means; a bound is the interval's end, the sample's own ratio below three pairs
     interval: Interval | None  # an end that is open because of censoring is 0 or infinity
     median_ratio: Ratio  # of Kaplan-Meier medians
     pairs: int
@@ -61,6 +64,7 @@ class SpeedUp:
     reached_other: int
     left_out: tuple[Unpaired, ...]
     why: str = ""  # the reason if there is no interval or no ratio
+    estimate: float | None = None  # the sample's ratio of restricted means, also where only a bound is known
 
     def equivalence(self) -> Equivalence:
         """Whether the speed-up is within 0.8 .. 1.25.
@@ -78,8 +82,11 @@ class SpeedUp:
         return "undecided" if decision == "yes" and 2 * self.reached_other <= self.pairs else decision
 
 
-def speed_up(full: ConvergenceTimes, other: ConvergenceTimes) -> SpeedUp:
-    """Compare the epochs of two arms on the seeds they share."""
+def speed_up(full: ConvergenceTimes, other: ConvergenceTimes, *, counted_from: Literal[0, 1] = 1) -> SpeedUp:
+    """Compare the epochs of two arms on the seeds they share.
+
+    Counted from 0, the epoch during which a run gets there is the number of whole epochs before it, as in the paper.
+    """
     same_horizon(full, other)
     seeds, left_out = paired_seeds(full.seeds, other.seeds)
     full, other = full.only(seeds), other.only(seeds)
@@ -87,15 +94,21 @@ def speed_up(full: ConvergenceTimes, other: ConvergenceTimes) -> SpeedUp:
     why = too_few(len(seeds))
     if seeds and sign == "undefined":
         why = "neither arm gets there by the horizon"
+    base, own = (times.epochs if counted_from else np.ceil(times.epochs) - 1 for times in (full, other))
+    if seeds and sign != "undefined" and min(np.mean(base), np.mean(own)) == 0:
+        sign, why = "undefined", "counted from 0, every run of an arm gets there in epoch 0"
+    interval = _interval(base, own, sign)
+    estimate = None if not seeds or sign == "undefined" else float(np.mean(base) / np.mean(own))
     return SpeedUp(
-        ratio=_ratio(full.restricted_mean, other.restricted_mean, sign),
-        interval=_interval(full, other, sign),
+        ratio=_ratio(estimate, interval, sign),
+        interval=interval,
         median_ratio=_median_ratio(full, other),
         pairs=len(seeds),
         reached_full=int(full.reached.sum()),
         reached_other=int(other.reached.sum()),
         left_out=left_out,
         why=why,
+        estimate=estimate,
     )
 
 
@@ -107,22 +120,28 @@ def _sign(full_known: bool, other_known: bool) -> Sign:
     return "<=" if full_known else "undefined"
 
 
-def _ratio(full: float | None, other: float | None, sign: Sign) -> Ratio:
-    if full is None or other is None or sign == "undefined":
+def _ratio(estimate: float | None, interval: Interval | None, sign: Sign) -> Ratio:
+    if estimate is None:
         return Ratio(None, "undefined")
-    return Ratio(full / other, sign)
+    if interval is None or sign == "=":
+        return Ratio(estimate, sign)
+    return Ratio(interval.high if sign == "<=" else interval.low, sign)
 
 
 def _median_ratio(full: ConvergenceTimes, other: ConvergenceTimes) -> Ratio:
     sign = _sign(full.median is not None, other.median is not None)
-    return _ratio(full.median or full.horizon, other.median or other.horizon, sign)
+    if not len(full) or sign == "undefined":
+        return Ratio(None, "undefined")
+    return Ratio((full.median or full.horizon) / (other.median or other.horizon), sign)
 
 
-def _interval(full: ConvergenceTimes, other: ConvergenceTimes, sign: Sign) -> Interval | None:
+def _interval(full: Floats, other: Floats, sign: Sign) -> Interval | None:
     if sign == "undefined" or too_few(len(full)):
         return None
-    estimate = math.log(np.mean(full.epochs) / np.mean(other.epochs))
-    interval = jackknife_t(estimate, np.log(leave_one_out_means(full.epochs) / leave_one_out_means(other.epochs)))
+    without_one = leave_one_out_means(full), leave_one_out_means(other)
+    if min(np.min(means) for means in without_one) <= 0:
+        return None
+    interval = jackknife_t(math.log(np.mean(full) / np.mean(other)), np.log(without_one[0] / without_one[1]))
     if interval is None:
         return None
     low = 0.0 if sign == "<=" else math.exp(interval.low)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from semfocus.archive.contents import CORE, ENDED, Files, limit_of, read_files, with_folders
-from semfocus.config import recorded_run_id
+from semfocus.config import check_recorded_id
 from semfocus.errors import CorruptData, SemfocusError, UsageError
 from semfocus.store import RunDirectory, RunStore, atomic, checkpoints, is_run_id, safe_json
 from semfocus.store.directory import CHECKPOINTS, CONFIG, METRICS
@@ -105,14 +105,17 @@ class Arrivals:
         )
 
 
-def _check(run: RunDirectory, files: Files) -> None:
-    """Read everything that a run consists of, and refuse what a store could not use."""
-    config = run.config()
-    if recorded_run_id(config) != run.id:
-        raise CorruptData(f"run {run.id}: its config.json is not what it was named after; it was edited")
+def check_run(run: RunDirectory) -> None:
+    """Read the documents and logs of a run; CorruptData where one of them is not what was saved."""
+    config, _ = run.read_config()
+    check_recorded_id(config, run.id, is_sealed=False)  # what travels must say all that an id is made of
     run.metrics()
     run.timing()
-    run.status()
+
+
+def _check(run: RunDirectory, files: Files) -> None:
+    """Refuse what a store could not use."""
+    check_run(run)
     steps = {int(name.split("/")[1]) for name in files if name.startswith(f"{CHECKPOINTS}/")}
     for step in steps - {*run.checkpoint_steps()}:
         raise CorruptData(f"run {run.id}: the checkpoint of step {step} is not complete")
@@ -143,7 +146,10 @@ def _lasting(run: RunDirectory) -> bytes:
     if _has_ended(run):
         return rows
     steps = run.checkpoint_steps()
-    return rows[: checkpoints.read_manifest(run.path / CHECKPOINTS, steps[0])["logs"].get(METRICS, 0)] if steps else b""
+    if not steps:
+        return b""
+    mark = checkpoints.marks_in(checkpoints.read_manifest(run.path / CHECKPOINTS, steps[0])).get(METRICS)
+    return rows[: mark.bytes] if mark else b""
 
 
 def _complete(ours: RunDirectory, theirs: Files) -> Fate:

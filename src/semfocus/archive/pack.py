@@ -17,6 +17,7 @@ from pathlib import Path
 from semfocus.archive import manifest, xz
 from semfocus.archive.contents import ENDED, UNFINISHED, Checkpoints, Files, read_files
 from semfocus.archive.manifest import PackedRun
+from semfocus.archive.merge import check_run
 from semfocus.errors import SemfocusError, UsageError
 from semfocus.store import Entry, RunDirectory, RunStore, atomic
 
@@ -145,6 +146,7 @@ def _pieces(
 def _files(entry: Entry, checkpoints: Checkpoints) -> Files:
     run = RunDirectory(entry.path)
     wanted = "last" if entry.state in UNFINISHED and checkpoints == "none" else checkpoints
+    check_run(run)
     files = read_files(run, wanted)
     if run.holder() is not None:
         raise UsageError(f"a process ({run.holder()}) went on with it while it was packed")

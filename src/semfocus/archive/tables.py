@@ -29,7 +29,7 @@ from semfocus.analysis.results import Results
 from semfocus.archive import cells, xz
 from semfocus.archive.contents import ENDED, Files, read_files
 from semfocus.archive.manifest import PackedFile
-from semfocus.archive.merge import Arrivals
+from semfocus.archive.merge import Arrivals, check_run
 from semfocus.errors import CorruptData, OtherFormat, SemfocusError, UsageError
 from semfocus.store import RunDirectory, RunStore, atomic, safe_json
 from semfocus.store.directory import CONFIG, METRICS, STATUS, TIMING
@@ -118,7 +118,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def published_runs(folder: Path) -> Iterator[tuple[str, Files]]:
     """Each published run as the files of its directory, after a check of the tables' checksums."""
-    tables = _tables(folder)
+    try:
+        yield from _runs_of(folder, _tables(folder))
+    except SemfocusError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:  # sums agree, but it is not what publish writes
+        raise CorruptData(f"{folder} has a table without the columns or fields of one ({error!r:.80})") from error
+
+
+def _runs_of(folder: Path, tables: Mapping[str, Iterator[str]]) -> Iterator[tuple[str, Files]]:
     measurements: dict[str, Files] = {}
     for line in tables[MEASUREMENTS]:
         fields = safe_json.decode(line.encode(), f"{folder / MEASUREMENTS}")
@@ -126,7 +134,7 @@ def published_runs(folder: Path) -> Iterator[tuple[str, Files]]:
         data = fields["text"].encode() if content is None else base64.b64decode(content)
         measurements.setdefault(fields["run"], {})[fields["file"]] = data
     evaluations = csv.reader(tables[EVALUATIONS])
-    names = next(evaluations)
+    names = next(evaluations, [])
     by_run = itertools.groupby(evaluations, key=lambda row: row[0])
     waiting = next(by_run, None)
     for row in csv.DictReader(tables[RUNS]):
@@ -135,6 +143,12 @@ def published_runs(folder: Path) -> Iterator[tuple[str, Files]]:
         if waiting is not None and waiting[0] == run_id:
             logs = cells.logs_of(names, waiting[1], f"{folder / EVALUATIONS}")
             waiting = next(by_run, None)
+        rows = logs[METRICS].count(b"\n")
+        if str(rows) != row["evaluations"]:
+            raise CorruptData(
+                f"{folder / EVALUATIONS} has {rows} rows of run {run_id}, and {RUNS} says {row['evaluations']:.20}; "
+                "publish the runs again"
+            )
         files = {CONFIG: row["config"].encode(), METRICS: logs[METRICS], TIMING: logs[TIMING]}
         yield run_id, files | {STATUS: row["status"].encode()} | measurements.pop(run_id, {})
     if waiting is not None or measurements:
@@ -171,6 +185,7 @@ def _lines(data: bytes, name: str) -> Iterator[str]:
 
 def _sound_files(run: RunDirectory) -> Files:
     """The files of a run, if the tables can hold them."""
+    check_run(run)
     files = read_files(run)
     back = cells.round_trip(_logs(files), run.id)
     for name in (METRICS, TIMING):

@@ -182,7 +182,10 @@ class Mechanism(ABC):
         raise TypeError(f"{self} does not choose keys by a priority")
 
     def indices(self, positions: Positions, causal: bool) -> Tensor:
-        """(Lq, n) int64, where `is_local`: the keys of each query that is not global, -1 for none."""
+        """(Lq, n) int64, where `is_local`: the keys of each query that is not global, -1 for none.
+
+        For the positions that are taken by default; where others are given, `pattern` says what is kept.
+        """
         raise TypeError(f"{self} does not give its keys by position")
 
     def learned(self, sizes: LayerSizes) -> Mapping[str, Learned]:
@@ -291,7 +294,7 @@ class Positional(Mechanism):
 
     @abstractmethod
     def pattern(self, positions: Positions, causal: bool) -> Tensor:
-        """(Lq, Lk) bool, before causality and masks take keys away."""
+        """Bool, broadcastable to (..., Lq, Lk), before causality and masks take keys away."""
 
     def choose(self, inputs: SelectionInputs) -> Tensor:
         pattern = self.pattern(inputs.positions, inputs.causal) & (inputs.scores != float("-inf"))
@@ -345,7 +348,7 @@ class ScoreRanked(Mechanism):
         """What ranks the keys; any float dtype, broadcastable to the scores."""
 
     def always_kept(self, positions: Positions, causal: bool) -> Tensor | None:
-        """(Lq, Lk) bool: keys that are kept in addition and do not use up k."""
+        """Bool, broadcastable to (..., Lq, Lk): keys that are kept in addition and do not use up k."""
         return None
 
     @property

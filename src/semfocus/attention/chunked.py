@@ -13,18 +13,20 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from semfocus.attention.base import SelectionInputs
-from semfocus.attention.inputs import AttentionInputs, slice_queries
-from semfocus.attention.inspection import AttentionInfo
+from semfocus.attention.inputs import AttentionInputs, shared_product, slice_queries
+from semfocus.attention.inspection import AttentionInfo, check_listed
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.attention.normalisers import log_sum_exp, parse_normaliser
 from semfocus.attention.positions import Positions
 from semfocus.attention.selection import best_indices, can_sync
 from semfocus.attention.weights import softmax_over
 
-# Scores, or gathered numbers, held at once: 16 MiB of float32 stay near a CPU's caches, 512 MiB keep a GPU busy.
-CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**22, 2**27
+# Scores, or gathered numbers, held at once: 4 MiB of float32 stay in the caches of a CPU and its allocator, 512 MiB
+# keep a GPU busy.
+CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**20, 2**27
 
 
 def chunked(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
@@ -32,8 +34,9 @@ def chunked(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, A
     lead = inputs.lead
     out, indices, lse = gathered(
         inputs.q.expand(*lead, *inputs.q.shape[-2:]),
-        inputs.k, inputs.v, inputs.mask, inputs.bias, inputs.lengths, inputs.choice_seed, inputs.dropout_seed,
-        str(inputs.mechanism), str(inputs.normaliser), inputs.causal, inputs.scale, inputs.dropout_p,
+        inputs.k, inputs.v, inputs.mask, inputs.bias, inputs.lengths, inputs.q_positions, inputs.k_positions,
+        inputs.choice_seed, inputs.dropout_seed, str(inputs.mechanism), str(inputs.normaliser),
+        inputs.causal, inputs.scale, inputs.dropout_p,
     )  # fmt: skip
     return out, listed_info(inputs, indices.long(), lse) if want_info else None
 
@@ -46,6 +49,8 @@ def gathered(
     mask: Tensor | None,
     bias: Tensor | None,
     lengths: Tensor | None,
+    q_positions: Tensor | None,
+    k_positions: Tensor | None,
     choice_seed: Tensor | None,
     dropout_seed: Tensor | None,
     mechanism: str,
@@ -57,12 +62,12 @@ def gathered(
     """Output (*lead, Lq, Dv), kept keys (*lead, Lq, n) int32 and log-sum-exp (*lead, Lq)."""
     inputs = AttentionInputs(
         q, k, v, parse_mechanism(mechanism), parse_normaliser(normaliser), causal, mask, bias, lengths, scale,
-        dropout_p, dropout_seed, choice_seed,
+        dropout_p, dropout_seed, choice_seed, q_positions=q_positions, k_positions=k_positions,
     )  # fmt: skip
     out, indices, lse = _empty_results(inputs)
     keys, values = _Vectors.of(k, inputs), _Vectors.of(v, inputs)
     listed = indices.shape[-1] * max(k.shape[-1], v.shape[-1])
-    for positions in _chunks(inputs, listed if inputs.mechanism.is_local else max(inputs.num_keys, listed)):
+    for positions in _chunks(inputs, listed if _is_listed(inputs) else max(inputs.num_keys, listed)):
         chunk = slice(positions.first, positions.first + positions.queries)
         q_chunk = q[..., chunk, :].to(inputs.compute_dtype)
         kept, scores = _select(inputs, positions, q_chunk, keys)  # (*lead, C, n)
@@ -75,7 +80,9 @@ def gathered(
 
 
 @gathered.register_fake
-def _(q, k, v, mask, bias, lengths, choice_seed, dropout_seed, mechanism, normaliser, causal, scale, dropout_p):
+def _(
+    q, k, v, mask, bias, lengths, q_positions, k_positions, choice_seed, dropout_seed, mechanism, normaliser, *others
+):
     return _empty_results(AttentionInputs(q, k, v, parse_mechanism(mechanism), parse_normaliser(normaliser)))
 
 
@@ -110,16 +117,18 @@ def gathered_backward(
         chunk = slice(positions.first, positions.first + positions.queries)
         kept = indices[..., chunk, :].long()  # (*lead, C, n)
         q_chunk = q[..., chunk, :].to(inputs.compute_dtype)
-        grad_chunk = grad[..., chunk, :].to(inputs.compute_dtype)
         present = kept >= 0
         k_kept, v_kept = keys.gather(kept), values.gather(kept)  # (*lead, C, n, D or Dv)
+        v_kept, grad_chunk, out_chunk = _finite_channels(
+            v_kept, grad[..., chunk, :].to(inputs.compute_dtype), out[..., chunk, :].to(inputs.compute_dtype)
+        )
         scores = _pair_scores(inputs, positions, q_chunk, k_kept, kept)
         p = inputs.normaliser.weights(scores, present)
         dropped = inputs.dropout(torch.ones_like(p), positions, kept)
         dp = (v_kept * grad_chunk.unsqueeze(-2)).sum(dim=-1) * dropped
         dlse = None if grad_lse is None else grad_lse[..., chunk].unsqueeze(-1)
         if inputs.normaliser.is_softmax:
-            total = (grad_chunk * out[..., chunk, :]).sum(dim=-1, keepdim=True)
+            total = (grad_chunk * out_chunk).sum(dim=-1, keepdim=True)
             ds = p * (dp - (total if dlse is None else total - dlse))
         else:
             ds = inputs.normaliser.pull_back(scores, present, p, dp)
@@ -138,7 +147,7 @@ def _(grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, mechanism, norm
 
 def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
-    q, k, v, _, bias, _, _, dropout_seed, ctx.mechanism, ctx.normaliser, _, ctx.scale, ctx.dropout_p = inputs
+    q, k, v, _, bias, _, _, _, _, dropout_seed, ctx.mechanism, ctx.normaliser, _, ctx.scale, ctx.dropout_p = inputs
     out, indices, _ = output
     ctx.save_for_backward(q, k, v, bias, dropout_seed, out, indices)
 
@@ -146,11 +155,32 @@ def _setup_context(ctx, inputs, output) -> None:
 def _backward(ctx, grad, _grad_indices, grad_lse):
     q, k, v, bias, dropout_seed, out, indices = ctx.saved_tensors
     grad = torch.zeros_like(out) if grad is None else grad
+    if torch.is_grad_enabled():  # the gradient is itself to be differentiated
+        inputs = AttentionInputs(
+            q, k, v, parse_mechanism(ctx.mechanism), parse_normaliser(ctx.normaliser), bias=bias, scale=ctx.scale,
+            dropout_p=ctx.dropout_p, dropout_seed=dropout_seed,
+        )  # fmt: skip
+        return *_differentiable_grads(inputs, indices.long(), grad, grad_lse), *([None] * 12)
     grads = gathered_backward(
         grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, ctx.mechanism, ctx.normaliser, ctx.scale,
         ctx.dropout_p,
     )  # fmt: skip
-    return *grads, *([None] * 10)
+    return *grads, *([None] * 12)
+
+
+def _differentiable_grads(
+    inputs: AttentionInputs, kept: Tensor, grad: Tensor, grad_lse: Tensor | None
+) -> list[Tensor | None]:
+    """Gradients of q, k and v by plain operations on all kept pairs at once: memory O(L k D)."""
+    scores, present = _listed_scores(inputs, kept), kept >= 0
+    weights = inputs.dropout(inputs.normaliser.weights(scores, present), inputs.positions(), kept)
+    results = [_weighted_sum(weights, _Vectors.of(inputs.v, inputs).gather(kept)).to(grad.dtype)]
+    if grad_lse is not None:
+        results.append(log_sum_exp(scores, present))
+    leaves = [tensor for tensor in (inputs.q, inputs.k, inputs.v) if tensor.requires_grad]
+    given = [grad] if grad_lse is None else [grad, grad_lse]
+    grads = iter(torch.autograd.grad(results, leaves, given, create_graph=True, materialize_grads=True))
+    return [next(grads) if tensor.requires_grad else None for tensor in (inputs.q, inputs.k, inputs.v)]
 
 
 gathered.register_autograd(_backward, setup_context=_setup_context)
@@ -166,7 +196,7 @@ class _Vectors:
     @staticmethod
     def of(tensor: Tensor, inputs: AttentionInputs) -> _Vectors:
         lead = tensor.shape[:-2]
-        flat = tensor.reshape(-1, tensor.shape[-1]).to(inputs.compute_dtype)
+        flat = tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1]).to(inputs.compute_dtype)
         entries = torch.arange(lead.numel(), device=tensor.device).view(*lead, 1, 1)
         return _Vectors(flat, (entries * tensor.shape[-2]).expand(*inputs.lead, 1, 1))
 
@@ -182,7 +212,7 @@ class _Vectors:
     def scatter_add(self, total: Tensor, kept: Tensor, vectors: Tensor) -> None:
         """Add `vectors` (*lead, C, n, D), zero where `kept` is -1, to `total` (M * Lk, D) at the indices `kept`."""
         index = (kept.clamp(min=0) + self.base).reshape(-1)
-        vectors = vectors.reshape(-1, vectors.shape[-1])
+        vectors = vectors.reshape(index.numel(), vectors.shape[-1])
         if total.is_cuda:
             total.index_put_((index,), vectors, accumulate=True)  # sorts, so that the order of summation is fixed
         else:
@@ -199,11 +229,9 @@ def _chunks(inputs: AttentionInputs, elements_per_query: int):
 
 def _select(inputs: AttentionInputs, positions: Positions, q_chunk: Tensor, keys: _Vectors) -> tuple[Tensor, Tensor]:
     """The kept keys (*lead, C, n), in increasing order with -1 last, and their scores."""
-    mechanism = inputs.mechanism
-    if mechanism.is_local:
-        kept = mechanism.indices(positions, inputs.causal)
-        allowed = _allowed(inputs, positions, kept)
-        kept = torch.where(allowed, kept, -1).expand(*inputs.lead, *kept.shape[-2:])
+    if inputs.mechanism.is_local:
+        kept = _near(inputs, positions)
+        kept = kept.expand(*inputs.lead, *kept.shape[-2:])
         bias = slice_queries(inputs.bias, positions.first, positions.queries)
         if bias is not None:  # a bias of -inf is a mask
             kept = torch.where(_look_up(bias, kept) == float("-inf"), -1, kept)
@@ -211,12 +239,60 @@ def _select(inputs: AttentionInputs, positions: Positions, q_chunk: Tensor, keys
         scores = _pair_scores(inputs, positions, q_chunk, keys.gather(kept), kept)
         return torch.where(scores == float("-inf"), -1, kept), scores
     all_keys = keys.flat.view(*inputs.k.shape)
-    scores = (q_chunk @ all_keys.transpose(-1, -2)).mul_(inputs.scale)  # (*lead, C, Lk)
+    if _is_plain_causal(inputs):
+        kept, scores = _select_before(inputs, positions, q_chunk, all_keys)
+        return kept, scores.gather(-1, kept.clamp(min=0))
+    scores = shared_product(q_chunk, all_keys.transpose(-1, -2)).mul_(inputs.scale)  # (*lead, C, Lk)
     bias = slice_queries(inputs.bias, positions.first, positions.queries)
     if bias is not None:
         scores = scores + bias
     kept = _chosen(inputs, inputs.selection(scores, q_chunk, all_keys, positions))
     return kept, scores.gather(-1, kept.clamp(min=0))
+
+
+def _is_listed(inputs: AttentionInputs) -> bool:
+    """Whether positions alone give the list of keys of a query, without a look at all keys."""
+    return inputs.mechanism.is_local and inputs.k_positions is None
+
+
+def _near(inputs: AttentionInputs, positions: Positions) -> Tensor:
+    """(.., C, n): the keys that a local mechanism keeps, -1 for none."""
+    mechanism = inputs.mechanism
+    if _is_listed(inputs):
+        kept = mechanism.indices(positions, inputs.causal)
+        return torch.where(_allowed(inputs, positions, kept), kept, -1)
+    valid = inputs.valid(positions.first - inputs.first_query, positions.queries)
+    unused = torch.zeros((), device=inputs.q.device).expand(positions.queries, inputs.num_keys)  # scores
+    keep = mechanism.choose(SelectionInputs(unused, positions, valid, inputs.causal))
+    check_listed(keep.sum(dim=-1), mechanism.max_listed(inputs.num_keys))
+    return _listed(keep, mechanism.max_listed(inputs.num_keys))
+
+
+def _listed(keep: Tensor, most: int) -> Tensor:
+    """(.., C, most): the keys of a mask (.., C, Lk), -1 for none."""
+    held, indices = keep.to(torch.int8).topk(most, dim=-1)
+    return torch.where(held > 0, indices, -1)
+
+
+def _is_plain_causal(inputs: AttentionInputs) -> bool:
+    """Whether queries keep their k best of all keys up to their own, and nothing else matters."""
+    others = (inputs.mask, inputs.bias, inputs.lengths, inputs.k_positions)
+    plain = inputs.causal and all(tensor is None for tensor in others) and inputs.num_queries <= inputs.num_keys
+    return plain and inputs.mechanism.keeps_largest is not None
+
+
+def _select_before(
+    inputs: AttentionInputs, positions: Positions, q_chunk: Tensor, all_keys: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The kept keys (*lead, C, n), and scores (*lead, C, P) of the P keys up to the last query's, masked in place."""
+    k, queries = inputs.mechanism.keeps_largest, positions.queries
+    assert k is not None
+    end = positions.first + queries + positions.keys - positions.total
+    scores = shared_product(q_chunk, all_keys[..., :end, :].transpose(-1, -2)).mul_(inputs.scale)
+    later = torch.ones(queries, queries, dtype=torch.bool, device=scores.device).triu(1)
+    scores[..., end - queries :].masked_fill_(later, float("-inf"))
+    kept = ordered(best_indices(scores, None, k), end)
+    return pad(kept, (0, inputs.mechanism.max_kept(inputs.num_keys) - kept.shape[-1]), value=-1), scores
 
 
 def _chosen(inputs: AttentionInputs, selection: SelectionInputs) -> Tensor:
@@ -229,9 +305,10 @@ def _chosen(inputs: AttentionInputs, selection: SelectionInputs) -> Tensor:
     ranking = mechanism.ranking(selection)
     kept = best_indices(ranking.priority, ranking.candidates, ranking.k)
     if ranking.always_kept is not None:
-        held, extra = ranking.always_kept.to(torch.int8).topk(mechanism.max_kept(inputs.num_keys), dim=-1)
-        extra = torch.where(held > 0, extra, -1).expand(*kept.shape[:-1], -1)
-        kept = torch.cat([kept, extra], dim=-1)
+        most = mechanism.max_kept(inputs.num_keys)
+        kept = torch.cat([kept, _listed(ranking.always_kept, most).expand(*kept.shape[:-1], -1)], dim=-1)
+        if inputs.k_positions is not None:
+            check_listed((kept >= 0).sum(dim=-1), most)
     return ordered(kept, inputs.num_keys)[..., : mechanism.max_kept(inputs.num_keys)]
 
 
@@ -272,9 +349,24 @@ def _pair_scores(
     return scores if bias is None else scores + _look_up(bias, kept)
 
 
+def _listed_scores(inputs: AttentionInputs, kept: Tensor) -> Tensor:
+    """(*lead, Lq, n): the scores of the kept pairs of all queries."""
+    q = inputs.q.expand(*inputs.lead, *inputs.q.shape[-2:]).to(inputs.compute_dtype)
+    return _pair_scores(inputs, inputs.positions(), q, _Vectors.of(inputs.k, inputs).gather(kept), kept)
+
+
+def _finite_channels(values: Tensor, grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Values (.., n, Dv) as zeros where they are not finite, and gradient and output (.., Dv) of channels with such."""
+    if can_sync(values) and bool(values.sum().isfinite()):
+        return values, grad, out
+    finite = values.isfinite()
+    channel = finite.all(dim=-2)
+    return torch.where(finite, values, 0.0), torch.where(channel, grad, 0.0), torch.where(channel, out, 0.0)
+
+
 def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
     """(*lead, C, Dv) of weights (*lead, C, n); a kept value that is not finite makes its channel NaN."""
-    if can_sync(values) and bool(values.sum().isfinite()):
+    if can_sync(values) and bool(values.detach().sum().isfinite()):
         return (weights.unsqueeze(-1) * values).sum(dim=-2)
     finite = values.isfinite()
     total = (weights.unsqueeze(-1) * torch.where(finite, values, 0.0)).sum(dim=-2)
@@ -293,9 +385,7 @@ def _empty_results(inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
 
 def listed_info(inputs: AttentionInputs, indices: Tensor, lse: Tensor) -> AttentionInfo:
     """`AttentionInfo` of the kept keys `indices` (*lead, Lq, n)."""
-    positions = inputs.positions()
-    q = inputs.q.expand(*inputs.lead, *inputs.q.shape[-2:]).to(inputs.compute_dtype)
-    scores = _pair_scores(inputs, positions, q, _Vectors.of(inputs.k, inputs).gather(indices), indices)
+    scores = _listed_scores(inputs, indices)
     weights = inputs.normaliser.weights(scores, indices >= 0)
     counts = lse.new_zeros(*inputs.lead, inputs.num_keys, dtype=torch.int64)
     flat = indices.flatten(-2)

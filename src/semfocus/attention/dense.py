@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from semfocus.attention.base import SelectionInputs
-from semfocus.attention.inputs import AttentionInputs, common_lead
+from semfocus.attention.inputs import AttentionInputs, common_lead, shared_product
 from semfocus.attention.inspection import AttentionInfo, info_from_mask
+from semfocus.attention.normalisers import Softmax
+from semfocus.attention.positions import Positions
 from semfocus.attention.selection import can_sync, topk_mask
 
 MAX_BATCH = 2**16 - 1  # torch's CUDA kernels raise an error for a larger batch
+MIN_CPU_KEYS = 16  # over fewer keys than a vector register holds, torch's CPU kernel turns scores of NaN into zeros
 
 
 def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Plain tensor operations: works under compile, vmap and func.grad, with any mechanism and normaliser."""
     q, k, v = (tensor.to(inputs.compute_dtype) for tensor in (inputs.q, inputs.k, inputs.v))
-    scores = (q @ k.transpose(-1, -2)) * inputs.scale  # (.., Lq, Lk)
+    scores = shared_product(q, k.transpose(-1, -2)) * inputs.scale  # (.., Lq, Lk)
     if inputs.bias is not None:
         scores = scores + inputs.bias
     if inputs.mechanism.is_stochastic:  # every entry and head of the output draws its own, also where only v has them
         scores = scores.expand(*inputs.lead, *scores.shape[-2:])
     positions = inputs.positions()
     if _is_simple(inputs) and not want_info:
-        weights = inputs.dropout(_simple_weights(inputs, scores), positions, positions.key)
-        return (weights @ v).to(inputs.q.dtype), None
+        weights = inputs.dropout(_simple_weights(inputs, scores), positions, positions.key_index)
+        return shared_product(weights, v).to(inputs.q.dtype), None
     mechanism, normaliser = inputs.mechanism, inputs.normaliser
     selection = inputs.selection(scores, q, k, positions)
     keep = _keep(inputs, selection)
@@ -39,9 +44,11 @@ def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
     if inputs.straight_through:
         soft = normaliser.weigh(scores, selection.allowed, selection)
         weights = soft + (weights - soft).detach()
-    weights = inputs.dropout(weights, positions, positions.key)
-    unguarded = inputs.assume_finite or (mechanism.keeps_all and not inputs.restricted)
-    out = weights @ v if unguarded else _weighted_sum(weights, keep, v)
+    weights = inputs.dropout(weights, positions, positions.key_index)
+    if inputs.assume_finite:
+        out = shared_product(weights, v)
+    else:
+        out = _weighted_sum(weights, None if mechanism.keeps_all and not inputs.restricted else keep, v)
     return out.to(inputs.q.dtype), info
 
 
@@ -73,29 +80,66 @@ def _keep(inputs: AttentionInputs, selection: SelectionInputs) -> Tensor:
     return chosen if ranking.always_kept is None else chosen | ranking.always_kept
 
 
-def _weighted_sum(weights: Tensor, keep: Tensor, v: Tensor) -> Tensor:
-    """weights @ v, except that a value that is not finite affects only the queries that keep it (0 * NaN is NaN)."""
-    if can_sync(v) and bool(v.detach().sum().isfinite()):
-        return weights @ v
+def _weighted_sum(weights: Tensor, keep: Tensor | None, v: Tensor) -> Tensor:
+    """weights @ v, except that a value that is not finite affects only the queries that keep it (0 * NaN is NaN).
+
+    `keep` None: every query keeps every key.
+    """
+    if can_sync(v) and not _is_differentiated(weights, v):
+        out = shared_product(weights, v)
+        if bool(out.sum().isfinite()):  # a product with NaN or infinity is finite nowhere in its channel
+            return out
+    elif _all_finite(v):
+        return shared_product(weights, v)
     finite = v.isfinite()
-    not_finite = keep.to(v.dtype) @ (~finite).to(v.dtype) > 0
-    return torch.where(not_finite, float("nan"), weights @ torch.where(finite, v, 0.0))
+    not_finite = (~finite).any(dim=-2, keepdim=True) if keep is None else keep.to(v.dtype) @ (~finite).to(v.dtype) > 0
+    return torch.where(not_finite, float("nan"), shared_product(weights, torch.where(finite, v, 0.0)))
+
+
+def _is_differentiated(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _all_finite(v: Tensor) -> bool:
+    """Whether all values are known to be finite."""
+    return can_sync(v) and bool(v.detach().sum().isfinite())
 
 
 def sdpa(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Softmax over every key, or over every key up to the query's own."""
-    q, k, v = inputs.q, inputs.k, inputs.v
-    if not inputs.causal:
-        return fused(q, k, v, inputs.scale), None
-    # A value that is not finite must affect only the queries that see it: those from its own position on.
+    return fused(inputs.q, inputs.k, inputs.v, inputs.scale, inputs.causal, inputs.assume_finite), None
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False, assume_finite: bool = False) -> Tensor:
+    """torch's attention over every key, or every key up to the query's own; any broadcastable batch dimensions.
+
+    A value that is not finite affects only the queries that see it, and no gradient.
+    """
+    if assume_finite:
+        return _kernel(q, k, v, scale, causal)
+    if k.device.type == "cpu" and k.shape[-2] < MIN_CPU_KEYS:
+        return _guarded(_few_keys, q, k, v, scale, causal)
+    return _guarded(_kernel, q, k, v, scale, causal)
+
+
+def _guarded(attention: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    """`attention`, whose values need not be finite."""
+    if not causal and can_sync(v) and not _is_differentiated(q, k, v):
+        out = attention(q, k, v, scale, causal)
+        if bool(out.sum().isfinite()):
+            return out
+    if _all_finite(v) or (not causal and not can_sync(v)):  # without causality every query sees it, without our help
+        return attention(q, k, v, scale, causal)
     finite = v.isfinite()
-    affected = (~finite).cumsum(dim=-2) > 0
-    out = fused(q, k, torch.where(finite, v, 0.0), inputs.scale, causal=True)
-    return torch.where(affected, float("nan"), out), None
+    affected = (~finite).cumsum(dim=-2) > 0 if causal else (~finite).any(dim=-2, keepdim=True)
+    return torch.where(affected, float("nan"), attention(q, k, torch.where(finite, v, 0.0), scale, causal))
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False) -> Tensor:
-    """torch's attention over any broadcastable batch dimensions, as (N, 1, L, D), which all its kernels take."""
+def _kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    """torch's attention as (N, 1, L, D), which all its kernels take."""
+    if not causal and q.dim() == k.dim() == v.dim() > 2 and k.shape[-3] == v.shape[-3] == 1 < q.shape[-3]:
+        # Heads that share keys, as more queries of one head: the keys need not be copied for each.
+        return _kernel(q.flatten(-3, -2).unsqueeze(-3), k, v, scale, causal).squeeze(-3).unflatten(-2, q.shape[-3:-1])
     lead = common_lead(q, k, v)
     flat = [tensor.expand(*lead, *tensor.shape[-2:]).reshape(-1, 1, *tensor.shape[-2:]) for tensor in (q, k, v)]
     parts = [
@@ -104,3 +148,13 @@ def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False) -
     ]
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     return out.reshape(*lead, *out.shape[-2:])
+
+
+def _few_keys(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    """The same by plain operations."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    scores = (q.to(wide) @ k.to(wide).transpose(-1, -2)) * scale
+    seen = scores != float("-inf")
+    if causal:
+        seen = seen & Positions.of(scores).past()
+    return (Softmax().weights(scores, seen) @ v.to(wide)).to(q.dtype)

@@ -2,6 +2,7 @@
 
 Shapes: `lead` = batch dimensions and heads, broadcast together; with grouped heads it ends in (Hkv, G).
     q (*lead, Lq, D)    k (.., Lk, D)    v (.., Lk, Dv)    mask, bias (.., Lq or 1, Lk or 1)    lengths (.., 1, 1)
+    q_positions (.., Lq, 1)    k_positions (.., 1, Lk)
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class AttentionInputs:
     straight_through: bool = False
     first_query: int = 0  # where q holds only some of the queries: the index of the first, and how many there are
     total_queries: int | None = None
+    q_positions: Tensor | None = None  # both or none: where queries and keys stand; negative: no token
+    k_positions: Tensor | None = None
     assume_finite: bool = False  # the caller guarantees finite values: nothing guards against others
     learned: Mapping[str, Tensor] | None = None  # (.., Lq or 1, 1) of a normaliser, (.., C, D) of a mechanism
 
@@ -65,14 +68,18 @@ class AttentionInputs:
 
     @property
     def restricted(self) -> bool:
-        """Whether causality, a mask or lengths exclude keys."""
-        return self.causal or not (self.mask is None and self.bias is None and self.lengths is None)
+        """Whether causality, a mask, lengths or positions exclude keys."""
+        given = (self.mask, self.bias, self.lengths, self.k_positions)
+        return self.causal or any(tensor is not None for tensor in given)
 
     def positions(self, first: int = 0, queries: int | None = None) -> Positions:
         """Positions of `queries` queries (default: all) from number `first` of q on."""
         count = self.num_queries if queries is None else queries
         total = self.num_queries if self.total_queries is None else self.total_queries
-        return Positions(count, self.num_keys, self.q.device, self.first_query + first, total)
+        given = None
+        if self.q_positions is not None and self.k_positions is not None:
+            given = self.q_positions[..., first : first + count, :], self.k_positions
+        return Positions(count, self.num_keys, self.q.device, self.first_query + first, total, given)
 
     def vectors(self, positions: Positions) -> tuple[Tensor, Tensor]:
         """(.., C, D) the queries at `positions` and (.., Lk, D) all keys, in the dtype of computation."""
@@ -88,6 +95,7 @@ class AttentionInputs:
             q=self.q[..., first:, :],
             mask=slice_queries(self.mask, first, queries),
             bias=slice_queries(self.bias, first, queries),
+            q_positions=slice_queries(self.q_positions, first, queries),
             first_query=first,
             total_queries=self.num_queries,
         )
@@ -117,10 +125,19 @@ class AttentionInputs:
 
 def common_lead(q: Tensor, k: Tensor, v: Tensor) -> torch.Size:
     """The batch dimensions and heads of q, k and v, broadcast together."""
-    lead = q.shape[:-2]
-    if lead == k.shape[:-2] == v.shape[:-2]:  # torch.broadcast_shapes costs as much as a small attention
+    lead, others = q.shape[:-2], {k.shape[:-2], v.shape[:-2]}
+    if others == {lead}:  # torch.broadcast_shapes costs as much as a small attention
+        return lead
+    if len(others) == 1 and k.dim() == q.dim() and broadcasts(k.shape[:-2], lead):
         return lead
     return torch.broadcast_shapes(lead, k.shape[:-2], v.shape[:-2])
+
+
+def shared_product(a: Tensor, b: Tensor) -> Tensor:
+    """a (..., G, L, M) @ b (..., 1, M, N): heads that share keys as one product; torch would copy b for each."""
+    if a.dim() < 3 or a.dim() != b.dim() or b.shape[-3] != 1 or a.shape[-3] == 1:
+        return a @ b
+    return (a.flatten(-3, -2) @ b.squeeze(-3)).unflatten(-2, a.shape[-3:-1])
 
 
 def slice_queries(tensor: Tensor | None, first: int, queries: int | None) -> Tensor | None:
@@ -148,6 +165,8 @@ def prepare_inputs(
     straight_through: bool = False,
     assume_finite: bool = False,
     learned: Mapping[str, Tensor] | None = None,
+    q_positions: Tensor | None = None,
+    k_positions: Tensor | None = None,
 ) -> AttentionInputs:
     """Check the arguments of `attend` and bring them into one form."""
     _check_types(q, k, v)
@@ -185,6 +204,8 @@ def prepare_inputs(
         inputs = _with_mask(inputs, mask, lead)
     if lengths is not None:
         inputs = _with_lengths(inputs, lengths, lead)
+    if q_positions is not None or k_positions is not None:
+        inputs = _with_positions(inputs, q_positions, k_positions, lead)
     return _grouped(inputs, (k.shape[-3], q.shape[-3] // k.shape[-3])) if enable_gqa else inputs
 
 
@@ -194,6 +215,14 @@ def _check_types(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
         if not tensor.is_floating_point():
             raise TypeError(f"{name} has dtype {tensor.dtype}; attention needs a floating type, e.g. {name}.float()")
+        if tensor.is_nested:
+            raise UsageError(
+                f"{name} is a nested tensor; pad it (torch.nested.to_padded_tensor) and pass the lengths as lengths="
+            )
+        if tensor.layout != torch.strided:
+            raise UsageError(
+                f"{name} has the layout {tensor.layout}; attention needs a dense one, e.g. {name}.to_dense()"
+            )
         if tensor.dim() < 2:
             raise UsageError(f"{name} has shape {tuple(tensor.shape)}; it must be (..., H, L, D)")
 
@@ -281,6 +310,37 @@ def _with_lengths(inputs: AttentionInputs, lengths: Tensor, lead: torch.Size) ->
     return replace(inputs, lengths=lengths.to(inputs.q.device)[(..., *heads, None, None)])
 
 
+def _with_positions(
+    inputs: AttentionInputs, q_positions: Tensor | None, k_positions: Tensor | None, lead: torch.Size
+) -> AttentionInputs:
+    queries, keys = inputs.num_queries, inputs.num_keys
+    if k_positions is None:
+        k_positions = torch.arange(keys, device=inputs.q.device)
+    k_positions = _checked_positions("k_positions", k_positions, (*lead[:-1], keys), inputs.q.device)
+    if q_positions is None:
+        if queries > keys:
+            raise UsageError(f"{queries} queries over {keys} keys: give q_positions as well as k_positions")
+        q_positions = k_positions[..., keys - queries :]
+    q_positions = _checked_positions("q_positions", q_positions, (*lead[:-1], queries), inputs.q.device)
+    heads = (None,) if len(lead) else ()
+    every = slice(None)
+    return replace(
+        inputs,
+        q_positions=q_positions[(..., *heads, every, None)],  # (.., 1, Lq, 1)
+        k_positions=k_positions[(..., *heads, None, every)],  # (.., 1, 1, Lk)
+    )
+
+
+def _checked_positions(name: str, positions: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
+        raise TypeError(f"{name} must be a tensor of whole numbers, one for each token")
+    if positions.device != device:
+        raise UsageError(f"q and {name} differ in device: {device} and {positions.device}; move one of them")
+    if not broadcasts(positions.shape, shape) or positions.shape[-1:] != shape[-1:]:
+        raise UsageError(f"{name} has shape {tuple(positions.shape)}; it must broadcast to {shape}")
+    return positions.long()
+
+
 def _grouped(inputs: AttentionInputs, heads: tuple[int, int]) -> AttentionInputs:
     """Heads as two dimensions, (Hkv, G) for queries and (Hkv, 1) for keys, which broadcast together."""
 
@@ -289,8 +349,11 @@ def _grouped(inputs: AttentionInputs, heads: tuple[int, int]) -> AttentionInputs
             return tensor
         return tensor.unflatten(-3, heads if tensor.shape[-3] != 1 else (1, 1))
 
-    lengths = inputs.lengths if inputs.lengths is None else inputs.lengths.unsqueeze(-3)
     learned = {name: part for name, tensor in (inputs.learned or {}).items() if (part := split(tensor)) is not None}
+
+    def shared(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.unsqueeze(-3)
+
     # A scalar seed serves all heads; a seed for each head is split as the heads are.
     dropout_seed, choice_seed = split(inputs.dropout_seed), split(inputs.choice_seed)
     return replace(
@@ -300,7 +363,9 @@ def _grouped(inputs: AttentionInputs, heads: tuple[int, int]) -> AttentionInputs
         v=inputs.v.unsqueeze(-3),
         mask=split(inputs.mask),
         bias=split(inputs.bias),
-        lengths=lengths,
+        lengths=shared(inputs.lengths),
+        q_positions=shared(inputs.q_positions),
+        k_positions=shared(inputs.k_positions),
         dropout_seed=dropout_seed,
         choice_seed=choice_seed,
         learned=learned or None,

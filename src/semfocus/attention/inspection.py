@@ -19,6 +19,8 @@ from torch import Tensor
 
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.normalisers import log_sum_exp
+from semfocus.counter_rng import is_traced
+from semfocus.errors import UsageError
 
 Observer = Callable[[AttentionInputs, bool], None]  # the inputs, and whether heads are grouped (two dimensions)
 observers: list[Observer] = []
@@ -39,6 +41,11 @@ class AttentionInfo:
     lse: Tensor
     in_degree: Tensor
 
+    def dense_weights(self, keys: int) -> Tensor:
+        """(..., H, Lq, Lk): the weights as a matrix over `keys` keys."""
+        empty = self.weights.new_zeros(*self.weights.shape[:-1], keys)
+        return empty.scatter_add(-1, self.indices.clamp(min=0), self.weights)
+
     def ungrouped(self) -> AttentionInfo:
         """With grouped heads (Hkv, G) as one dimension H."""
         return AttentionInfo(
@@ -52,6 +59,7 @@ class AttentionInfo:
 def info_from_mask(scores: Tensor, keep: Tensor, weights: Tensor, most: int) -> AttentionInfo:
     """`AttentionInfo` from (..., Lq, Lk) tensors; `most` is n."""
     keys = keep.shape[-1]
+    check_listed(keep.sum(dim=-1), most)
     order = torch.where(keep, torch.arange(keys, device=keep.device), keys).sort(dim=-1).values[..., :most]
     present = order < keys
     kept_weights = weights.gather(-1, order.clamp(max=max(keys - 1, 0)))
@@ -61,6 +69,15 @@ def info_from_mask(scores: Tensor, keep: Tensor, weights: Tensor, most: int) -> 
         lse=log_sum_exp(scores, keep),
         in_degree=keep.sum(dim=-2),
     )
+
+
+def check_listed(counts: Tensor, most: int) -> None:
+    """Raise an error where queries keep more keys than a list of `most` holds."""
+    if not is_traced() and counts.device.type != "meta" and counts.numel() and int(counts.max()) > most:
+        raise UsageError(
+            "k_positions: positions repeat among the keys that one query may see, so that it keeps "
+            f"{int(counts.max())} keys and not at most {most}; give a mask that separates the texts of a row"
+        )
 
 
 @contextmanager

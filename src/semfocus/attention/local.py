@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ def local(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
     mechanism = inputs.mechanism
     plain = not inputs.restricted and inputs.dropout_seed is None and inputs.num_queries == inputs.num_keys
     plain = plain and inputs.normaliser.is_softmax
-    if mechanism.keeps_blocks and mechanism.size is not None and plain and not want_info:
+    if mechanism.keeps_blocks and mechanism.size is not None and plain and not want_info and inputs.v.shape[-1]:
         return _blocks(inputs, mechanism.size), None
     out, info = chunked(inputs, want_info)
     num_globals = min(mechanism.num_globals, inputs.num_queries)
@@ -40,12 +42,13 @@ def _blocks(inputs: AttentionInputs, width: int) -> Tensor:
         shared = tensor[..., None, own:, :].expand(*blocks.shape[:-2], -1, -1)
         return torch.cat([blocks, shared], dim=-2)
 
+    attention = partial(fused, scale=inputs.scale, assume_finite=inputs.assume_finite)
     parts = []
     if whole:
-        out = fused(stacked(q, False), stacked(k, True), stacked(v, True), inputs.scale)
+        out = attention(stacked(q, False), stacked(k, True), stacked(v, True))
         parts.append(out.flatten(-3, -2))
     if whole < own:
-        parts.append(fused(q[..., whole:own, :], k[..., whole:, :], v[..., whole:, :], inputs.scale))
+        parts.append(attention(q[..., whole:own, :], k[..., whole:, :], v[..., whole:, :]))
     if own < inputs.num_keys:
-        parts.append(fused(q[..., own:, :], k, v, inputs.scale))
+        parts.append(attention(q[..., own:, :], k, v))
     return torch.cat(parts, dim=-2) if len(parts) != 1 else parts[0]

@@ -7,7 +7,8 @@
     Fast(2)                       fast:2             every key, weighed by a polynomial at linear cost
     Banded(9, globals=1)          banded:9+1g        a window of nine; the last token sees all and is seen by all
 
-Query i of Lq stands at position p = i + Lk - Lq, so that the last query and the last key share a position. A new
+Query i of Lq stands at position p = i + Lk - Lq, so that the last query and the last key share a position, unless
+`attend` is given other positions. A new
 mechanism is one class derived from `Mechanism`, `ScoreRanked` or `Positional`, with `@register_mechanism`.
 """
 
@@ -118,6 +119,10 @@ class TopK(ScoreRanked):
         return self.window
 
     @property
+    def uses_positions(self) -> bool:
+        return self.score_order is None or bool(self.sinks or self.window)
+
+    @property
     def counts_from_start(self) -> bool:
         return self.sinks > 0
 
@@ -131,7 +136,7 @@ class TopK(ScoreRanked):
     def always_kept(self, positions: Positions, causal: bool) -> Tensor | None:
         if not self.sinks and not self.window:
             return None
-        sinks = (positions.key < self.sinks).expand(positions.queries, -1)
+        sinks = positions.key < self.sinks
         return sinks | positions.window(self.window, 0, causal) if self.window else sinks
 
     def max_kept(self, keys: int) -> int:
@@ -180,7 +185,8 @@ class RandomK(ScoreRanked):
         from semfocus.counter_rng import random_order
 
         seed, positions = inputs.seed_or(self.seed), inputs.positions
-        return random_order(seed, positions.row_ids(inputs.scores.shape[:-2], seed), positions.key.to(torch.int32))
+        rows = positions.row_ids(inputs.scores.shape[:-2], seed)
+        return random_order(seed, rows, positions.key_index.to(torch.int32))
 
 
 @register_mechanism
@@ -243,7 +249,7 @@ class NoisyTopK(TopK):
 
         seed, positions = inputs.seed_or(self.seed), inputs.positions
         rows = positions.row_ids(inputs.scores.shape[:-2], seed)
-        noise = standard_normal(seed, rows, positions.key.to(torch.int32))
+        noise = standard_normal(seed, rows, positions.key_index.to(torch.int32))
         return inputs.scores + self.sigma * noise.to(inputs.scores.dtype)
 
 
@@ -267,8 +273,8 @@ class ShiftedBand(Local):
         return False
 
     def pattern(self, positions: Positions, causal: bool) -> Tensor:
-        ring = positions.keys - self.globals
-        own = (positions.key - self._start(positions)) % max(ring, 1) < self.width
+        ring = positions.length - self.globals
+        own = (positions.key - self._start(positions)) % ring.clamp(min=1) < self.width
         return (own & (positions.key < ring)) | positions.touches_global(self.globals)
 
     def indices(self, positions: Positions, causal: bool) -> Tensor:

@@ -28,13 +28,14 @@ from semfocus.attention.mechanisms import Full, Mechanism, is_registered, parse_
 from semfocus.attention.normalisers import Normaliser, Softmax, parse_normaliser
 from semfocus.attention.reference import reference
 from semfocus.attention.registry import is_registered_normaliser
-from semfocus.attention.selection import in_functorch
+from semfocus.counter_rng import in_functorch
 from semfocus.errors import UsageError, unknown
 
 log = logging.getLogger(__name__)
 
 SPARSE = 8  # lists of keys are faster where a query keeps at most one key in so many
 SHORT = 256  # up to so many keys, all scores at once are faster than lists of keys (benchmarks/attention.py)
+FEW_SCORES = 2**13  # of a head, up to which the same holds for more keys: a few queries (benchmarks/huggingface.py)
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,13 @@ def _sdpa_refuses(inputs: AttentionInputs, want_info: bool) -> str | None:
         return f"it computes full attention only, not {inputs.mechanism}"
     if inputs.mask is not None or inputs.bias is not None or inputs.lengths is not None:
         return "masks and lengths are left to the dense backend, which keeps dropped values out of the sum"
+    if inputs.k_positions is not None:
+        return "explicit positions are left to the dense backend"
     if inputs.causal and inputs.num_queries != inputs.num_keys:
         return "causal attention with fewer queries than keys aligns differently there"
-    if 0 in (inputs.num_keys, inputs.num_queries, inputs.lead.numel()):
+    if inputs.causal and not inputs.scale > 0:
+        return f"it masks before it scales, and scale = {inputs.scale!r} is not positive"
+    if 0 in (inputs.num_keys, inputs.num_queries, inputs.lead.numel(), inputs.v.shape[-1]):
         return "there is nothing to compute"
     return _softmax_only(inputs) or ("it cannot tell what it kept (return_info)" if want_info else None)
 
@@ -66,6 +71,8 @@ def _chunked_refuses(inputs: AttentionInputs, want_info: bool) -> str | None:
 def _local_refuses(inputs: AttentionInputs, want_info: bool) -> str | None:
     if not inputs.mechanism.is_local:
         return f"{inputs.mechanism} is not given by positions within a window or block"
+    if inputs.mechanism.num_globals and inputs.k_positions is not None:
+        return "explicit positions of global tokens are left to the dense backend"
     if want_info and inputs.mechanism.num_globals:
         return "the lists of return_info would hold every key, because global queries keep all"
     return _listed_refuses(inputs)
@@ -112,7 +119,8 @@ BACKENDS: dict[str, Backend] = {
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism | str = ..., *, causal: bool = ..., mask: Tensor | None = ...,
-    lengths: Tensor | None = ..., normaliser: Normaliser | str = ..., scale: float | None = ..., dropout_p: float = ...,
+    lengths: Tensor | None = ..., q_positions: Tensor | None = ..., k_positions: Tensor | None = ...,
+    normaliser: Normaliser | str = ..., scale: float | None = ..., dropout_p: float = ...,
     generator: torch.Generator | None = ..., seed: Tensor | None = ..., enable_gqa: bool = ...,
     straight_through: bool = ..., assume_finite: bool = ..., learned: Mapping[str, Tensor] | None = ...,
     backend: str | None = ..., return_info: Literal[False] = ...,
@@ -122,7 +130,8 @@ def attend(
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism | str = ..., *, causal: bool = ..., mask: Tensor | None = ...,
-    lengths: Tensor | None = ..., normaliser: Normaliser | str = ..., scale: float | None = ..., dropout_p: float = ...,
+    lengths: Tensor | None = ..., q_positions: Tensor | None = ..., k_positions: Tensor | None = ...,
+    normaliser: Normaliser | str = ..., scale: float | None = ..., dropout_p: float = ...,
     generator: torch.Generator | None = ..., seed: Tensor | None = ..., enable_gqa: bool = ...,
     straight_through: bool = ..., assume_finite: bool = ..., learned: Mapping[str, Tensor] | None = ...,
     backend: str | None = ..., return_info: Literal[True],
@@ -138,6 +147,8 @@ def attend(
     causal: bool = False,
     mask: Tensor | None = None,
     lengths: Tensor | None = None,
+    q_positions: Tensor | None = None,
+    k_positions: Tensor | None = None,
     normaliser: Normaliser | str = Softmax(),
     scale: float | None = None,
     dropout_p: float = 0.0,
@@ -154,9 +165,13 @@ def attend(
 
     q, k, v      (..., H, Lq, D), (..., H, Lk, D), (..., H, Lk, Dv), as for torch's scaled_dot_product_attention
     mechanism    TopK(8), Banded(9, globals=1), ... or the text form "topk:8"
-    causal       query i sees keys up to i + Lk - Lq: the last query and the last key share a position
+    causal       query i sees keys up to i + Lk - Lq: the last query and the last key share a position. (torch's
+                 is_causal lets query i see keys up to i: the same where Lq = Lk, and another set where they differ)
     mask         bool (True = may be kept) or float (added to the scaled scores), broadcastable to (..., H, Lq, Lk)
     lengths      (...) whole numbers: keys from that one on are padding
+    q_positions, k_positions   (..., Lq), (..., Lk) whole numbers: where queries and keys stand in their text, for
+                 windows, blocks, sinks and causality; a token with a negative one is padding. Default: 0 .. Lk - 1,
+                 and for queries the positions of the last Lq keys. Texts packed into one row need a mask besides
     normaliser   Softmax(), Sigmoid(bias=-2.5), ... or the text form "sigmoid:-2.5"
     generator    the source of randomness of dropout and RandomK; every backend draws the same from it
     seed         instead of a generator: int64, broadcastable to (..., H). With a seed of its own, what a batch entry
@@ -181,6 +196,8 @@ def attend(
         causal=causal,
         mask=mask,
         lengths=lengths,
+        q_positions=q_positions,
+        k_positions=k_positions,
         scale=scale,
         dropout_p=dropout_p,
         generator=generator,
@@ -272,6 +289,8 @@ def _suits_kernels(inputs: AttentionInputs) -> bool:
 def _keeps_few(inputs: AttentionInputs) -> bool:
     """Whether queries that are not global keep so few of many keys that lists are faster than matrices."""
     keys = inputs.num_keys
+    if inputs.q.device.type == "cpu" and inputs.num_queries * keys <= FEW_SCORES:
+        return False
     return keys > SHORT and SPARSE * inputs.mechanism.max_listed(keys) <= keys
 
 

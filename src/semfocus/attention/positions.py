@@ -1,7 +1,7 @@
 """Positions of queries and keys, and the masks that follow from them.
 
 Shapes: Q queries at hand, K keys. Query i of `total` has position p = i + K - total, so that the last query stands at
-the last key.
+the last key, unless positions are given: then masks have their leading dimensions (...), otherwise none.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from semfocus.counter_rng import row_ids
 
 @dataclass(frozen=True)
 class Positions:
-    """The queries `first` .. `first + queries - 1` of `total`, and all `keys`."""
+    """The queries `first` .. `first + queries - 1` of `total`, and all `keys`.
+
+    `given` are positions (..., Q, 1) of these queries and (..., 1, K) of the keys; a negative one belongs to no token.
+    """
 
     queries: int
     keys: int
     device: torch.device
     first: int
     total: int
+    given: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
     def of(scores: Tensor) -> Positions:
@@ -31,14 +35,28 @@ class Positions:
 
     @property
     def position(self) -> Tensor:
-        """(Q, 1) the position of each query among the keys; negative when there are more queries than keys."""
+        """(..., Q, 1) the position of each query among the keys; negative when there are more queries than keys."""
+        if self.given is not None:
+            return self.given[0]
         start = self.first + self.keys - self.total
         return torch.arange(start, start + self.queries, device=self.device).unsqueeze(-1)
 
     @property
     def key(self) -> Tensor:
-        """(1, K) the position of each key."""
+        """(..., 1, K) the position of each key."""
+        return self.key_index if self.given is None else self.given[1]
+
+    @property
+    def key_index(self) -> Tensor:
+        """(1, K) the number of each key, which random draws follow."""
         return torch.arange(self.keys, device=self.device).unsqueeze(0)
+
+    @property
+    def length(self) -> Tensor:
+        """(..., 1, 1) the number of positions: one more than the last key's."""
+        if self.given is None or not self.keys:
+            return torch.full((1, 1), self.keys, device=self.device)
+        return self.given[1].amax(dim=-1, keepdim=True) + 1
 
     def row_ids(self, lead: torch.Size, seed: Tensor) -> Tensor:
         """(*lead, Q, 1): a number for each query, unique among the batch entries and heads that share a seed.
@@ -51,23 +69,25 @@ class Positions:
         return row_ids(shared, self.queries, self.device, self.first, self.total)
 
     def past(self) -> Tensor:
-        """(Q, K): keys at or before the query."""
+        """(..., Q, K): keys at or before the query."""
         return self.key <= self.position
 
     def window_start(self, width: int, num_globals: int, causal: bool) -> Tensor:
-        """(Q, 1): the first key of each query's window."""
+        """(..., Q, 1): the first position of each query's window."""
         if causal:
             return self.position - (width - 1)
-        last = max(self.keys - num_globals - width, 0)
-        return (self.position - (width - 1) // 2).clamp(0, last)
+        start = self.position - (width - 1) // 2
+        if self.given is None:
+            return start.clamp(0, max(self.keys - num_globals - width, 0))
+        return torch.minimum(start, self.length - num_globals - width).clamp(min=0)
 
     def window(self, width: int, num_globals: int, causal: bool) -> Tensor:
-        """(Q, K): the `width` keys around the query; at the borders of the non-global keys the window moves inward."""
+        """(..., Q, K): the `width` keys around the query; at the borders of the non-global keys it moves inward."""
         start = self.window_start(width, num_globals, causal)
-        return (self.key >= start) & (self.key < start + width) & (self.key < self.keys - num_globals)
+        return (self.key >= start) & (self.key < start + width) & (self.key < self.length - num_globals)
 
     def block(self, width: int) -> Tensor:
-        """(Q, K): keys in the query's aligned block."""
+        """(..., Q, K): keys in the query's aligned block."""
         return self.key // width == self.position // width
 
     def run(self, start: Tensor, width: int, num_globals: int) -> Tensor:
@@ -89,12 +109,14 @@ class Positions:
         return torch.cat([own, shared], dim=-1)
 
     def touches_global(self, num_globals: int) -> Tensor:
-        """(Q, K): pairs of which one side is among the last `num_globals`."""
-        border = self.keys - num_globals
+        """(..., Q, K): pairs of which one side is among the last `num_globals`."""
+        border = self.length - num_globals
         return (self.key >= border) | (self.position >= border)
 
     def allowed(self, pattern: Tensor, valid: Tensor | None, causal: bool) -> Tensor:
         """The part of a pattern (.., Q, K) that `valid` and, if causal, the order of positions allow."""
+        if self.given is not None:
+            pattern = pattern & (self.position >= 0) & (self.key >= 0)
         if valid is not None:
             pattern = pattern & valid
         return pattern & self.past() if causal else pattern

@@ -28,7 +28,7 @@ def reference(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor,
         everything = positions.allowed(scores != float("-inf"), inputs.valid(), inputs.causal)
         soft = inputs.normaliser.weigh(scores, everything, call)
         weights = soft + (weights - soft).detach()
-    weights = inputs.dropout(weights, positions, positions.key)
+    weights = inputs.dropout(weights, positions, positions.key_index)
     finite = v.isfinite().unsqueeze(-3)
     values = torch.where(keep.unsqueeze(-1) & finite, v.unsqueeze(-3), 0.0)
     if inputs.straight_through:  # the gradient of the soft weights needs the values of all keys

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import os
+import signal
 import sys
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
@@ -22,7 +26,7 @@ from semfocus.cli import (
     theory,
     verdicts,
 )
-from semfocus.errors import SemfocusError, UsageError
+from semfocus.errors import SemfocusError, StorageError, UsageError, printable
 
 
 class _Root(typer.core.TyperGroup):
@@ -109,8 +113,33 @@ def root(
 
 def main() -> None:
     """Run the command line; errors made on purpose become one line and their own exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name may hold bytes that are no text
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except SemfocusError as error:
-        typer.echo(f"semfocus: {error}", err=True)
-        sys.exit(error.exit_code)
+        _end(f"semfocus: {printable(str(error))}", error.exit_code)
+    except BrokenPipeError:
+        _end("", 1)
+    except OSError as error:
+        _end(f"semfocus: cannot read or write: {printable(str(error))}", StorageError.exit_code)
+
+
+def _terminate(number: int, frame: object) -> None:
+    """End a command that has nothing to save; training listens for itself."""
+    _end("semfocus: interrupted by SIGTERM", 128 + number)
+
+
+def _end(message: str, exit_code: int) -> NoReturn:
+    with suppress(OSError):
+        if message:
+            typer.echo(message, err=True)
+    if sys.__stdout__ is not None:  # what could not be written would raise again when Python ends
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
+    sys.exit(exit_code)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -28,12 +29,18 @@ from semfocus.cli.shared import (
     print_run,
 )
 
+if TYPE_CHECKING:
+    from semfocus.store import RunDirectory
+
 
 def compare_command(
     task: Annotated[str, typer.Argument(help="A task (see `semfocus tasks`) or a .csv, .tsv, .jsonl, .parquet file.")],
     attention: Annotated[
         str | None,
-        typer.Option(help="Mechanisms, separated by commas: full,topk:5,banded:9+1g. Default: the paper's six."),
+        typer.Option(
+            help="Mechanisms, separated by commas: full,topk:5,banded:9+1g. Default: the paper's six. "
+            "auto: full and a short ladder of k, with a recommendation."
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each mechanism. The paper's ten come first.")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller numbers: a few minutes on a laptop.")] = False,
@@ -45,6 +52,14 @@ def compare_command(
     stop_accuracy: Annotated[
         float | None,
         typer.Option(help="Stop a run at this training accuracy, e.g. 0.95."),
+    ] = None,
+    early_stop: Annotated[
+        int | None,
+        typer.Option(help="Stop a run after so many epochs without a lower held-out loss, and judge the test split."),
+    ] = None,
+    tune: Annotated[
+        Literal["lr"] | None,
+        typer.Option(help="lr: choose the learning rate of each mechanism first, on seeds of its own."),
     ] = None,
     until: Annotated[float | None, typer.Option(hidden=True)] = None,
     option: Annotated[list[str] | None, typer.Option(help="An option of the task, e.g. length=60. Repeatable.")] = None,
@@ -69,10 +84,13 @@ def compare_command(
     semfocus compare even_pairs --quick
     semfocus compare listops --attention full,topk:5 --seeds 10 --device cuda
     semfocus compare reviews.csv --attention full,topk:8 --epochs 20
+    semfocus compare reviews.csv --attention auto --tune lr --early-stop 5
     """
+    from semfocus.analysis.recommend import recommend
     from semfocus.execution.resuming import stale_runs
-    from semfocus.experiments.compare import comparison_of
+    from semfocus.experiments.compare import LADDER, comparison_of
     from semfocus.experiments.run import plan, run
+    from semfocus.experiments.tuning import choose_rates, plan_tuning
     from semfocus.integrations.trackers import tracking
     from semfocus.report.terminal.progress import ProgressTable
     from semfocus.training import Runtime, parse_epochs
@@ -87,10 +105,11 @@ def compare_command(
         recipe=recipe,
         epochs=epochs,
         stop_accuracy=until if stop_accuracy is None else stop_accuracy,
+        early_stop=early_stop,
         options=assignments(option),
         overrides=sets or (),
+        out=out,
     )
-    job = plan(experiment, out)
     runtime = Runtime(
         device=device,
         threads=threads,
@@ -100,6 +119,14 @@ def compare_command(
         evaluate_every=evaluate_every,
         keep_epochs=parse_epochs(keep),
     )
+    tuning: list[str] = []
+    if tune is not None:
+        first = plan_tuning(experiment, tune, out)
+        rates = len(first.jobs) // len(experiment.mechanisms)
+        with ProgressTable(dict.fromkeys(experiment.mechanisms, rates)) as table:
+            tuned = choose_rates(experiment, first, runtime, table, executor)
+        experiment, tuning = tuned.experiment, tuned.lines
+    job = plan(experiment, out)
     left = stale_runs(experiment.configs, job.store)
     if left:
         typer.echo(f"{task} has changed since {', '.join(left)} began; new runs begin, those are left alone", err=True)
@@ -109,12 +136,17 @@ def compare_command(
     ):
         outcome = run(job, runtime, on_progress, executor)
     (comparison,) = outcome.comparisons
+    advice = recommend(comparison) if attention == LADDER else None
     if as_json:
-        typer.echo(json.dumps(comparison.to_dict(), indent=2))
+        more = {"tuning": tuning} if tuning else {}
+        more |= {"recommendation": asdict(advice)} if advice else {}
+        typer.echo(json.dumps({**comparison.to_dict(), **more}, indent=2))
     else:
         print_comparison(comparison)
+        for line in [*tuning, *([advice.text] if advice else [])]:
+            typer.echo(line)
         print_files(outcome)
-    fail_if_needed(outcome.runs)
+    fail_if_needed(outcome.runs, outcome.faults)
 
 
 def train_command(
@@ -156,23 +188,41 @@ def resume_command(
     """Go on with interrupted runs, each as it began: its configuration, device and threads come from its directory."""
     from collections import Counter
 
-    from semfocus.execution.resuming import missing_cohort_members, resume, unfinished
+    from semfocus.execution.resuming import missing_cohort_members, resume, unfinished, unreadable
     from semfocus.report.terminal.progress import ProgressTable
-    from semfocus.store import RunStore
+    from semfocus.store import DamagedRuns, RunStore
     from semfocus.training import Runtime, parse_epochs
-    from semfocus.training.loading import config_of
 
     store = RunStore(out)
     chosen = [store.find(run) for run in runs] if runs else unfinished(store)
+    damaged = {} if runs else unreadable(store)
     if not chosen:
+        if damaged:
+            raise DamagedRuns(damaged)
         typer.echo(f"nothing to go on with in {store.root}")
         return
     others = missing_cohort_members(chosen)
     if others:
         typer.echo(f"give {', '.join(others)} too for results to the bit: they trained together", err=True)
     runtime = Runtime(device=device, threads=threads, jobs=jobs, compile=compile, keep_epochs=parse_epochs(keep))
-    with ProgressTable(Counter(config_of(run).attention.mechanism for run in chosen)) as table:
-        outcomes = resume(chosen, runtime, table, executor)
+    try:
+        with ProgressTable(Counter(_mechanism_of(run) for run in chosen)) as table:
+            outcomes = resume(chosen, runtime, table, executor)
+    except DamagedRuns as error:
+        raise DamagedRuns(error.reasons | damaged) from error
     for outcome in outcomes:
         print_run(outcome)
+    if damaged:
+        raise DamagedRuns(damaged)
     fail_if_needed(outcomes)
+
+
+def _mechanism_of(run: RunDirectory) -> str:
+    """What the table of progress calls a run; `resume` says what is wrong with a damaged one."""
+    from semfocus.errors import CorruptData
+    from semfocus.training.loading import config_of
+
+    try:
+        return config_of(run).attention.mechanism
+    except CorruptData:
+        return "damaged"

@@ -34,6 +34,9 @@ def diagnose_command(
     length: Annotated[
         int | None, typer.Option(help="With --model: tokens of a window. Default: 128, or fewer.")
     ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="With --model: also where some of its attention cannot be observed.")
+    ] = False,
     download: Annotated[bool, typer.Option("--download", help="With --model: fetch what is not here.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="Where runs live. Default: SEMFOCUS_RUNS, else ./runs.")] = None,
@@ -57,9 +60,11 @@ def diagnose_command(
             "--out": out is not None,
         }
         _refuse(of_runs, "runs", "--model")
-        _diagnose_model(model, text, {**given, "length": length, "download": download, "device": device}, page, as_json)
+        options = {**given, "length": length, "download": download, "partial": partial, "device": device}
+        _diagnose_model(model, text, options, page, as_json)
     else:
-        _refuse({"--text": text is not None, "--length": length is not None, "--download": download}, "--model", "runs")
+        foreign = {"--text": text is not None, "--length": length is not None, "--download": download}
+        _refuse({**foreign, "--partial": partial}, "--model", "runs")
         options = {**given, "split": split, "checkpoint": checkpoint, "mask_stability": mask_stability, "out": out}
         _diagnose_runs(runs or [], options, device, page, as_json)
 

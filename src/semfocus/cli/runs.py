@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from semfocus.cli.shared import RunsDirectory, console
+from semfocus.cli.shared import RunsDirectory, console, say
 from semfocus.errors import SemfocusError
 
 
@@ -46,7 +46,7 @@ def list_runs(
         )  # fmt: skip
     console().print(table)
     for row in (row for row in rows if "task" not in row):  # entries that are not readable runs
-        typer.echo(f"{row['id']}: {row['state']}, {row['why']}")
+        say(f"{row['id']}: {row['state']}, {row['why']}")
 
 
 def show_run(
@@ -54,21 +54,29 @@ def show_run(
     directory: Annotated[Path | None, typer.Option("--out", help="Where runs live.")] = None,
 ) -> None:
     """Show one run: its configuration, status, last metrics and checkpoints."""
+    from semfocus.analysis.records import facts_of
+    from semfocus.report.text import facts_text
     from semfocus.store import RunStore
-    from semfocus.training.loading import checkpoint_epochs
+    from semfocus.training.loading import checkpoint_epochs, recorded_fields
 
     shown = RunStore(directory).find(run)
-    status = shown.status()
+    fields, status, rows = recorded_fields(shown), shown.status(), shown.metrics()
+    shown.timing()
     typer.echo(f"{shown.path}\n")
-    typer.echo(json.dumps(shown.config(), indent=2))
+    typer.echo(json.dumps(fields, indent=2))
+    for line in facts_text(facts_of(fields)):
+        typer.echo(f"\n{line}" if line.startswith("Data") else line)
     typer.echo(f"\nstatus: {json.dumps(status)}")
-    for row in shown.metrics()[-5:]:
+    typer.echo(f"metrics: {shown.verification()}")
+    for row in rows[-5:]:
         typer.echo(json.dumps(row))
     kept = shown.kept_steps()
     checkpoints = [
         f"epoch {epoch:g} (step {step}{', kept' * (step in kept)})" for epoch, step in checkpoint_epochs(shown).items()
     ]
     typer.echo(f"checkpoints: {', '.join(checkpoints) or 'none'}")
+    if shown.damaged_steps():
+        typer.echo(f"damaged checkpoints, which are not used: {', '.join(map(str, shown.damaged_steps()))}")
 
 
 def clean_runs(
@@ -76,7 +84,10 @@ def clean_runs(
     everything: Annotated[bool, typer.Option("--all", help="Also finished and interrupted runs.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove; without this, only list what would be removed.")] = False,
 ) -> None:
-    """Remove failed, diverged and corrupt runs (with --all every run). Never one that a process is working on."""
+    """Remove diverged runs, and failed and corrupt ones without an intact checkpoint; with --all every run.
+
+    Never one that a process is working on.
+    """
     from semfocus.store import RunStore
 
     store = RunStore(directory)
@@ -85,9 +96,9 @@ def clean_runs(
         try:
             if yes:
                 store.remove(entry.name)
-            typer.echo(f"{'removed' if yes else 'would remove'} {entry.name} ({entry.state})")
+            say(f"{'removed' if yes else 'would remove'} {entry.name} ({entry.state})")
         except SemfocusError as error:
-            typer.echo(f"kept {entry.name}: {error}")
+            say(f"kept {entry.name}: {error}")
     if not entries:
         typer.echo("nothing to remove")
     elif not yes:

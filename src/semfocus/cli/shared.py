@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from semfocus.errors import Diverged, Locked, SemfocusError, UsageError
+from semfocus.errors import CorruptData, Diverged, Locked, SemfocusError, UsageError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from semfocus.analysis.comparison import Comparison
+    from semfocus.analysis.records import Fault
     from semfocus.execution import RunOutcome
     from semfocus.experiments.run import Outcome
 
@@ -37,7 +39,9 @@ Jobs = Annotated[
 ]
 EvaluateEvery = Annotated[
     float | None,
-    typer.Option(help="Epochs between evaluations; may be a fraction. Default: 1, or more in runs of over 300 epochs."),
+    typer.Option(
+        help="Epochs between evaluations; may be a fraction. Default: 1, and 1 more after each hundred epochs."
+    ),
 ]
 Mix = Annotated[
     bool | None,
@@ -88,7 +92,18 @@ def console() -> Console:
     """Return the console for tables; their width is limited only by a terminal, and lines wrap instead of being cut."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else UNLIMITED, soft_wrap=True)
+    class Plain(Console):
+        """Takes no text for markup, and shows control characters as text: anybody may have written a run."""
+
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
+
+    return Plain(width=None if sys.stdout.isatty() else UNLIMITED, soft_wrap=True, markup=False, emoji=False)
+
+
+def say(text: str, err: bool = False) -> None:
+    """Print a text that may hold what somebody wrote into a run, with control characters shown as text."""
+    typer.echo(printable(text), err=err)
 
 
 @contextmanager
@@ -117,44 +132,50 @@ def name_figures(written: Sequence[Path]) -> None:
 
 def print_run(outcome: RunOutcome) -> None:
     """One run: where it is, how it ended, its last evaluation."""
-    rows = outcome.run.metrics()
-    typer.echo(f"{outcome.run.path}: {outcome.state}" + (f", {json.dumps(rows[-1])}" if rows else ""))
+    rows = [] if outcome.state == "corrupt" else outcome.run.metrics()
+    say(f"{outcome.run.path}: {outcome.state}" + (f", {json.dumps(rows[-1])}" if rows else ""))
 
 
 def print_comparison(comparison: Comparison) -> None:
     """The table of mechanisms, and what the data support."""
     from semfocus.report.terminal.tables import comparison_table
-    from semfocus.report.text import baseline_text
+    from semfocus.report.text import baseline_text, facts_text
 
-    typer.echo(f"{comparison.task}: {comparison.seeds} seeds, at most {comparison.horizon:g} epochs\n")
+    say(f"{comparison.task}: {comparison.seeds} seeds, at most {comparison.horizon:g} epochs\n")
     console().print(comparison_table(comparison))
-    typer.echo(f"\naccuracy without learning: {baseline_text(comparison)}\n")
+    typer.echo(f"\naccuracy without learning: {baseline_text(comparison)}")
+    typer.echo("".join(f"{line}\n" for line in facts_text(comparison.facts)))
     for line in comparison.sentences():
-        typer.echo(line)
+        say(line)
 
 
 def print_files(outcome: Outcome) -> None:
     """Where the figures and the page are, and what was left out."""
     for fault in outcome.faults:
-        typer.echo(f"{fault.name} is left out: {fault.text}", err=True)
+        say(f"{fault.name} is left out: {fault.text}", err=True)
     if outcome.figures:
         typer.echo(f"\ncurves: {', '.join(nearby(path) for path in outcome.figures)}")
     if outcome.page:
         typer.echo(f"page: {nearby(outcome.page)}")
 
 
-def fail_if_needed(outcomes: Sequence[RunOutcome]) -> None:
-    """Raise the error whose exit code tells of runs that are held, failed or diverged."""
+def fail_if_needed(outcomes: Sequence[RunOutcome], faults: Sequence[Fault] = ()) -> None:
+    """Raise the error whose exit code tells of runs that are damaged, held, failed or diverged."""
     sys.stdout.flush()
+    corrupt = {fault.name: fault.what for fault in faults if fault.kind == "corrupt"}
+    corrupt |= {outcome.run.id: outcome.reason for outcome in outcomes if outcome.state == "corrupt"}
     held = [outcome.run for outcome in outcomes if outcome.state == "held"]
-    failed = [outcome.run for outcome in outcomes if outcome.state == "failed"]
+    failed = {outcome.run.id: outcome.reason for outcome in outcomes if outcome.state == "failed"}
     diverged = sum(outcome.state == "diverged" for outcome in outcomes)
+    if corrupt:
+        reasons = "; ".join(f"{run_id}: {reason}" for run_id, reason in corrupt.items())
+        raise CorruptData(f"{len(corrupt)} runs are damaged and left out: {reasons}")
     if held:
         holders = "; ".join(f"{run.id} by {run.holder() or 'another process'}" for run in held)
         raise Locked(f"{len(held)} runs are held elsewhere and left out: {holders}")
     if failed:
-        names = ", ".join(run.id for run in failed)
-        raise SemfocusError(f"{len(failed)} runs failed for want of memory and are left out: {names}")
+        reasons = "; ".join(f"{run_id}: {reason or 'no reason was recorded'}" for run_id, reason in failed.items())
+        raise SemfocusError(f"{len(failed)} runs failed and are left out: {reasons}")
     if diverged:
         raise Diverged(
             f"{diverged} runs diverged (loss or gradient not finite) and count as never there; "

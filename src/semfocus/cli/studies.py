@@ -144,7 +144,7 @@ def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: 
                 f"this study also needs the measurement {name}: {count} of {_count(len(job.jobs), 'run')} have it"
             )
         print_files(outcome)
-    fail_if_needed(outcome.runs)
+    fail_if_needed(outcome.runs, outcome.faults)
 
 
 def _heading(job: Plan) -> str:

@@ -53,6 +53,7 @@ def show_task(
     options: Options = None,
 ) -> None:
     """Print a few examples in readable form, with their classes and the accuracies that need no learning."""
+    from semfocus.report.text import facts_text
     from semfocus.tasks import get_task
 
     task = get_task(name, **assignments(options))
@@ -63,6 +64,8 @@ def show_task(
         typer.echo(f"{task.render(tokens, length)}  ->  {task.render_label(label)}")
     baselines = ", ".join(f"{kind} {accuracy:.1%}" for kind, accuracy in task.baselines.items())
     typer.echo(f"\naccuracy without learning: {baselines}")
+    for line in facts_text(task.facts):
+        typer.echo(line)
 
 
 @app.command("export")

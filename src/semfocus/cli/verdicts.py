@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from semfocus.cli.shared import RunsDirectory
+from semfocus.cli.shared import RunsDirectory, say
 
 if TYPE_CHECKING:
     from semfocus.analysis.records import Fault
@@ -23,9 +23,10 @@ def verdicts_command(
     long: Annotated[bool, typer.Option("--long", help="Also the rule, effect, interval, p, runs and reason.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Judge each claim of the paper by the runs in a directory: holds, in part, does not hold, or not enough data.
+    """Judge each claim of the paper by the runs in a directory: holds, mixed, does not hold, or not decided.
 
-    The rules are fixed in the code: see --long, or docs/verdicts.md. Missing data are an answer, not an error.
+    Beside the outcome stands how much of the claim was run, or how many seeds would probably decide it. The rules are
+    fixed in the code: see --long, or docs/verdicts.md. Missing data are an answer, not an error.
     """
     from semfocus.analysis.results import Results
     from semfocus.store import RunStore
@@ -41,7 +42,7 @@ def verdicts_command(
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
         return
     for verdict in results.verdicts:
-        typer.echo(_paragraph(verdict) if long else _line(verdict))
+        say(_paragraph(verdict) if long else _line(verdict))
     for record in results.records:
         if not record.ended:
             typer.echo(f"{record.id}: {record.state}, left out", err=True)
@@ -70,7 +71,7 @@ def _line(verdict: Verdict) -> str:
     facts = [f"{verdict.runs} run{'' if verdict.runs == 1 else 's'}"]
     facts += [verdict.effect] if verdict.effect else []
     facts += [f"p = {verdict.p:.2g}"] if verdict.p is not None else []
-    return f"{verdict.claim:4} {verdict.outcome:16} {verdict.statement} ({', '.join(facts)})"
+    return f"{verdict.claim:4} {verdict.outcome_text}: {verdict.statement} ({', '.join(facts)})"
 
 
 def _paragraph(verdict: Verdict) -> str:
@@ -83,7 +84,7 @@ def _paragraph(verdict: Verdict) -> str:
         "runs": str(verdict.runs),
         "because": verdict.because,
     }
-    lines = [f"{verdict.claim:4} {verdict.outcome}: {verdict.statement}"]
+    lines = [f"{verdict.claim:4} {verdict.outcome_text}: {verdict.statement}"]
     for name, text in facts.items():
         if text:
             lines.append(textwrap.fill(text, _WIDTH, initial_indent=f"     {name:9} ", subsequent_indent=" " * 15))
@@ -93,4 +94,4 @@ def _paragraph(verdict: Verdict) -> str:
 def _print_faults(faults: list[Fault]) -> None:
     """Print what could not be read, and why, to stderr."""
     for fault in faults:
-        typer.echo(f"{fault.name}: {fault.text}", err=True)
+        say(f"{fault.name}: {fault.text}", err=True)

@@ -73,6 +73,8 @@ class CallBatcher:
             mask=_stacked([inputs.mask for inputs in inputs_of_calls]),
             bias=_stacked([inputs.bias for inputs in inputs_of_calls]),
             lengths=_stacked([inputs.lengths for inputs in inputs_of_calls]),
+            q_positions=_stacked([inputs.q_positions for inputs in inputs_of_calls]),
+            k_positions=_stacked([inputs.k_positions for inputs in inputs_of_calls]),
         )
         return CallBatch([call.place for call in calls], whole, calls[0].grouped, several=True)
 
@@ -84,7 +86,8 @@ def _can_wait(inputs: AttentionInputs) -> bool:
 
 def _measured_tensors(inputs: AttentionInputs) -> tuple[Tensor | None, ...]:
     """The tensors on which the scores and the masks depend."""
-    return inputs.q, inputs.k, inputs.mask, inputs.bias, inputs.lengths
+    positions = inputs.q_positions, inputs.k_positions
+    return inputs.q, inputs.k, inputs.mask, inputs.bias, inputs.lengths, *positions
 
 
 def _shape_key(call: CapturedCall) -> Hashable:
@@ -123,15 +126,21 @@ def _copied(inputs: AttentionInputs) -> AttentionInputs:
         q=_copy(q, dims),
         k=k,
         v=k,
-        mask=None if inputs.mask is None else _copy(inputs.mask, dims),
-        bias=None if inputs.bias is None else _copy(inputs.bias, dims),
-        lengths=None if inputs.lengths is None else _copy(inputs.lengths, dims),
+        mask=_copied_or_none(inputs.mask, dims),
+        bias=_copied_or_none(inputs.bias, dims),
+        lengths=_copied_or_none(inputs.lengths, dims),
+        q_positions=_copied_or_none(inputs.q_positions, dims),
+        k_positions=_copied_or_none(inputs.k_positions, dims),
         dropout_seed=None,
     )
 
 
 def _copy(tensor: Tensor, dims: int) -> Tensor:
     return (tensor if tensor.dim() == dims else tensor[(None,) * (dims - tensor.dim())]).clone()
+
+
+def _copied_or_none(tensor: Tensor | None, dims: int) -> Tensor | None:
+    return None if tensor is None else _copy(tensor, dims)
 
 
 def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:

@@ -5,6 +5,8 @@
         model(tokens)                    see(CapturedCall) is called once for each attention call, in order
     watch.unseen()                       attention modules that ran without a captured call
 
+with watch.handwritten(): ...            also modules that write attention out, whatever their name (slower)
+
 Calls are captured in three ways. `attend` reports its inputs (`attention.inspection`). The attention registry of the
 transformers library is wrapped (`patch_transformers`). Torch's own functions are replaced by wrappers that report the
 call and then call the original with the same arguments:
@@ -34,6 +36,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import observing
 from semfocus.diagnostics import patch_transformers
+from semfocus.diagnostics.handwritten import HandWritten
 from semfocus.diagnostics.scores import full_attention_inputs
 from semfocus.errors import UsageError
 
@@ -66,7 +69,9 @@ class Watch:
         self._at_work: list[str] = []
         self._calls: dict[str, int] = {}
         self._ran: dict[str, tuple[str, ...]] = {}  # attention modules, and the modules they ran inside
-        self._seen: set[str] = set()
+        self._seen: set[str] = set()  # modules with a captured call, and those around them
+        self._own: set[str] = set()  # modules with a captured call of their own
+        self._written_out: set[str] = set()  # modules that multiply values with a softmax
         self.count = 0
 
     @property
@@ -94,16 +99,25 @@ class Watch:
     def capture(self, inputs: AttentionInputs, grouped: bool) -> None:
         """Report a call of the module that is running."""
         name = self.at_work
+        self._own.add(name)
         call = self._calls[name] = self._calls.get(name, -1) + 1
         self._seen.update(self._at_work)
         self.count += 1
         self._see(CapturedCall(name, call, inputs, grouped))
 
     def unseen(self) -> list[str]:
-        """Attention modules that ran without a captured call of their own, of a submodule or of an attention above."""
+        """Attention modules that ran without a captured call of their own, of a submodule or of an attention above.
+
+        Of modules that write attention out, those without a captured call of their own.
+        """
         attentive = {name for name in self._seen if "Attention" in self._kinds[name]}
         hidden = [name for name, within in self._ran.items() if name not in self._seen and not attentive & {*within}]
-        return [f"{name} ({self._kinds[name]})" for name in hidden]
+        hidden += sorted(self._written_out - self._own - {*hidden})
+        return [f"{name} ({self._kinds[name]})" if name else self._kinds[name] for name in hidden]
+
+    def handwritten(self) -> HandWritten:
+        """A context in which modules that write attention out are noted."""
+        return HandWritten(lambda: self._written_out.add(self.at_work))
 
 
 @contextmanager
@@ -111,11 +125,7 @@ def watching(model: nn.Module, see: Callable[[CapturedCall], None]) -> Iterator[
     """Capture the attention calls of `model` inside this block."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, not {type(model).__name__}")
-    if hasattr(model, "_orig_mod"):
-        raise UsageError(
-            f"{type(model).__name__} is compiled, and what happens inside a compiled graph cannot be observed; "
-            "give the module as it was before torch.compile (model._orig_mod)"
-        )
+    _refuse_compiled(model)
     watch = Watch(model, see)
     with ExitStack() as stack:
         for hook in (
@@ -127,6 +137,18 @@ def watching(model: nn.Module, see: Callable[[CapturedCall], None]) -> Iterator[
         stack.enter_context(_wrapped_torch(watch.capture))
         stack.enter_context(patch_transformers.wrapped(watch))
         yield watch
+
+
+def _refuse_compiled(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        where = f"{name} ({type(module).__name__})" if name else type(module).__name__
+        if hasattr(module, "_orig_mod"):
+            way = f"give the module as it was before torch.compile ({f'{name}.' if name else 'model.'}_orig_mod)"
+        elif getattr(module, "_compiled_call_impl", None) is not None:
+            way = "observe it before .compile() is called"
+        else:
+            continue
+        raise UsageError(f"{where} is compiled, and what happens inside a compiled graph cannot be observed; {way}")
 
 
 @contextmanager

@@ -69,7 +69,7 @@ class RunExamples:
 
 def _splits(run: RunDirectory, config: RunConfig) -> dict[str, Batch]:
     """The training data ("train") and the held-out data ("heldout") of the run."""
-    task = config.task.build()
+    task = config.task.build(run.path.parent)
     known = run.config().get("data")
     if known is not None and known != task.fingerprint():
         raise UsageError(

@@ -8,7 +8,7 @@ Nothing is downloaded without `download`. Only safetensors weights are loaded, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,8 @@ LENGTH, LENGTH_LIMIT = 128, 2**20  # tokens of a window: by default, and at most
 SHOWN = 3  # tensors named in an error
 BYTES_PER_TOKEN = 32  # of text read for each token: more than the mean of any tokenizer
 BATCH_TOKENS = 2**11
+LAYERS = ("layers", "n_layer", "depth", "blocks")  # how fields that count layers end
+MAX_LAYERS, MAX_FIELD = 10_000, 2**31
 OPTIONAL = ("pooler",)  # modules that a checkpoint of another task may lack; attention does not depend on them
 
 
@@ -37,6 +39,7 @@ def diagnose_checkpoint(
     length: int | None = None,
     rows: int = ROWS,
     download: bool = False,
+    partial: bool = False,
     device: str = "cpu",
 ) -> Diagnosis:
     """`diagnose` on a checkpoint and the beginning of a text file, cut into `rows` windows of `length` tokens.
@@ -56,7 +59,7 @@ def diagnose_checkpoint(
     if length is not None and length > most:
         raise UsageError(f"length = {length} exceeds the {most} tokens that the model takes; choose no more")
     parts = windows(tokenizer, content, min(tokens, most), rows)
-    return diagnose(model.to(place), ({"input_ids": ids.to(place)} for ids in parts), k=k)
+    return diagnose(model.to(place), ({"input_ids": ids.to(place)} for ids in parts), k=k, partial=partial)
 
 
 def open_checkpoint(name: str, download: bool = False) -> tuple[Any, Any]:
@@ -81,7 +84,7 @@ def open_checkpoint(name: str, download: bool = False) -> tuple[Any, Any]:
         ) from error
     except (OSError, ImportError) as error:
         raise UsageError(f"{name!r} has no safetensors weights that can be loaded: {_first_line(error)}") from error
-    except (RuntimeError, ValueError, KeyError) as error:
+    except Exception as error:  # of a config.json whose fields have other types than transformers expects
         raise UsageError(f"the weights of {name!r} do not fit its configuration: {_first_line(error)}") from error
     unfit = sorted(info["mismatched_keys"])
     if unfit:  # transformers initialises them at random instead
@@ -141,12 +144,17 @@ def _config(name: str, options: dict[str, Any]) -> Any:
     _check_place(name)
     try:
         config = AutoConfig.from_pretrained(name, **options)
+        _check_sizes(name, config.to_dict())
+    except UsageError:
+        raise
+    except (RecursionError, MemoryError):
+        raise UsageError(f"the config.json of {name!r} is nested too deeply to be that of a model") from None
     except OSError as error:
         if Path(name).is_dir():
             raise UsageError(f"{Path(name) / 'config.json'} cannot be read: {_first_line(error)}") from error
         where = "is neither a folder here nor a model in the cache"
         raise UsageError(f"{name!r} {where}; --download fetches it ({_first_line(error)})") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # anybody may have written it, and transformers checks few of its types
         raise UsageError(f"{name!r} is not a model that transformers knows: {_first_line(error)}") from error
     if not getattr(config, "is_encoder_decoder", False):
         return config
@@ -154,6 +162,19 @@ def _config(name: str, options: dict[str, Any]) -> Any:
         f"{name!r} is an encoder-decoder, which needs a text for each side; "
         "call semfocus.diagnose(model, batches) with batches that hold both"
     )
+
+
+def _check_sizes(name: str, fields: Mapping[str, Any]) -> None:
+    """Raise a UsageError for sizes with which building the model would take hours, or more memory than there is."""
+    for field, value in fields.items():
+        if isinstance(value, dict):
+            _check_sizes(name, value)
+        elif type(value) is int and field.endswith(LAYERS) and value > MAX_LAYERS:
+            raise UsageError(
+                f"the config.json of {name!r} says {field} = {value}; models of up to {MAX_LAYERS} are read"
+            )
+        elif type(value) is int and abs(value) > MAX_FIELD and not field.endswith(("_id", "seed")):
+            raise UsageError(f"the config.json of {name!r} says {field} = {value}, which is no size of a model")
 
 
 def _check_place(name: str) -> None:

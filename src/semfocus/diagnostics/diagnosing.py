@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,15 +92,18 @@ class Diagnosis:
         return model_text(self.to_dict())
 
 
-def diagnose(model: nn.Module, batches: Iterable[Any], k: int = 8, error: float = 0.01) -> Diagnosis:
+def diagnose(
+    model: nn.Module, batches: Iterable[Any], k: int = 8, error: float = 0.01, *, partial: bool = False
+) -> Diagnosis:
     """Run `model` on every batch and measure how it attends.
 
     batches   what the model is called with: a tensor, a tuple of arguments, a mapping of named ones, or rows of a task
     k         how many keys a focused query would keep
     error     relative error of quantiles once there are more than a few thousand values; below, they are exact
+    partial   diagnose a model of which some attention cannot be observed; the report names it (`unseen`)
     """
     aggregate = Aggregate(k, error)
-    unseen = observe(model, batches, aggregate.see)
+    unseen = observe(model, batches, aggregate.see, partial=partial)
     if not aggregate.longest:
         raise UsageError("batches hold rows of length 0: there is no key to look at; give rows of one token or more")
     if k > aggregate.longest:
@@ -118,17 +122,22 @@ def diagnose(model: nn.Module, batches: Iterable[Any], k: int = 8, error: float 
     )
 
 
-def observe(model: nn.Module, batches: Iterable[Any], see: Callable[[CapturedCall], None]) -> list[str]:
+def observe(
+    model: nn.Module, batches: Iterable[Any], see: Callable[[CapturedCall], None], *, partial: bool = False
+) -> list[str]:
     """Run the model on every batch and pass each captured call to `see`; the attention modules without a captured call.
 
-    An error where no call was captured at all.
+    An error after the first batch where there are such modules, unless `partial`, and where no call was captured.
     """
     passes = 0
     with watching(model, see) as watch, torch.no_grad():
         for batch in batches:
             watch.begin_pass()
-            _call(model, batch)
+            with nullcontext() if passes else watch.handwritten():
+                _call(model, batch)
             passes += 1
+            if passes == 1 and watch.count and not partial:
+                _refuse_partial(model, watch.unseen())
         unseen = watch.unseen()
     if not passes:
         raise UsageError("batches is empty: there is nothing to observe")
@@ -140,6 +149,14 @@ def observe(model: nn.Module, batches: Iterable[Any], see: Callable[[CapturedCal
             f"torch's scaled_dot_product_attention, nor took its attention from transformers' registry{whose}{hint}"
         )
     return unseen
+
+
+def _refuse_partial(model: nn.Module, unseen: list[str]) -> None:
+    if unseen:
+        raise UsageError(
+            f"only part of the attention of {type(model).__name__} can be observed; these compute it their own way: "
+            f"{', '.join(unseen[:8])}; pass partial=True (--partial) to diagnose the rest"
+        )
 
 
 def _call(model: nn.Module, batch: Any) -> None:

@@ -28,6 +28,12 @@ METHOD = "get_interface"
 CHECKED = 9  # queries of a call whose weights are checked, spread from the first to the last
 # Relative tolerance of a weight, in addition to the rounding of its score.
 FAR, FAR_IN_HALF = 1e-3, 2e-2
+# Options by which a layer asks its implementation for other weights than the softmax of the masked scores.
+CHANGES_WEIGHTS = {
+    "softcap": "capped scores, as in Gemma 2",
+    "s_aux": "a learned sink in the softmax, as in gpt-oss",
+}
+OTHER_WEIGHTS = "its weights are not the softmax of the scores that are seen"
 BIAS = "position_bias"  # the name of this argument in models that have one
 SUGGESTION = '; switch: model.set_attn_implementation("sdpa")'
 OTHER = (
@@ -96,6 +102,9 @@ def _report_eager(
     if name not in (EAGER, None) or args:
         raise UsageError(f'{where} cannot be observed; switch: model.set_attn_implementation("sdpa"), or "eager"')
     query, key, value, mask = tensors
+    for option, meaning in CHANGES_WEIGHTS.items():
+        if options.get(option) is not None:
+            raise UsageError(f"{where} cannot be observed: it passes {option} ({meaning}), so that {OTHER_WEIGHTS}")
     if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 4):
         raise UsageError(f"{where} cannot be observed: its mask is not a tensor (B, 1, Q, K)")
     with torch.no_grad():

@@ -221,7 +221,8 @@ def _about(run: MeasuredRun) -> dict[str, Any]:
 
 def _chosen(run: RunDirectory, checkpoint: str) -> dict[str, tuple[float, int]]:
     """Epoch and step of the chosen checkpoints, by the key they are stored under."""
-    there = checkpoint_epochs(run)
+    intact = run.intact_steps()  # a measurement of an older model than the newest says so
+    there = {epoch: step for epoch, step in checkpoint_epochs(run).items() if step in intact}
     if not there:
         raise UsageError(f"run {run.id} has no checkpoint yet; train it first")
     last = max(there)

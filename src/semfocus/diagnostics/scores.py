@@ -100,7 +100,7 @@ def scores_of(inputs: AttentionInputs, positions: Positions) -> tuple[Tensor, Te
         valid = unhidden if valid is None else valid & unhidden
     whole = (*inputs.lead, *scores.shape[-2:])
     scores = scores.expand(whole)
-    if not inputs.causal:
+    if not inputs.causal and positions.given is None:
         open_to_all = scores.amin() > -torch.inf
         if bool(open_to_all if valid is None else open_to_all & valid.all()):
             return scores, None  # the caller can then skip most passes over the scores
@@ -115,6 +115,8 @@ def visible_keys(inputs: AttentionInputs, shape: Sequence[int]) -> Tensor:
         visible = visible & valid.any(-2)
     if inputs.bias is not None:
         visible = visible & (inputs.bias > HIDDEN).any(-2)
+    if inputs.k_positions is not None:
+        visible = visible & (inputs.k_positions >= 0).squeeze(-2)
     return visible.expand(*inputs.lead, inputs.num_keys).reshape(*shape, inputs.num_keys)
 
 

@@ -11,17 +11,18 @@ import json
 from collections.abc import Iterable, Sequence
 
 from semfocus.config import AttentionConfig, RunConfig
+from semfocus.errors import CorruptData
 from semfocus.store import RunStore
 from semfocus.tasks import Task
 from semfocus.training.cohort import spec_of
 from semfocus.training.loading import document
 from semfocus.training.runtime import Runtime
-from semfocus.training.session import ENDED, Job
+from semfocus.training.session import CORRUPT, ENDED, Job
 
 COHORT_BYTES = {"cpu": 2**31, "cuda": 2**35}  # of activations that a cohort may take
 # May differ between two commands for the same run: a name for people, a file that has moved, options that are written
-# out or left out (what they come to is part of the data's fingerprint, which may not differ).
-FREE_FIELDS = ("label", "task.name", "task.options")
+# out or left out (what they come to is part of the data's fingerprint, which may not differ), what is told of the data.
+FREE_FIELDS = ("label", "task.name", "task.options", "facts")
 
 
 def plan_jobs(configs: Sequence[RunConfig], store: RunStore) -> list[Job]:
@@ -31,7 +32,7 @@ def plan_jobs(configs: Sequence[RunConfig], store: RunStore) -> list[Job]:
     for config in configs:
         key = json.dumps([config.task.name, config.task.options], sort_keys=True, default=str)
         if key not in tasks:
-            tasks[key] = config.task.build()
+            tasks[key] = config.task.build(store.root)
         jobs.append(Job.of(config, tasks[key], store))
     return jobs
 
@@ -41,6 +42,22 @@ def open_runs(jobs: Sequence[Job], store: RunStore) -> None:
     store.create_or_open_all({job.id: document(job.config, job.task) for job in jobs}, free=FREE_FIELDS)
 
 
+def damaged_jobs(jobs: Sequence[Job]) -> dict[str, str]:
+    """By id, what is wrong with the directories of these runs; nothing of sound ones and of those that are not there.
+
+    Checkpoints and logs are looked at where a run goes on.
+    """
+    reasons: dict[str, str] = {}
+    for job in jobs:
+        try:
+            if job.run.path.is_dir() and any(job.run.path.iterdir()):
+                job.run.check_config(document(job.config, job.task), FREE_FIELDS)
+                job.run.status()
+        except CorruptData as error:
+            reasons[job.id] = str(error)
+    return reasons
+
+
 def form_cohorts(jobs: Sequence[Job], runtime: Runtime) -> list[list[Job]]:
     """The jobs that have not ended, grouped by what may train together, as many together as memory allows.
 
@@ -48,7 +65,7 @@ def form_cohorts(jobs: Sequence[Job], runtime: Runtime) -> list[list[Job]]:
     train on a CPU, new cohorts are split until each process has one.
     """
     device = runtime.torch_device().type
-    waiting = {job.id: job for job in jobs if job.state not in ENDED}
+    waiting = {job.id: job for job in jobs if job.state not in (*ENDED, CORRUPT)}
     former = _former_cohorts(list(waiting.values()))
     groups: dict[tuple[str, tuple[str, ...]], list[Job]] = {}
     for job in waiting.values():

@@ -18,17 +18,18 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from semfocus.config import RunConfig
-from semfocus.errors import SemfocusError, UsageError
-from semfocus.execution.cohorts import form_cohorts, open_runs, plan_jobs
+from semfocus.errors import CorruptData, SemfocusError, UsageError
+from semfocus.execution.cohorts import damaged_jobs, form_cohorts, open_runs, plan_jobs
 from semfocus.registry import Registry
-from semfocus.store import RunDirectory, RunStore
+from semfocus.store import DamagedRuns, RunDirectory, RunStore
+from semfocus.training.evaluation import check_metrics
 from semfocus.training.runtime import Runtime
-from semfocus.training.session import ENDED, Job
+from semfocus.training.session import CORRUPT, ENDED, Job
 from semfocus.training.trainer import Callback
 
 AUTO = "auto"
@@ -37,11 +38,13 @@ _BUILT_IN = {name: f"semfocus.execution.{name}" for name in ("serial", "processe
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How one run stands after training: done, diverged, failed (does not fit into memory even alone) or held."""
+    """How one run stands after training: done, diverged, failed (does not fit into memory even alone, or its process
+    was killed twice), held, or corrupt (its directory is damaged); `reason` explains the last three."""
 
     config: RunConfig
     run: RunDirectory
     state: str
+    reason: str = ""
 
 
 class Executor(ABC):
@@ -93,13 +96,20 @@ def make_executor(name: str, runtime: Runtime, cohorts: int) -> Executor:
 
 def outcomes_of(cohorts: Iterable[Sequence[Job]], failed: Sequence[str] = ()) -> list[RunOutcome]:
     """How each run stands by its own status; `failed` are those that could not be trained. The rest are held."""
-    outcomes = []
-    for cohort in cohorts:
-        for job in cohort:
-            state = job.state
-            state = state if state in ENDED else "failed" if job.id in failed else "held"
-            outcomes.append(RunOutcome(job.config, job.run, state))
-    return outcomes
+    return [_outcome(job, job.id in failed) for cohort in cohorts for job in cohort]
+
+
+def _outcome(job: Job, has_failed: bool) -> RunOutcome:
+    try:
+        status = job.run.status() or {}
+    except CorruptData as error:
+        return RunOutcome(job.config, job.run, CORRUPT, str(error))
+    state, reason = status.get("state"), str(status.get("reason", ""))
+    if state in ENDED:
+        return RunOutcome(job.config, job.run, state)
+    if state == "failed" and status.get("damaged") is True:
+        return RunOutcome(job.config, job.run, CORRUPT, reason)
+    return RunOutcome(job.config, job.run, "failed" if has_failed else "held", reason if has_failed else "")
 
 
 def train(
@@ -113,6 +123,7 @@ def train(
 ) -> list[RunOutcome]:
     """Train these runs and return how each stands, in the same order.
 
+    A damaged run keeps no other from its end; then DamagedRuns, a CorruptData, says which they are.
     Interrupted: all save, then it raises Interrupted. Several processes import the main module: in a script, call
     this below `if __name__ == "__main__":`. `watcher` is the old name of `on_progress`.
     """
@@ -120,7 +131,11 @@ def train(
         warnings.warn("train(watcher=...) is now train(on_progress=...)", DeprecationWarning, stacklevel=2)
         on_progress = on_progress or watcher
     store = RunStore(out)
-    return train_jobs(plan_jobs(configs, store), store, runtime, on_progress, executor)
+    outcomes = train_jobs(plan_jobs(configs, store), store, runtime, on_progress, executor)
+    damaged = {outcome.run.id: outcome.reason for outcome in outcomes if outcome.state == CORRUPT}
+    if damaged:
+        raise DamagedRuns(damaged)
+    return outcomes
 
 
 def train_jobs(
@@ -131,11 +146,20 @@ def train_jobs(
     executor: str = AUTO,
 ) -> list[RunOutcome]:
     """The same for jobs that are planned already."""
-    cohorts = form_cohorts(jobs, runtime)
+    damage = damaged_jobs(jobs)
+    sound = [job for job in jobs if job.id not in damage]
+    cohorts = form_cohorts(sound, runtime)
     chosen = make_executor(executor, runtime, len(cohorts))  # what cannot start is named before anything is written
-    open_runs(jobs, store)
+    for job in {job.task.objective: job for cohort in cohorts for job in cohort}.values():
+        check_metrics(job.config, job.task)
+    open_runs(sound, store)
     ran = chosen.run(cohorts, store, on_progress or (lambda progress: None)) if cohorts else []
     if not isinstance(ran, list) or not all(isinstance(outcome, RunOutcome) for outcome in ran):
         raise UsageError(f"executor {chosen.name!r} must return outcomes_of(cohorts), not {ran!r:.60}")
-    states = {outcome.run.id: outcome.state for outcome in ran}
-    return [RunOutcome(job.config, job.run, states.get(job.id) or job.state) for job in jobs]
+    by_id = {outcome.run.id: outcome for outcome in ran}
+    by_id |= {job.id: RunOutcome(job.config, job.run, CORRUPT, damage[job.id]) for job in jobs if job.id in damage}
+    # The outcome's configuration is the one that was asked for: several may come to the same run.
+    return [
+        replace(by_id[job.id], config=job.config) if job.id in by_id else RunOutcome(job.config, job.run, job.state)
+        for job in jobs
+    ]

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -34,7 +35,7 @@ from semfocus.plugins import load_plugins, plugin_modules
 from semfocus.store import RunStore
 from semfocus.training.runtime import Runtime
 from semfocus.training.session import ENDED, Job, note_failure, train_cohort
-from semfocus.training.signals import Interrupted, Interruption, listening
+from semfocus.training.signals import WORKER, Interrupted, Interruption, hear, held, listening
 from semfocus.training.trainer import Callback, Progress
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt
@@ -109,8 +110,10 @@ class WorkerPool:
         runtime = replace(runtime, threads=runtime.threads or self.threads, jobs=1)
         here, there = self.context.Pipe(duplex=False)
         work = Work([job.config for job in cohort], self.store.root, runtime, plugin_modules(), list(sys.path))
-        process = self.context.Process(target=_work, args=(there, work), daemon=True)
-        process.start()
+        process = self.context.Process(target=_work, args=(there, work), daemon=True, name=WORKER)
+        resource_tracker.ensure_running()  # it would let signals through if it were started below
+        with held():  # the process listens only after its imports, which take seconds
+            process.start()
         there.close()  # now the worker alone has it, and its end is the pipe's end
         self.workers.append(_Worker(cohort, process, here, again))
 
@@ -223,6 +226,7 @@ def _work(pipe: Connection, work: Work) -> None:
         load_plugins(work.plugins)
         jobs = plan_jobs(work.configs, RunStore(work.root))
         with listening() as interruption:
+            hear()
             last = train_cohort(jobs, work.runtime, on_progress, interruption)
             if interruption.signal:
                 raise Interrupted(interruption.signal)

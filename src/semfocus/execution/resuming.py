@@ -15,12 +15,13 @@ from typing import Any
 
 from semfocus.config import RunConfig
 from semfocus.errors import CorruptData, UsageError
-from semfocus.execution.executor import AUTO, RunOutcome, train
-from semfocus.store import RunDirectory, RunStore
+from semfocus.execution.cohorts import plan_jobs
+from semfocus.execution.executor import AUTO, RunOutcome, train_jobs
+from semfocus.store import DamagedRuns, RunDirectory, RunStore, is_run_id
 from semfocus.tasks import Task
 from semfocus.training.loading import config_of
 from semfocus.training.runtime import Runtime
-from semfocus.training.session import ENDED
+from semfocus.training.session import CORRUPT, ENDED
 from semfocus.training.trainer import Callback
 
 UNFINISHED = ("interrupted", "failed", "empty")  # as a store calls them
@@ -33,16 +34,28 @@ def resume(
     on_progress: Callback | None = None,
     executor: str = AUTO,
 ) -> list[RunOutcome]:
-    """Train these runs to their ends and return how each stands. All are checked before the first goes on."""
-    configs = [recorded(run) for run in runs]
-    devices = [_device(run, runtime) for run in runs]
-    outcomes: dict[int, RunOutcome] = {}
-    for root, device in dict.fromkeys(zip((run.path.parent for run in runs), devices, strict=True)):
-        chosen = [i for i, run in enumerate(runs) if (run.path.parent, devices[i]) == (root, device)]
-        here = replace(runtime, device=device)
-        done = train([configs[i] for i in chosen], root, here, on_progress, executor=executor)
-        outcomes |= dict(zip(chosen, done, strict=True))
-    return [outcomes[i] for i in range(len(runs))]
+    """Train these runs to their ends and return how each stands. All are checked before the first goes on.
+
+    A damaged run keeps no other from its end; then DamagedRuns, a CorruptData, says which they are.
+    """
+    damaged: dict[str, str] = {}
+    sound: dict[RunDirectory, tuple[RunConfig, str]] = {}
+    for run in runs:
+        try:
+            sound[run] = recorded(run), _device(run, runtime)
+        except CorruptData as error:
+            damaged[run.id] = str(error)
+    outcomes: dict[str, RunOutcome] = {}
+    for root, device in dict.fromkeys((run.path.parent, device) for run, (_, device) in sound.items()):
+        store = RunStore(root)
+        configs = [config for run, (config, own) in sound.items() if (run.path.parent, own) == (root, device)]
+        jobs = plan_jobs(configs, store)
+        for outcome in train_jobs(jobs, store, replace(runtime, device=device), on_progress, executor):
+            outcomes[str(outcome.run.path)] = outcome
+    damaged |= {outcome.run.id: outcome.reason for outcome in outcomes.values() if outcome.state == CORRUPT}
+    if damaged:
+        raise DamagedRuns(damaged)
+    return [outcomes[str(run.path)] for run in runs]
 
 
 def unfinished(store: RunStore) -> list[RunDirectory]:
@@ -50,10 +63,15 @@ def unfinished(store: RunStore) -> list[RunDirectory]:
     return [store.open(entry.name) for entry in store.entries() if entry.state in UNFINISHED and entry.config]
 
 
+def unreadable(store: RunStore) -> dict[str, str]:
+    """The damaged runs of a store, and what is wrong with each: nobody can say whether they could go on."""
+    return {entry.name: entry.why for entry in store.entries() if entry.state == CORRUPT and is_run_id(entry.name)}
+
+
 def recorded(run: RunDirectory) -> RunConfig:
     """The configuration that a run began with, after a look at whether its data are still the same."""
     config = config_of(run)
-    task = config.task.build()
+    task = config.task.build(run.path.parent)
     changes = _changes(run.config().get("data"), task)
     if changes:
         raise UsageError(
@@ -71,12 +89,26 @@ def missing_cohort_members(runs: Sequence[RunDirectory]) -> list[str]:
     given = {run.id for run in runs}
     missing: dict[str, None] = {}
     for run in runs:
-        ids = (run.status() or {}).get("cohort")
-        for other in ids if isinstance(ids, list) else []:
-            path = run.path.parent / str(other)
-            if other not in given and path.is_dir() and (RunDirectory(path).status() or {}).get("state") not in ENDED:
+        for other in _cohort_of(run):
+            if other not in given and _could_go_on(run.path.parent / other):
                 missing[other] = None
     return list(missing)
+
+
+def _cohort_of(run: RunDirectory) -> list[str]:
+    """The ids of the runs that a run trained with; none where its status does not name any."""
+    try:
+        ids = (run.status() or {}).get("cohort")
+    except CorruptData:
+        return []
+    return [one for one in ids if isinstance(one, str) and is_run_id(one)] if isinstance(ids, list) else []
+
+
+def _could_go_on(path: Path) -> bool:
+    try:
+        return path.is_dir() and (RunDirectory(path).status() or {}).get("state") not in ENDED
+    except (CorruptData, UsageError):
+        return False
 
 
 def stale_runs(configs: Sequence[RunConfig], store: RunStore) -> list[str]:
@@ -84,13 +116,16 @@ def stale_runs(configs: Sequence[RunConfig], store: RunStore) -> list[str]:
     files = {config.task.name: config.task for config in configs if Path(config.task.name).is_file()}
     if not files:
         return []
-    now = {name: task.build().fingerprint().get("sha256") for name, task in files.items()}
+    now: dict[str, Any] = {}  # by name, the hash of a file that some unfinished run began with
     stale = []
     for entry in store.entries():
         task, data = ((entry.config or {}).get(part) for part in ("task", "data"))
         name = task.get("name") if isinstance(task, Mapping) else None
-        if entry.state in UNFINISHED and name in now and isinstance(data, Mapping) and data.get("sha256") != now[name]:
-            stale.append(entry.name)
+        if entry.state not in UNFINISHED or name not in files or not isinstance(data, Mapping):
+            continue
+        if name not in now:
+            now[name] = files[name].build().fingerprint().get("sha256")
+        stale += [entry.name] if data.get("sha256") != now[name] else []
     return stale
 
 

@@ -1,83 +1,178 @@
 """The main job: mechanisms side by side on one task, and what learns faster.
 
-comparison = semfocus.compare("even_pairs", attention=["full", "topk:5"], seeds=3, quick=True)
-print(comparison.arm("topk:5").times.median)
+result = semfocus.compare("even_pairs", attention="full,topk:5", seeds=3, quick=True)
+result.rows(), result.plot(), result.arm("topk:5").times.median
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from semfocus import recipes
-from semfocus.analysis.comparison import Comparison
+from semfocus.analysis.recommend import recommend
 from semfocus.attention.mechanisms import parse_mechanism
+from semfocus.config import RunConfig, TaskConfig
 from semfocus.config_files import apply_overrides, parse_config
-from semfocus.errors import UsageError
 from semfocus.execution.executor import AUTO
 from semfocus.experiments.experiment import Experiment, curves_of, distinct
-from semfocus.experiments.run import plan, run
-from semfocus.tasks import Task, task_names
-from semfocus.tasks.registry import task_class
+from semfocus.experiments.result import ComparisonResult
+from semfocus.experiments.run import Plan, plan, run
+from semfocus.experiments.tuning import choose_rates, plan_tuning
+from semfocus.report.terminal.bar import ProgressBar
+from semfocus.store import RunStore
+from semfocus.tasks import Task, given
+from semfocus.tasks.table import TableTask
 from semfocus.training.objective import get_objective
 from semfocus.training.runtime import Runtime, parse_epochs
 
+LADDER = "auto"  # as attention: full, and a short ladder of k
+
 
 def comparison_of(
-    task: str,
+    task: Any,
     *,
-    attention: Iterable[str] | None = None,
+    attention: str | Iterable[str] | None = None,
     seeds: int = 3,
     quick: bool = False,
     recipe: recipes.Recipe = "clean",
     epochs: int | None = None,
     stop_accuracy: float | None = None,
-    options: dict[str, Any] | None = None,
+    early_stop: int | None = None,
+    options: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
+    out: Path | str | None = None,
+    name: str = "data",
 ) -> Experiment:
-    """Every mechanism with every seed, by the paper's hyperparameters unless told otherwise."""
-    named = attention or (recipes.QUICK if quick else recipes.COMPACT)
-    mechanisms = [str(parse_mechanism(text)) for text in named]
-    if quick and (options or recipe != "clean"):
-        raise UsageError("--quick chooses the task's options and the clean recipe itself; give one or the other")
-    changes = [*overrides, *([f"training.epochs={epochs}"] if epochs is not None else [])]
-    changes += [f"training.stop_accuracy={stop_accuracy}"] if stop_accuracy is not None else []
+    """Every mechanism with every seed, by the paper's hyperparameters unless told otherwise.
+
+    Data in memory are called `name` and stored beside the runs in `out`; nothing else is written.
+    """
+    root = RunStore(out).root
+    place, chosen = given.keep(task, root, options, name)
+    make = recipes.quick if quick else recipes.configure
+    built = TaskConfig(name=place, options=make(place, "full", 0, recipe, chosen).task.options).build(root)
+    if isinstance(built, TableTask) and built.is_unbalanced and "metrics" not in chosen:
+        chosen = {**chosen, "metrics": "balanced"}
+        built = dataclasses.replace(built, settings=dataclasses.replace(built.settings, metrics="balanced"))
+    changes = [*overrides, *_changes(epochs, stop_accuracy, early_stop)]
     configs = []
-    for mechanism in mechanisms:
+    for mechanism in _mechanisms(attention, quick, built):
         for seed in recipes.seeds(seeds):
-            if quick:
-                config = recipes.quick(task, mechanism, seed)
-            else:
-                config = recipes.configure(task, mechanism, seed, recipe, options)
+            config = make(place, mechanism, seed, recipe, chosen)
+            if quick and built.size("train") is not None:
+                config = config.model_copy(update={"task": _at_most(config, built)})
             configs.append(parse_config(apply_overrides(config.model_dump(mode="json"), changes)))
-    name = Path(task).stem if "." in task else task
-    question = f"Which attention learns {name} in the fewest epochs, and which is right on rows it has not seen?"
-    objective = get_objective(task_class(task).objective if task in task_names() else Task.objective)
-    panels = (curves_of(objective),)
-    return Experiment(name, name, question, tuple(distinct(configs)), panels, figure=f"curves-{name}")
+    title = Path(place).stem if "." in place else place
+    question = f"Which attention learns {title} in the fewest epochs, and which is right on rows it has not seen?"
+    panels = (curves_of(get_objective(built.objective)),)
+    return Experiment(title, title, question, tuple(distinct(configs)), panels, figure=f"curves-{title}")
+
+
+def _mechanisms(attention: str | Iterable[str] | None, quick: bool, task: Task) -> list[str]:
+    if isinstance(attention, str):
+        attention = [text.strip() for text in attention.split(",") if text.strip()] or [""]
+    asked = list(attention or (recipes.QUICK if quick else recipes.COMPACT))
+    if asked == [LADDER]:
+        asked = ["full", *recipes.ladder(task.seq_len)]
+    return [str(parse_mechanism(text)) for text in asked]
+
+
+def _changes(epochs: int | None, stop_accuracy: float | None, early_stop: int | None) -> list[str]:
+    fields: dict[str, Any] = {"epochs": epochs, "stop_accuracy": stop_accuracy}
+    if early_stop is not None:
+        fields |= {"patience": early_stop, "patience_on": "validation", "evaluate_test": True}
+    return [f"training.{name}={json.dumps(value)}" for name, value in fields.items() if value is not None]
+
+
+def _at_most(config: RunConfig, task: Task) -> TaskConfig:
+    """With fewer examples where the task has more than a quick run takes; otherwise all, as ever."""
+    train, heldout = recipes.QUICK_ROWS
+    if (task.size("train") or 0) <= train and (task.size("heldout") or 0) <= heldout:
+        return config.task
+    return recipes.with_fewer_rows(config.task, task, train, heldout)
 
 
 def compare(
-    task: str,
+    task: Any,
     *,
+    attention: str | Iterable[str] | None = None,
+    seeds: int = 3,
+    quick: bool = False,
+    recipe: recipes.Recipe = "clean",
+    epochs: int | None = None,
+    stop_accuracy: float | None = None,
+    early_stop: int | None = None,
+    tune: Literal["lr"] | None = None,
+    options: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    name: str = "data",
+    out: Path | str | None = None,
     device: str = "auto",
     threads: int | None = None,
-    jobs: int = 1,
+    jobs: int | None = 1,
+    compile: Literal["auto", "on", "off"] = "auto",
+    evaluate_every: float | None = None,
     keep: str = "",
     executor: str = AUTO,
-    out: Path | str | None = None,
+    progress: bool | Callable[[Any], None] = True,
     until: float | None = None,
-    **choices: Any,
-) -> Comparison:
-    """Compare mechanisms on a task or a data file; `choices` as for `comparison_of`. The same as `semfocus compare`.
+) -> ComparisonResult:
+    """Compare mechanisms on a task, a file or your own data. The same as `semfocus compare`.
+
+    task            a task's name, a file, a Task, pairs of (text, label), a dictionary of columns, a pandas or polars
+                    frame, or a Hugging Face Dataset
+    attention       "full,topk:5" or a list; "auto": full and a short ladder of k, with a recommendation
+    seeds           runs of each mechanism
+    quick           smaller numbers: a few minutes on a laptop
+    recipe          clean, paper or authors
+    epochs          instead of the recipe's number
+    stop_accuracy   a run stops at this training accuracy
+    early_stop      a run stops after so many epochs without a lower held-out loss; the test split is judged
+    tune            "lr": choose each mechanism's learning rate first, on seeds of its own
+    options         of the task: {"text_column": "review", "tokenizer": "char"}
+    overrides       any field of the configuration: ["model.blocks=2"]
+    name            how messages, page and files call data in memory
+    out             where runs live; default SEMFOCUS_RUNS, else ./runs
+    device, threads, jobs, compile, evaluate_every, keep, executor    how to train; no effect on results beyond rounding
+    progress        a progress bar, or a function that is called with the progress
 
     With `jobs` above 1 in a script, call this below `if __name__ == "__main__":`. `until` is the old name of
     `stop_accuracy`.
     """
     if until is not None:
         warnings.warn("compare(until=...) is now compare(stop_accuracy=...)", DeprecationWarning, stacklevel=2)
-        choices.setdefault("stop_accuracy", until)
-    runtime = Runtime(device=device, threads=threads, jobs=jobs, keep_epochs=parse_epochs(keep))
-    return run(plan(comparison_of(task, **choices), out), runtime, executor=executor).comparisons[0]
+        stop_accuracy = until if stop_accuracy is None else stop_accuracy
+    experiment = comparison_of(
+        task, attention=attention, seeds=seeds, quick=quick, recipe=recipe, epochs=epochs,
+        stop_accuracy=stop_accuracy, early_stop=early_stop, options=options, overrides=overrides, out=out, name=name,
+    )  # fmt: skip
+    runtime = Runtime(
+        device=device, threads=threads, jobs=jobs, compile=compile, evaluate_every=evaluate_every,
+        keep_epochs=parse_epochs(keep),
+    )  # fmt: skip
+    lines: list[str] = []
+    if tune is not None:
+        first = plan_tuning(experiment, tune, out)
+        with _shown(first, progress, "choosing learning rates") as on_progress:
+            tuned = choose_rates(experiment, first, runtime, on_progress, executor)
+        experiment, lines = tuned.experiment, tuned.lines
+    job = plan(experiment, out)
+    with _shown(job, progress, "training") as on_progress:
+        outcome = run(job, runtime, on_progress, executor)
+    advice = recommend(outcome.comparisons[0]) if attention == LADDER else None
+    return ComparisonResult.of(outcome, lines, advice)
+
+
+def _shown(
+    job: Plan, progress: bool | Callable[[Any], None], title: str
+) -> AbstractContextManager[Callable[[Any], None] | None]:
+    """A progress bar, the caller's own function, or nothing."""
+    if progress is True:
+        return ProgressBar({each.id: each.epochs_to_go for each in job.waiting}, title)
+    return nullcontext(progress or None)

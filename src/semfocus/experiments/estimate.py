@@ -237,8 +237,9 @@ def _measured(runs: Sequence[Job], runtime: Runtime) -> float:
         step = _step_seconds(TrainStep(cohort), device)
         evaluation = _timed(Evaluator(cohort).scores, device) / sum(few.values())
     per_epoch = -(-(rows - config.training.drop_one_row) // batch)
-    interval = runtime.evaluations(per_epoch, runs[0].steps).interval
-    return (step + evaluation * (rows + heldout) / interval) / members
+    steps = runs[0].steps
+    evaluations = runtime.evaluations(per_epoch, steps).count()
+    return (step + evaluation * (rows + heldout) * evaluations / steps) / members
 
 
 def _step_seconds(stepper: TrainStep, device: torch.device) -> float:
@@ -266,7 +267,7 @@ def _bytes(job: Job, keep: set[int], runtime: Runtime) -> int:
     row = 4 * spec_of(job.config, job.task).layout.size
     checkpoint = row * (1 + len(MOMENTS[training.optimizer])) + BYTES_A_MANIFEST
     checkpoints = NEWEST_KEPT + sum(epoch <= training.epochs for epoch in keep)
-    evaluations = job.steps / runtime.evaluations(job.steps // training.epochs, job.steps).interval
+    evaluations = runtime.evaluations(job.steps // training.epochs, job.steps).count()
     return int(checkpoints * checkpoint + evaluations * BYTES_AN_EVALUATION) + BYTES_A_RUN
 
 

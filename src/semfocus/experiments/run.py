@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from semfocus.analysis.comparison import Comparison, compare_records
 from semfocus.analysis.groups import Group
-from semfocus.analysis.records import Fault
+from semfocus.analysis.records import Fault, Record
 from semfocus.analysis.results import Results
 from semfocus.errors import CorruptData
 from semfocus.execution.cohorts import plan_jobs
@@ -25,7 +25,7 @@ from semfocus.experiments.experiment import Experiment, config_key
 from semfocus.store import RunStore
 from semfocus.store.measurements import measurement_names
 from semfocus.training.runtime import Runtime
-from semfocus.training.session import ENDED, Job
+from semfocus.training.session import CORRUPT, ENDED, Job
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Plan:
     @cached_property
     def waiting(self) -> list[Job]:
         """The runs that have not ended, as things stood when first asked."""
-        return [job for job in self.jobs if job.state not in ENDED]
+        return [job for job in self.jobs if job.state not in (*ENDED, CORRUPT)]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Outcome:
     figures: list[Path]
     page: Path | None
     faults: list[Fault]  # runs of the experiment that are damaged, and left out
+    records: list[Record] = field(default_factory=list)  # the others, as analysis reads them
 
     def measured(self) -> dict[str, int]:
         """For each measurement that the experiment needs, how many runs have it."""
@@ -80,11 +81,11 @@ def run(plan: Plan, runtime: Runtime = Runtime(), on_progress: Callable | None =
         raise CorruptData(f"every run of {experiment.name} is damaged: {'; '.join(fault.text for fault in faults)}")
     comparisons = [_comparison(group, plan) for group in results.groups]
     if not any(record.metrics for record in results.records):
-        return Outcome(experiment, outcomes, comparisons, [], None, faults)
+        return Outcome(experiment, outcomes, comparisons, [], None, faults, results.records)
     from semfocus.report.page.page import write_page
 
     page = write_page(everything, root / "report.html")
-    return Outcome(experiment, outcomes, comparisons, _draw(plan, results), page, faults)
+    return Outcome(experiment, outcomes, comparisons, _draw(plan, results), page, faults, results.records)
 
 
 def _comparison(group: Group, plan: Plan) -> Comparison:

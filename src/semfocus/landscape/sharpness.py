@@ -42,7 +42,7 @@ def measure_sharpness(
     if rows is not None:
         check_int("rows", rows, at_least=1)
     directory, device = find_run(run, out), runtime.torch_device()
-    steps = tuple(sorted(directory.checkpoint_steps()))
+    steps = tuple(sorted(directory.intact_steps()))
     if not steps:
         raise UsageError(f"run {directory.id} has no checkpoint yet; train it first")
     model = open_trained_model(directory, steps=steps, device=device)

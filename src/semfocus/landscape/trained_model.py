@@ -60,7 +60,7 @@ def open_trained_model(
     """The model of a run at its newest checkpoint, or at those of `steps`, with the training examples."""
     directory = find_run(run, out)
     config = config_of(directory)
-    task = config.task.build()
+    task = config.task.build(directory.path.parent)
     _check_data(directory, config, task)
     steps = steps or (_newest(directory),)
     models = [load(directory, step) for step in steps]

@@ -11,7 +11,8 @@ from semfocus.measurements.kinds import Dispersion, LengthCurve, MaskStability, 
 from semfocus.measurements.store import keep, keep_surface, read, read_all, read_surface, surface_name
 from semfocus.measurements.surface import SQUARES, Surface, grid_axis, slopes
 
-Measurements = Mapping[str, Mapping[str, Measurement]]  # by run id and plain name
+Measurements = Mapping[str, Mapping[str, Measurement]]
+"""Measurements of many runs, by run id and plain name."""
 
 __all__ = [
     "SQUARES",

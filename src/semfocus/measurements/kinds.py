@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self
 from semfocus.measurements.fields import LARGEST, Fields, Malformed
 
 PERCENTS = ("50", "75", "90", "95", "100")  # of the queries
+USUAL_PERCENT = "95"  # where one number is wanted: figures, tables and verdicts take the same
 SPREADS = ("delta", "delta_full", "delta_heavy", "separation", "in_degree")
 PERCENTILES = (50, 75, 95, 99)  # of the slopes of a surface
 DIRECTIONS = ("random", "path", "hessian")

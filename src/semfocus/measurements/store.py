@@ -100,6 +100,8 @@ def read_all(run: RunDirectory) -> RunMeasurements:
             payload = read_measurement(run, name)
             if name in KINDS and payload is not None:
                 kept.measurements[name] = KINDS[name].from_payload(payload)
+            elif payload is not None:
+                _check_name(name, payload)
         except (CorruptData, OtherFormat, StorageError) as error:
             kept.unreadable.append(Unreadable(name, error))
     return kept
@@ -140,6 +142,13 @@ def beside(name: str, settings: Mapping[str, Any]) -> str:
     """The name of a measurement with these settings, where the plain name is another's."""
     text = json.dumps(settings, sort_keys=True)
     return f"{name}--{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _check_name(name: str, payload: Mapping[str, Any]) -> None:
+    """Raise Malformed where the name was made from other settings than the measurement has."""
+    kind = KINDS.get(name.partition("--")[0])
+    if kind is not None and "--" in name and name != beside(kind.NAME, kind.from_payload(payload, math.inf).settings):
+        raise Malformed("it has other settings than its name was made from")
 
 
 def _sound(run: RunDirectory, name: str, kind: type[M]) -> M | None:

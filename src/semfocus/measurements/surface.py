@@ -19,6 +19,7 @@ import numpy as np
 from semfocus.measurements.kinds import PERCENTILES, SurfaceMeta
 
 SQUARES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+"""Half the sides of the squares inside which slopes are measured."""
 ROUNDING = 1e-9  # a point on a square's border is inside it
 
 

@@ -99,8 +99,34 @@ def _signed(ratio: Ratio, signs: dict[str, str]) -> str:
 
 
 def baseline_text(comparison: Comparison) -> str:
-    """`chance 50.0%, majority 50.0%`."""
-    return ", ".join(f"{kind} {share:.1%}" for kind, share in comparison.baselines.items())
+    """The best accuracy that needs no learning, by all its names: `chance, majority 50.0%`."""
+    from semfocus.analysis.comparison import best_baselines
+
+    best = best_baselines(comparison.baselines)
+    return f"{', '.join(best)} {comparison.baseline:.1%}" if best else "unknown"
+
+
+def facts_text(facts: Json) -> list[str]:
+    """What is known of given data, a sentence a line; empty for a task that draws its examples.
+
+    `Data: 140 train, 40 held-out and 20 test rows; 2 classes, of which 'good' has 93.0% of the train rows.`
+    """
+    rows, shares = facts.get("rows"), facts.get("majority_share")
+    if not isinstance(rows, Mapping) or not isinstance(shares, Mapping):
+        return []
+    counts = [f"{rows.get(split, 0)} {name}" for split, name in _SPLITS.items() if rows.get(split)]
+    listed = " and ".join([", ".join(counts[:-1]), counts[-1]] if len(counts) > 1 else counts)
+    most = str(facts.get("majority_class"))
+    name = repr(most if len(most) <= _LONGEST_NAME else f"{most[:_LONGEST_NAME]}…")
+    known = {split: share for split in _SHOWN if isinstance(share := shares.get(split), float)}
+    of_rows = " and ".join(f"{share:.1%} of the {_SPLITS[split]} rows" for split, share in known.items())
+    lines = [f"Data: {listed} rows; {facts.get('num_classes')} classes, of which {name} has {of_rows}."]
+    left = [f"{facts['skipped']} rows without a token are skipped"] if facts.get("skipped") else []
+    left += [f"{facts['cut']} rows are cut at {facts['seq_len']} tokens"] if facts.get("cut") else []
+    unknown = facts.get("unknown_share")
+    left += [f"{unknown:.1%} of the held-out tokens are unknown"] if isinstance(unknown, float) and unknown else []
+    tokens = f"Tokens: {facts.get('tokenizer')}, {facts.get('vocab_size')} symbols, {facts.get('seq_len')} a row"
+    return [*lines, "; ".join([tokens, *left]) + "."]
 
 
 def correlation_text(correlation: Correlation, break_before_p: bool = False) -> str:
@@ -129,6 +155,11 @@ def row_label(row: Json, seeds: int = 1) -> str:
     who = "full and top-k run" if row["way"] == "two models" else f"{row['mechanism']} alone"
     whose = f"seed {row['seed']}" if seeds == 1 else f"{seeds} seeds"
     return f"{row['task']}, {whose}, {who}{place}"
+
+
+_SPLITS = {"train": "train", "heldout": "held-out", "test": "test"}
+_SHOWN = ("train", "heldout")
+_LONGEST_NAME = 40  # characters of a class in a sentence
 
 
 class TextTable(NamedTuple):

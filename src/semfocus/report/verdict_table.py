@@ -27,7 +27,15 @@ def markdown(results: Results, missing: Sequence[str]) -> str:
 def _cells(verdict: Verdict) -> list[str]:
     interval = "" if verdict.interval is None else f"{verdict.interval[0]:.4g} to {verdict.interval[1]:.4g}"
     p = "" if verdict.p is None else f"{verdict.p:.2g}"
-    return [verdict.claim, verdict.outcome, verdict.statement, verdict.effect or "", interval, p, str(verdict.runs)]
+    return [
+        verdict.claim,
+        verdict.outcome_text,
+        verdict.statement,
+        verdict.effect or "",
+        interval,
+        p,
+        str(verdict.runs),
+    ]
 
 
 def _items(texts: Iterable[str]) -> list[str]:

@@ -21,13 +21,14 @@ from semfocus.store.measurements import (
     write_measurement,
 )
 from semfocus.store.runs import FIGURES, Entry, RunStore
-from semfocus.store.writer import RunWriter, Save, load_common, save_checkpoints, write_statuses
+from semfocus.store.writer import DamagedRuns, RunWriter, Save, load_common, save_checkpoints, write_statuses
 
 __all__ = [
     "FIGURES",
     "Checkpoint",
     "DamagedCheckpoint",
     "DamagedMeasurement",
+    "DamagedRuns",
     "Entry",
     "Holder",
     "RunDirectory",

@@ -11,11 +11,14 @@ StorageError that names the path. Symbolic links inside a run directory are neit
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from semfocus.errors import StorageError
@@ -23,11 +26,17 @@ from semfocus.errors import StorageError
 DRAFT = ".tmp-"  # the prefix of temporary names; an entry with this prefix is left over from an interrupted write
 _SAFE_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # follows no link, waits for no pipe
 _SYNC_THREADS = 16
+_OWNER = re.compile(re.escape(DRAFT) + "([0-9a-f]{8})([0-9a-f]{8})")
+_MOST_ENDING = 100  # bytes of the target's name in a draft's
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a path to write to; it replaces `target` when the block ends without an error."""
+    with storage_errors(target):
+        is_directory = target.is_dir() or not target.name
+    if is_directory:
+        raise StorageError(f"{target} is a directory; give the name of a file to write")
     draft = _draft_for(target)
     try:
         with storage_errors(target):
@@ -249,12 +258,49 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def sweep(directory: Path) -> None:
+    """Delete the drafts in `directory` whose process on this machine has died; those of living ones are in use."""
+    with suppress(OSError):
+        for entry in list(os.scandir(directory)):
+            if not _is_abandoned(entry.name) or entry.is_symlink():
+                continue
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+            elif find_symlink(Path(entry.path)) is None:
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
 def _draft_name() -> str:
-    return f"{DRAFT}{os.urandom(16).hex()}"
+    """A unique name that says who writes: 8 digits for this machine, 8 for this process, and 16 random ones."""
+    return f"{DRAFT}{_machine()}{os.getpid():08x}{os.urandom(8).hex()}"
+
+
+@cache
+def _machine() -> str:
+    """Eight digits by which processes that see each other's ids know each other: machine, boot and namespace."""
+    parts = [os.uname().nodename]
+    with suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(os.stat("/proc/self/ns/pid").st_ino)]
+    return hashlib.sha256("/".join(parts).encode()).hexdigest()[:8]
+
+
+def _is_abandoned(name: str) -> bool:
+    """Whether this is a draft of a process of this machine that is there no more."""
+    owner = _OWNER.match(name)
+    if owner is None or owner[1] != _machine():
+        return False
+    try:
+        os.kill(int(owner[2], 16), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # somebody else's process, or no process id at all
+        return False
+    return False
 
 
 def _draft_for(target: Path) -> Path:
-    return target.with_name(f"{_draft_name()}-{target.name}")
+    ending = target.name.encode(errors="surrogateescape")[-_MOST_ENDING:].decode(errors="ignore")
+    return target.with_name(f"{_draft_name()}-{ending}")  # its suffix may say the format; no name may be too long
 
 
 def _rename_all(drafts: Mapping[Path, Path], rename: Callable[[Path, Path], None]) -> None:

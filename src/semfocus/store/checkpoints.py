@@ -1,9 +1,9 @@
 """Checkpoints on disk: `checkpoints/<step>/` with `state.safetensors` and `manifest.json`.
 
     manifest.json   {"sha256": checksum of the body,
-                     "body": {"format": 2, "step": 40, "meta": {...}, "keep": false,
+                     "body": {"format": 3, "step": 40, "meta": {...}, "keep": false,
                               "files": {"state.safetensors": {"bytes": ..., "sha256": ...}},
-                              "logs": {"metrics.jsonl": bytes that belong to this step, ...}}}
+                              "logs": {"metrics.jsonl": {"bytes": ..., "sha256": ...}, ...}}}    # up to this step
 
 The manifest is written last and holds a checksum of everything, itself included: a checkpoint without a manifest, or
 with another checksum, is damaged. Checkpoints are ordered by step, never by a clock. This module reads checkpoints
@@ -13,16 +13,17 @@ and encodes them; `writer` writes them.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from semfocus.errors import CorruptData, OtherFormat, StorageError
 from semfocus.store import formats, safe_json, tensors
+from semfocus.store.logs import Mark
 from semfocus.store.tensors import Mismatch
 
 if TYPE_CHECKING:
@@ -45,20 +46,21 @@ class Checkpoint:
     step: int
     tensors: dict[str, torch.Tensor]
     meta: dict[str, Any]
-    log_sizes: dict[str, int]  # bytes of each log that belong to this step
+    logs: dict[str, Mark]  # how much of each log belongs to this step
 
 
 def encode(
     step: int,
     values: Mapping[str, torch.Tensor],
     meta: Mapping[str, Any],
-    log_sizes: Mapping[str, int],
+    logs: Mapping[str, Mark],
     keep: bool,
 ) -> dict[str, bytes]:
     """Return the files of a checkpoint, in the order in which they must be written."""
     state = tensors.encode(values)
     files = {STATE: {"bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()}}
-    body = {"step": step, "meta": dict(meta), "keep": keep, "files": files, "logs": dict(log_sizes)}
+    marks = {name: mark.to_json() for name, mark in logs.items()}
+    body = {"step": step, "meta": dict(meta), "keep": keep, "files": files, "logs": marks}
     return {STATE: state, MANIFEST: seal(formats.stamp(body))}
 
 
@@ -100,6 +102,26 @@ def load(folder: Path, step: int, expect: Mapping[str, torch.Tensor] | None = No
     Raises CorruptData when it is damaged, Mismatch when its tensors differ from `expect` in name, shape or dtype.
     """
     manifest = read_manifest(folder, step)
+    with _verified_state(folder, step, manifest) as (file, size):
+        values = tensors.decode(file, size, str(folder / str(step) / STATE), expect)
+    return Checkpoint(step, values, manifest["meta"], marks_in(manifest))
+
+
+def sort_out(folder: Path) -> tuple[list[int], dict[int, str]]:
+    """Return the steps whose checksums are right, newest first, and what is wrong with each other step."""
+    intact, damage = [], {}
+    for step in all_steps(folder):
+        try:
+            with _verified_state(folder, step, read_manifest(folder, step)):
+                intact.append(step)
+        except CorruptData as error:
+            damage[step] = str(error)
+    return intact, damage
+
+
+@contextmanager
+def _verified_state(folder: Path, step: int, manifest: Mapping[str, Any]) -> Iterator[tuple[BinaryIO, int]]:
+    """Yield the tensors of a checkpoint as an open file of known size, after verifying their checksum."""
     path = folder / str(step) / STATE
     size, digest = manifest["files"][STATE]["bytes"], manifest["files"][STATE]["sha256"]
     try:
@@ -113,8 +135,7 @@ def load(folder: Path, step: int, expect: Mapping[str, torch.Tensor] | None = No
         if hashlib.file_digest(file, "sha256").hexdigest() != digest:
             raise CorruptData(f"{path} does not have the SHA-256 sum that its manifest gives")
         file.seek(0)
-        values = tensors.decode(file, size, str(path), expect)
-    return Checkpoint(step, values, manifest["meta"], manifest["logs"])
+        yield file, size
 
 
 def load_newest(folder: Path, expect: Mapping[str, torch.Tensor] | None) -> tuple[Checkpoint | None, dict[int, str]]:
@@ -155,18 +176,23 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
         and _is_size(state.get("bytes"))
         and isinstance(state.get("sha256"), str)
         and isinstance(logs, dict)
-        and all(map(_is_size, logs.values()))
     )
     if not valid:
         raise CorruptData(f"{path} is not the manifest of step {step}")
+    marks_in(body)
     return body
+
+
+def marks_in(manifest: Mapping[str, Any]) -> dict[str, Mark]:
+    """Return how much of each log belongs to the checkpoint of this manifest."""
+    return {name: Mark.parse(value) for name, value in manifest["logs"].items()}
 
 
 def seal(body: dict[str, Any]) -> bytes:
     """Return a manifest with this body and its checksum."""
     what = f"the manifest of step {body['step']}"
     safe_json.encode(body, what)  # refuses what cannot be read back, before the checksum is computed
-    return safe_json.encode({"sha256": _checksum(body), "body": body}, what)
+    return safe_json.encode({"sha256": formats.checksum(body), "body": body}, what)
 
 
 def _unseal(path: Path) -> dict[str, Any]:
@@ -175,13 +201,9 @@ def _unseal(path: Path) -> dict[str, Any]:
         raise CorruptData(f"{path} is missing: the checkpoint is not complete")
     document = safe_json.decode(data, str(path))
     body = document.get("body") if isinstance(document, dict) else None
-    if not isinstance(body, dict) or document.get("sha256") != _checksum(body):
+    if not isinstance(body, dict) or document.get("sha256") != formats.checksum(body):
         raise CorruptData(f"{path} does not have its own SHA-256 sum")
     return body
-
-
-def _checksum(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def _names(folder: Path) -> list[str]:

@@ -1,7 +1,10 @@
-"""Versions of the JSON documents in a run directory.
+"""Versions and checksums of the JSON documents in a run directory.
 
-    write:  {"format": 2, "state": "done", ...}
+    write:  {"format": 3, "sha256": "<of all other fields>", "state": "done", ...}
     read:   the same; a document of an older version is migrated, one of a newer version is refused
+
+From version 3 on a document is sealed: it holds a checksum of its own content, so that a digit that was changed is
+noticed. Documents of older versions have none, and what they say cannot be verified.
 
 A new version adds the migration from the version before it to `MIGRATIONS`. Documents are migrated in memory when
 they are read; the files stay as they were written, so that the semfocus that wrote them can still read them.
@@ -9,9 +12,11 @@ they are read; the files stay as they were written, so that the semfocus that wr
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from semfocus.errors import CorruptData, OtherFormat
 from semfocus.store import safe_json
@@ -35,13 +40,47 @@ def _rename_config_fields(kind: str, document: Document) -> Document:
     return document | {"config": {"objective": "classification"} | config | sections}
 
 
-MIGRATIONS: Mapping[int, Migration] = {1: _rename_config_fields}  # by the version that they start from
+def _add_seal(kind: str, document: Document) -> Document:
+    """Version 2 to 3: the same fields; documents are sealed, and logs have checksums."""
+    return document
+
+
+MIGRATIONS: Mapping[int, Migration] = {1: _rename_config_fields, 2: _add_seal}  # by the version that they start from
 FORMAT = max(MIGRATIONS) + 1
+FIRST_SEALED = 3
+SEAL = "sha256"
+
+
+class Edited(CorruptData):
+    """A document whose checksum is another; `body` is what it says now."""
+
+    def __init__(self, path: Path, body: Document) -> None:
+        super().__init__(f"{path} does not have its own SHA-256 sum: it was edited or damaged")
+        self.body = body
+
+
+class Read(NamedTuple):
+    """A document in the current version, and whether its checksum was verified."""
+
+    body: Document
+    is_sealed: bool
 
 
 def stamp(body: Mapping[str, Any]) -> Document:
     """Return `body` as a document of the current version."""
     return {"format": FORMAT, **body}
+
+
+def encode(body: Mapping[str, Any], what: str, indent: int | None = None) -> bytes:
+    """Return `body` as a sealed document of the current version, with a line end."""
+    document = stamp(body)
+    safe_json.encode(document, what)  # refuses what cannot be read back, before the checksum is computed
+    return safe_json.encode({"format": FORMAT, SEAL: checksum(document), **body}, what, indent) + b"\n"
+
+
+def checksum(value: Any) -> str:
+    """Return the SHA-256 sum of a JSON value, in which the order of keys does not count."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def upgrade(document: Any, kind: str, path: Path, migrations: Mapping[int, Migration] = MIGRATIONS) -> Document:
@@ -62,7 +101,17 @@ def upgrade(document: Any, kind: str, path: Path, migrations: Mapping[int, Migra
     return body
 
 
-def read(path: Path, kind: str, decode: Callable[[bytes, str], Any] = safe_json.decode) -> Document | None:
-    """Return the body of the document at `path` in the current version; None when there is no such file."""
+def read(path: Path, kind: str) -> Read | None:
+    """Return the document at `path` in the current version, its checksum verified; None when there is no such file."""
     data = safe_json.read(path)
-    return None if data is None else upgrade(decode(data, str(path)), kind, path)
+    if data is None:
+        return None
+    document = safe_json.decode(data, str(path))
+    body = upgrade(document, kind, path)
+    is_sealed = document["format"] >= FIRST_SEALED or SEAL in document
+    if is_sealed:
+        content = {name: value for name, value in document.items() if name != SEAL}
+        if document.get(SEAL) != checksum(content):
+            raise Edited(path, body)
+        body.pop(SEAL, None)
+    return Read(body, is_sealed)

@@ -1,5 +1,8 @@
 """Append-only JSON Lines files: `metrics.jsonl` and `timing.jsonl`.
 
+    mark = log.mark()                       size and SHA-256 sum, as a checkpoint and the last status record them
+    mark.check(data, "metrics.jsonl")       CorruptData where the file no longer begins with what was marked
+
 A line is complete when its line end is written. A process killed while writing leaves an incomplete last line:
 readers ignore it, and it is truncated before the next line is appended. Lines reach the page cache at once (a kill
 loses none) and the disk with the next checkpoint or final status.
@@ -7,7 +10,9 @@ loses none) and the disk with the next checkpoint or final status.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,37 @@ from semfocus.errors import CorruptData, StorageError, UsageError
 from semfocus.store import atomic, safe_json
 
 MAX_FILE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The beginning of a log as it was saved: its size, and its SHA-256 sum where the format records one."""
+
+    bytes: int
+    sha256: str | None = None
+
+    @staticmethod
+    def parse(value: Any) -> Mark:
+        """Read what `to_json` gives, or the plain number of bytes of formats 1 and 2; CorruptData otherwise."""
+        size, digest = (value.get("bytes"), value.get("sha256")) if isinstance(value, dict) else (value, None)
+        has_digest = isinstance(digest, str) and len(digest) == 64
+        if type(size) is not int or not 0 <= size <= MAX_FILE_BYTES or (isinstance(value, dict) and not has_digest):
+            raise CorruptData(f"{str(value)[:60]!r} does not say how much of a log was saved")
+        return Mark(size, digest)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"bytes": self.bytes, "sha256": self.sha256}
+
+    def check(self, data: bytes, what: str) -> None:
+        """Raise CorruptData where `data`, which `what` names, does not begin with what was marked."""
+        size = self.bytes
+        if len(data) < size or (size and data[size - 1 : size] != b"\n"):
+            raise CorruptData(f"{what} no longer holds the {size} bytes that were saved")
+        if self.sha256 is not None and hashlib.sha256(memoryview(data)[:size]).hexdigest() != self.sha256:
+            raise CorruptData(
+                f"{what} no longer holds what was saved: its first {size} bytes have another SHA-256 sum. "
+                "It was edited or damaged"
+            )
 
 
 class Log:
@@ -26,21 +62,28 @@ class Log:
         self.max_bytes = max_bytes
         self.unsynced = False  # whether rows may still be in the page cache only
         self._size: int | None = None  # known once this object has written
+        self._digest = hashlib.sha256()  # of that many bytes
         self._last_step = -1
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of all complete lines, in order."""
-        return self._scan()[0]
+        return self.parse(self._read())
 
     def size(self) -> int:
         """Return the number of bytes of all complete lines, after truncating an incomplete last line."""
         if self._size is None:
-            rows, size, incomplete = self._scan()
-            if incomplete:
+            data = self._read()
+            size = data.rfind(b"\n") + 1
+            rows = self.parse(data)
+            if len(data) > size:
                 atomic.truncate(self.path, size)
-            self._size = size
+            self._size, self._digest = size, hashlib.sha256(data[:size])
             self._last_step = rows[-1]["step"] if self.ordered and rows else -1
         return self._size
+
+    def mark(self) -> Mark:
+        """Return the size and the checksum of all complete lines."""
+        return Mark(self.size(), self._digest.hexdigest())
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one row."""
@@ -54,26 +97,29 @@ class Log:
             raise StorageError(f"{self.path} would pass {self.max_bytes} bytes; evaluate less often")
         atomic.append(self.path, line, at=size)
         self._size = size + len(line)
+        self._digest.update(line)
         self._last_step = row["step"] if self.ordered else -1
         self.unsynced = True
 
-    def truncate(self, size: int) -> None:
-        """Keep only the first `size` bytes, as a checkpoint recorded them."""
-        data = safe_json.read(self.path, self.max_bytes) or b""
-        if len(data) < size or (size and data[size - 1 : size] != b"\n"):
-            raise CorruptData(f"{self.path} no longer holds the {size} bytes that the checkpoint relies on")
-        if len(data) > size:
-            atomic.truncate(self.path, size)
+    def check(self, mark: Mark) -> bytes:
+        """Return the content; CorruptData where it does not begin with what was marked."""
+        data = self._read()
+        mark.check(data, str(self.path))
+        return data
+
+    def truncate(self, mark: Mark) -> None:
+        """Keep only what a checkpoint has marked, after verifying it."""
+        data = self.check(mark)
+        if len(data) > mark.bytes:
+            atomic.truncate(self.path, mark.bytes)
             self.unsynced = True
         self._size = None
 
-    def _scan(self) -> tuple[list[dict[str, Any]], int, bool]:
-        """Return the rows, their size in bytes, and whether an incomplete line follows."""
-        data = safe_json.read(self.path, self.max_bytes) or b""
-        size = data.rfind(b"\n") + 1
+    def parse(self, data: bytes) -> list[dict[str, Any]]:
+        """Return the rows of all complete lines of `data`, which was read from this file."""
         rows: list[dict[str, Any]] = []
         last = -1
-        for number, line in enumerate(data[:size].split(b"\n")[:-1], start=1):
+        for number, line in enumerate(data.split(b"\n")[:-1], start=1):
             what = f"{self.path} line {number}"
             if len(line) > safe_json.MAX_BYTES:
                 raise CorruptData(f"{what} is longer than {safe_json.MAX_BYTES} bytes")
@@ -84,7 +130,10 @@ class Log:
                 if step <= last:
                     raise CorruptData(f"{what} has step {step} after step {last}")
                 last = step
-        return rows, size, len(data) > size
+        return rows
+
+    def _read(self) -> bytes:
+        return safe_json.read(self.path, self.max_bytes) or b""
 
 
 def _check_flat(row: Mapping[str, Any], what: str, error: type[Exception]) -> None:

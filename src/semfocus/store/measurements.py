@@ -12,6 +12,7 @@ have written what is read, as with everything in a run directory.
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -38,8 +39,8 @@ class DamagedMeasurement(UserWarning):
 def write_measurement(run: RunDirectory, name: str, payload: Mapping[str, Any]) -> None:
     """Keep `payload` (JSON; numbers finite or None) with the run under this name."""
     what = f"the measurement {name!r} of run {run.id}"
-    document = formats.stamp({"run": run.id, "name": name, "payload": dict(payload)})
-    _write(run, name, DOCUMENT, safe_json.encode(document, what) + b"\n")
+    document = {"run": run.id, "name": name, "payload": dict(payload)}
+    _write(run, name, DOCUMENT, formats.encode(document, what))
 
 
 def read_measurement(run: RunDirectory, name: str) -> dict[str, Any] | None:
@@ -48,8 +49,9 @@ def read_measurement(run: RunDirectory, name: str) -> dict[str, Any] | None:
     document = formats.read(path, "measurement")
     if document is None:
         return None
-    payload = document.get("payload")
-    if document.get("run") != run.id or document.get("name") != name or not isinstance(payload, dict):
+    body = document.body
+    payload = body.get("payload")
+    if body.get("run") != run.id or body.get("name") != name or not isinstance(payload, dict):
         raise CorruptData(f"{path} is not the measurement {name!r} of run {run.id}")
     return payload
 
@@ -90,7 +92,7 @@ def write_arrays(run: RunDirectory, name: str, arrays: Mapping[str, np.ndarray])
         values = {key: torch.tensor(array) for key, array in arrays.items()}
     except (TypeError, ValueError) as error:
         raise UsageError(f"the arrays {name!r} of run {run.id} cannot be kept: {error}") from None
-    data = tensors.encode(values)
+    data = tensors.encode(values, sealed=True)
     if len(data) > MAX_ARRAY_BYTES:
         raise UsageError(f"the arrays {name!r} of run {run.id} take {len(data)} bytes; at most {MAX_ARRAY_BYTES}")
     _write(run, name, ARRAYS, data)
@@ -107,7 +109,9 @@ def read_arrays(run: RunDirectory, name: str) -> dict[str, np.ndarray] | None:
         size = os.fstat(handle).st_size
         if size > MAX_ARRAY_BYTES:
             raise CorruptData(f"{path} is larger than {MAX_ARRAY_BYTES} bytes")
-        values = tensors.decode(file, size, str(path), None)
+        data = file.read()
+    tensors.check_seal(data, str(path))
+    values = tensors.decode(io.BytesIO(data), len(data), str(path), None)
     try:
         return {key: value.numpy() for key, value in values.items()}
     except TypeError as error:
@@ -128,6 +132,7 @@ def _write(run: RunDirectory, name: str, suffix: str, data: bytes) -> None:
     new = not path.parent.exists()
     atomic.make_directories(path.parent)
     atomic.ensure_writable(path.parent)
+    atomic.sweep(path.parent)
     atomic.replace_all({path: data})
     if new:
         atomic.sync_all([run.path])

@@ -18,16 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from semfocus.errors import CorruptData, OtherFormat, StorageError, UsageError
-from semfocus.store import atomic, formats, locks, safe_json
+from semfocus.store import atomic, checkpoints, formats, locks
 from semfocus.store.directory import CHECKPOINTS, CONFIG, LOCK, METRICS, TIMING, RunDirectory, is_run_id
 
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
-FIGURES = "figures"  # the folder of figures, beside the runs
+FIGURES = "figures"
+"""The folder of figures, beside the runs."""
 REMOVABLE = ("corrupt", "failed", "diverged")  # states of runs that hold no result
 FINISHED = ("done", "interrupted", "empty")
-_REPORT_FILE = re.compile(rf"[^.].*\.(html|svg|png|pdf)|{FIGURES}")
+DATA, TUNING = "data", "tuning"  # the folders of data given from memory, and of runs that choose learning rates
+_NOT_RUNS = re.compile(rf"[^.].*\.(html|svg|png|pdf)|{FIGURES}|{DATA}|{TUNING}")
 _LEFTOVER = re.compile(re.escape(atomic.DRAFT) + r"[0-9a-f]{32}")
 _MAX_LISTED = 8
+_MAX_NAME = 255  # bytes
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Entry:
     config: dict[str, Any] | None = None
     status: dict[str, Any] | None = None
     holder: locks.Holder | None = None
+    is_sealed: bool = False  # whether the configuration has a checksum, and it is right
 
 
 class RunStore:
@@ -53,6 +57,7 @@ class RunStore:
 
     def __init__(self, root: Path | str | None = None) -> None:
         self.root = Path(root or os.environ.get("SEMFOCUS_RUNS") or "runs").expanduser().absolute()
+        _check_names(self.root)
 
     def create_or_open(self, run_id: str, config: Mapping[str, Any], free: tuple[str, ...] = ()) -> RunDirectory:
         """Return the run of this id, created if missing; an existing one must have this config, except for `free`."""
@@ -65,6 +70,7 @@ class RunStore:
         runs = [RunDirectory(self._path(run_id)) for run_id in configs]
         files = {run.path: _initial_files(run.id, configs[run.id]) for run in runs}
         atomic.make_directories(self.root)
+        atomic.sweep(self.root)
         while missing := [path for path in files if not _occupied(path)]:
             try:
                 atomic.create_directories((path, files[path]) for path in missing)
@@ -84,6 +90,7 @@ class RunStore:
 
     def find(self, text: str) -> RunDirectory:
         """Return a run by an unambiguous prefix of its id, or by the path of its directory."""
+        _check_names(Path(text))
         if _PREFIX.fullmatch(text):
             ids = self._ids()
             matches = [text] if text in ids else [name for name in ids if name.startswith(text)]
@@ -102,12 +109,16 @@ class RunStore:
     def entries(self, names: Sequence[str] | None = None) -> list[Entry]:
         """Return every entry of the store by name, except figures and pages; or only these names, in their order."""
         names = self._names() if names is None else names
-        return [self._entry(name) for name in names if not _REPORT_FILE.fullmatch(name)]
+        return [self._entry(name) for name in names if not _NOT_RUNS.fullmatch(name)]
 
     def removable(self, finished: bool = False) -> list[Entry]:
-        """Return the runs without a result (corrupt, failed, diverged); with `finished`, all that are not running."""
+        """Return the runs without a result (corrupt, failed, diverged); with `finished`, all that are not running.
+
+        Corrupt and failed ones that have an intact checkpoint can be mended or go on: only `finished` gives them.
+        """
         states = (*REMOVABLE, *(FINISHED if finished else ()))
-        return [entry for entry in self.entries() if entry.state in states]
+        entries = [entry for entry in self.entries() if entry.state in states]
+        return [entry for entry in entries if finished or entry.state == "diverged" or not _can_go_on(entry)]
 
     def remove(self, name: str) -> None:
         """Delete the run of this id, or a leftover in `entries`; raise Locked while a process writes to it."""
@@ -153,7 +164,7 @@ class RunStore:
 def _read_entry(run: RunDirectory) -> Entry:
     if not os.listdir(run.path):
         return Entry(run.id, run.path, "empty", "an empty directory")
-    config, holder, status = run.config(), run.holder(), run.status()
+    (config, is_sealed), holder, status = run.read_config(), run.holder(), run.status()
     if holder is not None:
         state, why = "running", f"held by {holder}"
     elif status is not None and status["state"] != "running":
@@ -162,13 +173,32 @@ def _read_entry(run: RunDirectory) -> Entry:
         state, why = "interrupted", "its process ended without a word"
     else:
         state, why = "empty", "created, not started"
-    return Entry(run.id, run.path, state, why, config, status, holder)
+    return Entry(run.id, run.path, state, why, config, status, holder, is_sealed)
+
+
+def _can_go_on(entry: Entry) -> bool:
+    """Whether an entry has a checkpoint that is intact, or that this semfocus cannot read."""
+    folder = entry.path / CHECKPOINTS
+    try:
+        return any(_is_intact(folder, step) for step in checkpoints.all_steps(folder))
+    except (CorruptData, StorageError):
+        return False
+
+
+def _is_intact(folder: Path, step: int) -> bool:
+    try:
+        checkpoints.load(folder, step)
+    except OtherFormat:
+        return True
+    except (CorruptData, StorageError):
+        return False
+    return True
 
 
 def _initial_files(run_id: str, config: Mapping[str, Any]) -> dict[str, bytes | None]:
-    document = formats.stamp({"id": run_id, "config": dict(config)})
+    document = {"id": run_id, "config": dict(config)}
     return {
-        CONFIG: safe_json.encode(document, f"the configuration of run {run_id}", indent=2) + b"\n",
+        CONFIG: formats.encode(document, f"the configuration of run {run_id}", indent=2),
         METRICS: b"",  # created now, so that later a sync of the file alone is enough
         TIMING: b"",
         CHECKPOINTS: None,
@@ -178,6 +208,15 @@ def _initial_files(run_id: str, config: Mapping[str, Any]) -> dict[str, bytes | 
 def _occupied(path: Path) -> bool:
     """Return whether `path` exists and is not an empty directory."""
     return os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or bool(os.listdir(path)))
+
+
+def _check_names(path: Path) -> None:
+    """Raise a UsageError for a path that no file system can hold."""
+    for name in path.parts:
+        if len(os.fsencode(name)) > _MAX_NAME:
+            raise UsageError(
+                f"{name[:40]}... is a name of {len(name)} characters; at most {_MAX_NAME} bytes are possible"
+            )
 
 
 def _run_at(path: Path) -> RunDirectory:

@@ -1,7 +1,8 @@
 """Strict JSON for untrusted files.
 
-Values have string keys, finite numbers and at most `MAX_DEPTH` levels, when written and when read. Files are read only
-when they are regular (no link, no pipe) and of limited size. Anything else is a CorruptData that names the file.
+Values have string keys, finite numbers, integers of 64 bits and at most `MAX_DEPTH` levels, when written and when
+read. Files are read only when they are regular (no link, no pipe) and of limited size. Anything else is a CorruptData
+that names the file.
 
 A row of a table may hold floats that are not finite. Its line holds null in their place, which every JSON reader
 accepts, and one more field that names their values:
@@ -23,6 +24,7 @@ from semfocus.errors import CorruptData, StorageError, UsageError
 
 MAX_BYTES = 2**20
 MAX_DEPTH = 32
+MAX_INT = 2**64  # beyond it no array, no file format and no person can use an integer
 NOT_FINITE = "not_finite"
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -84,11 +86,16 @@ def open_plain(path: Path) -> int:
 
 def encode_row(row: Mapping[str, Any], what: str) -> bytes:
     """Return a row as one line of JSON that records which of its floats are not finite."""
+    return encode(finite_row(row, what), what)
+
+
+def finite_row(row: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return a row that has null in the place of floats that are not finite, and one more field with their values."""
     if NOT_FINITE in row:
         raise UsageError(f"{what}: the name {NOT_FINITE} is taken")
     not_finite = {name: str(float(v)) for name, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
     finite = {name: None if name in not_finite else value for name, value in row.items()}
-    return encode(finite | {NOT_FINITE: not_finite} if not_finite else finite, what)
+    return finite | {NOT_FINITE: not_finite} if not_finite else finite
 
 
 def decode_row(data: bytes, what: str) -> dict[str, Any]:
@@ -96,6 +103,12 @@ def decode_row(data: bytes, what: str) -> dict[str, Any]:
     row = decode(data, what)
     if not isinstance(row, dict):
         raise CorruptData(f"{what} is not a JSON object")
+    return restored_row(row, what)
+
+
+def restored_row(row: dict[str, Any], what: str) -> dict[str, Any]:
+    """Return the row of which `finite_row` was made."""
+    row = dict(row)
     not_finite = row.pop(NOT_FINITE, {})
     if not isinstance(not_finite, dict):
         raise CorruptData(f"{what}: {NOT_FINITE} is not a JSON object")
@@ -125,7 +138,10 @@ def _problem(value: Any) -> str | None:
         elif isinstance(item, float):
             if not math.isfinite(item):
                 return f"{item} is not finite"
-        elif not (item is None or isinstance(item, int)):
+        elif isinstance(item, int):
+            if abs(item) > MAX_INT:
+                return "an integer of more than 64 bits"
+        elif item is not None:
             return f"a value of type {type(item).__name__}"
     return None
 

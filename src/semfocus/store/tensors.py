@@ -7,9 +7,11 @@ overlap, leave gaps or exceed the file, and shapes that do not fit their range.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from semfocus.errors import CorruptData, UsageError
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES = 4 * 2**20
 MAX_DIMENSIONS = 16
+METADATA, SEAL = "__metadata__", "sha256"
 _PREFIX = 8
 DTYPES = {  # name in safetensors -> name in torch, bytes per element
     "BOOL": ("bool", 1),
@@ -56,8 +59,10 @@ class Layout(NamedTuple):
         return f"{self.dtype} {self.shape}"
 
 
-def encode(tensors: Mapping[str, torch.Tensor]) -> bytes:
+def encode(tensors: Mapping[str, torch.Tensor], sealed: bool = False) -> bytes:
     """Return the tensors, from any device, as safetensors bytes; equal values give equal bytes.
+
+    `sealed` adds a checksum of names, shapes and values to the file's metadata.
 
     The library is not used because it takes five times as long and refuses views of one storage: members are slices
     of stacked parameters.
@@ -65,11 +70,13 @@ def encode(tensors: Mapping[str, torch.Tensor]) -> bytes:
     layouts = {name: _checked_layout(name, tensor) for name, tensor in tensors.items()}
     names = sorted(layouts, key=lambda name: (-DTYPES[layouts[name].dtype][1], name))  # widest first: all aligned
     parts = [_bytes_of(tensors[name]) for name in names]
-    header: dict[str, dict[str, Any]] = {}
+    header: dict[str, Any] = {}
     end = 0
     for name, part in zip(names, parts, strict=True):
         start, end = end, end + len(part)
         header[name] = {"dtype": layouts[name].dtype, "shape": layouts[name].shape, "data_offsets": [start, end]}
+    if sealed:
+        header[METADATA] = {SEAL: _sum_of(header, parts)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _PREFIX)
     if len(text) > MAX_HEADER_BYTES:
@@ -120,7 +127,7 @@ def read_header(file: BinaryIO, size: int, what: str) -> dict[str, Layout]:
     header = safe_json.decode(file.read(length), f"the header of {what}")
     if not isinstance(header, dict):
         raise CorruptData(f"the header of {what} is not a JSON object")
-    header.pop("__metadata__", None)
+    header.pop(METADATA, None)
     ranges: list[tuple[int, int]] = []
     layouts: dict[str, Layout] = {}
     for name, entry in header.items():
@@ -134,6 +141,23 @@ def read_header(file: BinaryIO, size: int, what: str) -> dict[str, Layout]:
     if end != size - _PREFIX - length:
         raise CorruptData(f"{what} holds {size - _PREFIX - length} bytes of tensors where its header says {end}")
     return layouts
+
+
+def check_seal(data: bytes, what: str) -> None:
+    """Raise CorruptData where the file says its checksum and it is another; files of older versions do not say it."""
+    read_header(io.BytesIO(data), len(data), what)
+    end = _PREFIX + int.from_bytes(data[:_PREFIX], "little")
+    header = safe_json.decode(data[_PREFIX:end], f"the header of {what}")
+    metadata = header.pop(METADATA, None)
+    if metadata is not None and metadata != {SEAL: _sum_of(header, [memoryview(data)[end:]])}:
+        raise CorruptData(f"{what} does not have its own SHA-256 sum: it was edited or damaged")
+
+
+def _sum_of(header: Mapping[str, Any], parts: Iterable[memoryview]) -> str:
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def _parse_entry(entry: Any, what: str) -> tuple[Layout, tuple[int, int]]:

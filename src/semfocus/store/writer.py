@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from semfocus.errors import CorruptData, StorageError, UsageError, check_int, unknown
 from semfocus.store import atomic, checkpoints, formats, safe_json
 from semfocus.store.checkpoints import Checkpoint, DamagedCheckpoint
-from semfocus.store.directory import CHECKPOINTS, METRICS, STATES, STATUS, TIMING, RunDirectory
+from semfocus.store.directory import CHECKPOINTS, LOGS, METRICS, RESERVED, STATES, STATUS, TIMING, RunDirectory
 from semfocus.store.locks import HeldLock
-from semfocus.store.logs import Log
+from semfocus.store.logs import Log, Mark
 from semfocus.store.tensors import Mismatch
 
 if TYPE_CHECKING:
@@ -88,6 +88,10 @@ class RunWriter(RunDirectory):
     def rewind(self, checkpoint: Checkpoint | None) -> None:
         """Return to the step of this checkpoint (None: the start): remove newer checkpoints and truncate the logs."""
         self.ensure_held()
+        marks = {
+            log.path.name: checkpoint.logs.get(log.path.name, Mark(0)) if checkpoint else Mark(0) for log in self.logs
+        }
+        self._forget_saved(marks)
         step = -1 if checkpoint is None else checkpoint.step
         newer = [other for other in checkpoints.all_steps(self.folder) if other > step]
         for other in newer:
@@ -96,7 +100,7 @@ class RunWriter(RunDirectory):
         if newer:
             atomic.sync_all([self.folder])  # a checkpoint that reappeared after a power cut would lack its rows
         for log in self.logs:
-            log.truncate(0 if checkpoint is None else checkpoint.log_sizes.get(log.path.name, 0))
+            log.truncate(marks[log.path.name])
 
     def set_aside(self, step: int, reason: str) -> None:
         """Rename a damaged checkpoint, with a warning."""
@@ -105,9 +109,22 @@ class RunWriter(RunDirectory):
         atomic.rename(self.folder / str(step), path)
         warnings.warn(f"a damaged checkpoint was set aside as {path}: {reason}", DamagedCheckpoint, stacklevel=4)
 
-    def log_sizes(self) -> dict[str, int]:
-        """Return the size of each log in bytes."""
-        return {log.path.name: log.size() for log in self.logs}
+    def marks(self) -> dict[str, Mark]:
+        """Return size and checksum of each log."""
+        return {log.path.name: log.mark() for log in self.logs}
+
+    def _forget_saved(self, marks: Mapping[str, Mark]) -> None:
+        """Write a status that says nothing of the logs, where the last one says more than these marks."""
+        saved = self.saved()
+        if saved.is_whole and any(mark.bytes > marks.get(name, mark).bytes for name, mark in saved.marks.items()):
+            facts = self.status() or {}
+            self.write_status("running", **{name: value for name, value in facts.items() if name != "state"})
+
+    def has_progress(self) -> bool:
+        """Return whether the last status says that a checkpoint was saved, or rows are there without a status."""
+        status = self.status()
+        step = (status or {}).get("step", 0)
+        return bool(self.metrics()) if status is None else status["state"] in STATES and type(step) is int and step > 0
 
     def unsynced(self) -> list[Log]:
         """Return the logs with rows that a power cut could lose."""
@@ -145,6 +162,14 @@ class RunWriter(RunDirectory):
             log.append(row)
 
 
+class DamagedRuns(CorruptData):
+    """Some runs of a cohort cannot go on; `reasons` says why, by id. The others can."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"run {run_id}: {reason}" for run_id, reason in reasons.items()))
+        self.reasons = dict(reasons)
+
+
 class Save(NamedTuple):
     """One member's checkpoint to save."""
 
@@ -171,11 +196,13 @@ def load_common(
 ) -> list[Checkpoint] | None:
     """Return each member's checkpoint of the newest step that is intact for all; set aside damaged newer ones.
 
-    None when some member has never saved a checkpoint: then all start from the beginning. Raises CorruptData when
-    every member has saved and no step is intact for all.
+    None when some member has never saved a checkpoint: then all start from the beginning. Raises DamagedRuns where a
+    member has lost its checkpoints, has none that is intact, or has other logs than its checkpoint says; CorruptData
+    when no step is intact for all. Nothing is changed then.
     """
     if not writers:
         return []
+    _refuse_lost(writers)
     damage: dict[tuple[RunWriter, int], str] = {}
     shared = set.intersection(*(set(checkpoints.all_steps(writer.folder)) for writer in writers))
     for step in sorted(shared, reverse=True):
@@ -183,19 +210,61 @@ def load_common(
         for writer in writers:
             try:
                 intact.append(checkpoints.load(writer.folder, step, expect))
-            except Mismatch:
-                raise
+            except Mismatch as error:
+                raise DamagedRuns({writer.id: str(error)}) from error
             except CorruptData as error:
                 damage[writer, step] = str(error)
         if len(intact) == len(writers):
+            _refuse_other_logs(writers, intact)
             for (writer, bad), reason in damage.items():
                 writer.set_aside(bad, reason)
             return intact
     if any(not checkpoints.all_steps(w.folder) and not checkpoints.names_set_aside(w.folder) for w in writers):
         return None
+    hopeless = {writer.id: reason for writer in writers if (reason := _why_none_is_intact(writer, expect))}
+    if hopeless:
+        raise DamagedRuns(hopeless)
     raise CorruptData(
         f"no step is intact for all {len(writers)} runs: {'; '.join(damage.values()) or 'none is shared'}"
     )
+
+
+def _refuse_lost(writers: Sequence[RunWriter]) -> None:
+    """Raise DamagedRuns for members whose checkpoints are gone: they would silently start again."""
+    saved = {writer: checkpoints.all_steps(writer.folder) for writer in writers}
+    twice = any(len(steps) > 1 for steps in saved.values())  # all have saved then: members save together
+    lost = {
+        writer.id: (
+            f"it has made progress, and its checkpoints are gone from {writer.folder}. Put them back to go on, or "
+            f"remove {writer.path} to start this run over"
+        )
+        for writer, steps in saved.items()
+        if not steps and not checkpoints.names_set_aside(writer.folder) and (twice or writer.has_progress())
+    }
+    if lost:
+        raise DamagedRuns(lost)
+
+
+def _refuse_other_logs(writers: Sequence[RunWriter], intact: Sequence[Checkpoint]) -> None:
+    """Raise DamagedRuns for members whose logs are not what was saved with these checkpoints."""
+    reasons = {}
+    for writer, checkpoint in zip(writers, intact, strict=True):
+        try:
+            for log in writer.logs:
+                log.check(checkpoint.logs.get(log.path.name, Mark(0)))
+        except CorruptData as error:
+            reasons[writer.id] = str(error)
+    if reasons:
+        raise DamagedRuns(reasons)
+
+
+def _why_none_is_intact(writer: RunWriter, expect: Mapping[str, torch.Tensor] | None) -> str:
+    """Return what is wrong with all checkpoints of a run; empty when one of them is intact."""
+    try:
+        checkpoints.load_newest(writer.folder, expect)
+    except CorruptData as error:
+        return str(error)
+    return ""
 
 
 def write_statuses(entries: Sequence[tuple[RunWriter, str, Mapping[str, Any]]]) -> None:
@@ -204,17 +273,30 @@ def write_statuses(entries: Sequence[tuple[RunWriter, str, Mapping[str, Any]]]) 
     for writer, state, facts in entries:
         if state not in STATES:
             raise unknown("state", state, STATES)
-        if facts.keys() & {"format", "state"}:
-            raise UsageError("format and state are not facts that a status can be given")
+        if facts.keys() & RESERVED:
+            raise UsageError(f"{', '.join(sorted(RESERVED))} are not facts that a status can be given")
         writer.ensure_held()
-        document = formats.stamp({"state": state, **facts})
-        contents[writer.path / STATUS] = safe_json.encode_row(document, f"the status of run {writer.id}") + b"\n"
+        what = f"the status of run {writer.id}"
+        document = safe_json.finite_row({"state": state, **facts}, what) | _marks_for(writer, state)
+        contents[writer.path / STATUS] = formats.encode(document, what)
     logs = [log for writer, state, _ in entries if state != "running" for log in writer.unsynced()]
     with still_held(writer for writer, _, _ in entries):
         atomic.sync_all(log.path for log in logs)
         for log in logs:
             log.unsynced = False
         atomic.replace_all(contents)
+
+
+def _marks_for(writer: RunWriter, state: str) -> dict[str, Any]:
+    """Return the field with the marks of the logs; none while they grow, or where they are why the run failed."""
+    if state == "running":
+        return {}
+    try:
+        return {LOGS: {name: mark.to_json() for name, mark in writer.marks().items()}}
+    except CorruptData:
+        if state != "failed":
+            raise
+        return {}
 
 
 @contextmanager
@@ -232,6 +314,6 @@ def _new_directories(saves: Sequence[Save]) -> Iterator[tuple[Path, Mapping[str,
     for writer, step, tensors, meta, keep in saves:
         step = check_int("step", step, at_least=0, at_most=checkpoints.MAX_STEP)
         writer.ensure_held()
-        files = checkpoints.encode(step, tensors, meta, writer.log_sizes(), keep)
+        files = checkpoints.encode(step, tensors, meta, writer.marks(), keep)
         if not writer.has_saved(step, files, keep):
             yield writer.folder / str(step), files

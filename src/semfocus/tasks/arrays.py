@@ -7,29 +7,44 @@ Task.from_arrays([[3, 1, 2], [0, 2], ...], ["yes", "no", ...])     rows of diffe
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 from numpy.typing import NDArray
 
-from semfocus.errors import DataError, check_int
+from semfocus.errors import DataError, UsageError, check_int, unknown
 from semfocus.tasks.rows import Item, Origin, Shares, checked_label, content_bytes
-from semfocus.tasks.table import TableTask, tabulate
+from semfocus.tasks.table import Metrics, TableOptions, TableTask, tabulate
 from semfocus.tasks.tokenisers import Ids
 
 MOST_SYMBOLS = 2**20
+_ABOUT = "semfocus"  # the key of a stored task's description
+_LOADED = tuple(option.name for option in dataclasses.fields(TableOptions))  # options that a stored task takes
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrayOptions(Shares):
+class ArrayOptions(TableOptions):
     """The options of `Task.from_arrays`, its arrays aside."""
 
     vocab_size: int
     num_classes: int
+
+
+class Given(NamedTuple):
+    """What a task was built from: rows (also those without tokens), their width, and the names of classes if given."""
+
+    items: list[Item]
+    width: int
+    class_names: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +53,8 @@ class ArrayTask(TableTask):
 
     name = "arrays"
     summary = "rows of token ids in memory, through Task.from_arrays"
+
+    given: Given = field(compare=False, repr=False)
 
     @classmethod
     def build(
@@ -51,6 +68,7 @@ class ArrayTask(TableTask):
         class_names: Sequence[str] | None = None,
         heldout_share: float = Shares.heldout_share,
         test_share: float = Shares.test_share,
+        metrics: Metrics = "accuracy",
         num_symbols: int | None = None,
     ) -> ArrayTask:
         """A task over `tokens`: an (n, L) array or tensor of ids, or a list of rows of different lengths.
@@ -58,12 +76,13 @@ class ArrayTask(TableTask):
         vocab_size    the number of ids; without it, the largest id + 1
         class_names   names of the classes 0, 1, ...; without it, each distinct label (whole number or text) is one
         name          the name of the data in messages
+        metrics       "balanced": balanced accuracy and macro F1 are measured too
         num_symbols   the old name of vocab_size
         """
         if num_symbols is not None:
             warnings.warn("num_symbols of Task.from_arrays is now vocab_size", DeprecationWarning, stacklevel=3)
             vocab_size = num_symbols if vocab_size is None else vocab_size
-        shares = Shares(heldout_share=heldout_share, test_share=test_share)
+        options = TableOptions(heldout_share=heldout_share, test_share=test_share, metrics=metrics)
         origin = Origin(name, "row")
         rows = _token_rows(origin, tokens)
         width = max((len(row) for row in rows), default=0)
@@ -71,25 +90,97 @@ class ArrayTask(TableTask):
             rows = _cut(origin, rows, lengths)
         count = _count_symbols(origin, rows, vocab_size)
         items = _items(origin, rows, _plain(labels))
+        return cls._of(origin, items, width, count, class_names, options)
+
+    @classmethod
+    def _of(
+        cls,
+        origin: Origin,
+        items: list[Item],
+        width: int,
+        count: int,
+        class_names: Sequence[str] | None,
+        options: TableOptions,
+    ) -> ArrayTask:
+        rows = [np.asarray(item.content) for item in items]
         tokeniser = Ids(count)
         table, report = tabulate(
             origin,
             items,
             [row.astype(np.int32) for row in rows],
-            [shares.split_of(row) for row in rows],
-            shares=shares,
+            [options.split_of(row) for row in rows],
+            shares=options,
             tokeniser=tokeniser,
             width=width,
             class_names=class_names,
+            stacklevel=6,
         )
-        settings = ArrayOptions(
-            heldout_share=shares.heldout_share,
-            test_share=shares.test_share,
-            vocab_size=count,
-            num_classes=len(table.class_names),
+        settings = ArrayOptions(**dataclasses.asdict(options), vocab_size=count, num_classes=len(table.class_names))
+        names = None if class_names is None else tuple(class_names)
+        return cls(
+            title=origin.name,
+            digest=_digest(items, width),
+            settings=settings,
+            table=table,
+            tokeniser=tokeniser,
+            report=report,
+            given=Given(items, width, names),
         )
-        digest = _digest(items, width)
-        return cls(title=name, digest=digest, settings=settings, table=table, tokeniser=tokeniser, report=report)
+
+    def to_bytes(self) -> bytes:
+        """The task as a safetensors file, which `get_task` reads."""
+        labels = [item.label for item in self.given.items]
+        distinct = list(dict.fromkeys(labels))
+        codes = {label: i for i, label in enumerate(distinct)}
+        rows = [np.asarray(item.content, dtype=np.int32) for item in self.given.items]
+        tensors = {
+            "ids": np.concatenate(rows),
+            "lengths": np.array([len(row) for row in rows], dtype=np.int64),
+            "labels": np.array([codes[label] for label in labels], dtype=np.int64),
+        }
+        about = {
+            "title": self.title,
+            "digest": self.digest,
+            "width": self.given.width,
+            "vocab_size": self.vocab_size,
+            "labels": distinct,
+            "class_names": self.given.class_names,
+            "options": {field: self.options[field] for field in _LOADED},
+        }
+        return safetensors.numpy.save(tensors, {_ABOUT: json.dumps(about)})
+
+    @classmethod
+    def load(cls, path: Path, **options: Any) -> ArrayTask:
+        """Read what `to_bytes` gave; the options may be those of `TableOptions`."""
+        for option in options:
+            if option not in _LOADED:
+                raise unknown(f"option of {path}", option, _LOADED)
+        try:
+            with safetensors.safe_open(path, framework="numpy") as file:
+                about = json.loads((file.metadata() or {})[_ABOUT])
+                ids, lengths, labels = (file.get_tensor(name) for name in ("ids", "lengths", "labels"))
+            rows = np.split(ids.astype(np.int64), np.cumsum(lengths)[:-1])
+            items = [
+                Item(i, row, about["labels"][code]) for i, (row, code) in enumerate(zip(rows, labels, strict=True))
+            ]
+            settings = TableOptions(**{**about["options"], **options})
+            task = cls._of(
+                Origin(about["title"], "row"),
+                items,
+                about["width"],
+                about["vocab_size"],
+                about["class_names"],
+                settings,
+            )
+        except FileNotFoundError:
+            raise DataError(f"{path} is not there; check the path (the current directory is {Path.cwd()})") from None
+        except UsageError:
+            raise
+        except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError, IndexError) as error:
+            raise DataError(f"{path} does not hold the arrays of a task: {error}") from None
+        if task.digest != about["digest"]:
+            raise DataError(f"{path} is damaged: its rows are not those that were written; store the arrays again")
+        return task
 
 
 def _plain(values: Any) -> Any:

@@ -42,6 +42,7 @@ from semfocus.tasks.batch import (
 if TYPE_CHECKING:
     import torch
 
+MAX_LENGTH = 2**20
 _OLD_NAMES = {"num_symbols": "vocab_size", "width": "seq_len"}  # of a task's properties, before 0.2
 
 
@@ -124,6 +125,11 @@ class Task(ABC):
             getattr(self, field.name) == field.default for field in dataclasses.fields(self) if field.init
         )
         return chance | dict(self.published_baselines) if is_published else chance
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is worth knowing of given data, as plain JSON values, kept with every run; empty of a generator."""
+        return {}
 
     def data_seed(self, run_seed: int) -> int:
         """The seed of a run's data: the run's own seed, unless all runs share one data set."""
@@ -272,6 +278,8 @@ class LengthTask(Task):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "length", check_int("length", self.length))
+        if self.length > MAX_LENGTH:
+            raise UsageError(f"length = {self.length} exceeds {MAX_LENGTH}, the most that a row may have; choose fewer")
         if self.length < self.shortest:
             raise UsageError(f"length = {self.length} is too short for {self.name}; choose length >= {self.shortest}")
 

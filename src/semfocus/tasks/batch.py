@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "heldout", "test"]
 SPLITS: tuple[Split, ...] = ("train", "heldout", "test")
+"""The parts into which a task's rows fall. No row is in two."""
 Span = tuple[int, int]  # the shortest and the longest length, both included
 Per = Literal["row", "batch"]
 Progress = Callable[[int, int], None]  # examples drawn, examples requested
-NO_TARGET = -100  # the label of a position where nothing is predicted; torch's default for `ignore_index`
+NO_TARGET = -100
+"""The label of a position where nothing is predicted; torch's default for `ignore_index`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from semfocus.errors import DataError, UsageError, check_int, unknown
+from semfocus.errors import BadRow, DataError, UsageError, check_int, unknown
 from semfocus.tasks.readers import Source, open_source
-from semfocus.tasks.rows import Content, Item, Shares, checked_label
-from semfocus.tasks.table import Keep, TableTask, tabulate
-from semfocus.tasks.tokenisers import SMALLEST_BPE, fit_tokeniser
+from semfocus.tasks.rows import Content, Item, checked_label, typed
+from semfocus.tasks.table import Keep, TableOptions, TableTask, tabulate
+from semfocus.tasks.tokenisers import SMALLEST_BPE, Pretrained, fit_tokeniser, is_path
 
 TOKENIZERS = ("auto", "char", "whitespace", "bpe", "tokens")
+OTHER_SPELLINGS = {"tokeniser": "tokenizer"}
 
 # Without an option, a column is chosen by one of these names; the first has precedence.
 TEXT_NAMES = (
@@ -38,12 +39,13 @@ LABEL_NAMES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileOptions(Shares):
+class FileOptions(TableOptions):
     """The options of `get_task("data.csv", ...)`."""
 
     text_column: str | None = None
     label_column: str | None = None
-    tokenizer: str = "auto"  # auto: tokens for token lists; whitespace if half the texts contain it; else char
+    # auto: tokens for token lists; whitespace if half the texts contain it; else char. Or the path of a tokenizer.json.
+    tokenizer: str = "auto"
     vocab_size: int = 10_000  # the unknown symbol is not counted
     max_length: int = 256
     keep: Keep = "start"  # which end of a longer row to keep
@@ -54,8 +56,8 @@ class FileOptions(Shares):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise UsageError(f"{name} = {value!r} must be the name of a column")
-        if self.tokenizer not in TOKENIZERS:
-            raise unknown("tokenizer", self.tokenizer, TOKENIZERS)
+        if self.tokenizer not in TOKENIZERS and not is_path(self.tokenizer):
+            raise unknown("tokenizer", self.tokenizer, TOKENIZERS, "; or the path of a tokenizer.json")
         if self.keep not in ("start", "end"):
             raise UsageError(f"keep = {self.keep!r} is not one of start, end")
         smallest = SMALLEST_BPE if self.tokenizer == "bpe" else 1
@@ -71,18 +73,15 @@ class FileTask(TableTask):
     summary = "the rows of a CSV, TSV, JSON lines or Parquet file"
 
     format: str
+    path: Path = field(compare=False, repr=False)
 
     @classmethod
     def load(cls, path: Path, **options: Any) -> FileTask:
         """Read a file; the options are those of `FileOptions`."""
-        known = [field.name for field in dataclasses.fields(FileOptions)]
-        for option in options:
-            if option not in known:
-                raise unknown(f"option of {path}", option, known)
-        settings = FileOptions(**options)
+        settings = checked_options(path, options)
         source = open_source(path)
-        text_column, label_column = _find_columns(source, settings)
-        items = _read_items(source, text_column, label_column)
+        text_column, label_column = find_columns(source, settings)
+        items = read_items(source, text_column, label_column)
         settings = dataclasses.replace(
             settings,
             text_column=text_column,
@@ -110,6 +109,7 @@ class FileTask(TableTask):
             title=path.name,
             digest=digest,
             format=path.suffix.lower(),
+            path=path,
             settings=settings,
             table=table,
             tokeniser=tokeniser,
@@ -117,14 +117,33 @@ class FileTask(TableTask):
         )
 
     def fingerprint(self) -> dict[str, Any]:
-        return {**super().fingerprint(), "format": self.format}
+        fields: dict[str, Any] = {**super().fingerprint(), "format": self.format}
+        if isinstance(self.tokeniser, Pretrained):  # known by its content, wherever it lies
+            fields["options"] = {**fields["options"], "tokenizer": f"sha256 {self.tokeniser.digest}"}
+        return fields
 
 
-def _find_columns(source: Source, settings: FileOptions) -> tuple[str, str]:
+def checked_options(path: Path | str, options: Mapping[str, Any]) -> FileOptions:
+    """The options of a task over a file, or over rows of texts in memory."""
+    known = [option.name for option in dataclasses.fields(FileOptions)]
+    renamed = {OTHER_SPELLINGS.get(name, name): value for name, value in options.items()}
+    if len(renamed) < len(options):
+        raise UsageError("tokeniser and tokenizer are two spellings of one option; give one of them")
+    for option in renamed:
+        if option not in known:
+            raise unknown(f"option of {path}", option, known)
+    return FileOptions(**renamed)
+
+
+def find_columns(source: Source, settings: FileOptions) -> tuple[str, str]:
+    """The names of the text column and the label column."""
     text = _find_column(source, "text", settings.text_column, TEXT_NAMES)
     label = _find_column(source, "label", settings.label_column, LABEL_NAMES)
     if text == label:
-        raise UsageError(f"text_column and label_column of {source.path} are both {text!r}; name two columns")
+        raise UsageError(
+            f"text_column and label_column of {source.path} are both {text!r}; name another with "
+            f"{typed('text_column', 'NAME')} or label_column"
+        )
     return text, label
 
 
@@ -141,36 +160,51 @@ def _find_column(source: Source, role: str, given: str | None, names: Sequence[s
     if not matches:
         raise DataError(
             f"{source.path} has no column called {role} or similar; its columns: {listed}; "
-            f"name one with {role}_column (a CSV or TSV file must begin with a line of column names)"
+            f"name one with {typed(f'{role}_column', 'NAME')}; a CSV or TSV file must begin with a line of column "
+            f"names{_separator_hint(columns)}"
         )
     if len(set(matches)) > 1:
         raise DataError(
             f"{source.path} has several columns that could hold the {role}: {', '.join(map(repr, matches))}; "
-            f"name one with {role}_column"
+            f"name one with {typed(f'{role}_column', 'NAME')}"
         )
     if len(matches) > 1:
         raise DataError(f"{source.path} has {len(matches)} columns called {matches[0]!r}; rename all but one")
     return matches[0]
 
 
-def _read_items(source: Source, text_column: str, label_column: str) -> list[Item]:
+def _separator_hint(columns: Sequence[str]) -> str:
+    """What to do where a comma inside a name hides that columns are separated by something else."""
+    return " (they seem to be separated by ';': separate them by ',')" if any(";" in name for name in columns) else ""
+
+
+def read_items(source: Source, text_column: str, label_column: str) -> list[Item]:
     """All rows, checked; a column holds either texts, or lists of whole numbers, or lists of texts."""
     items: list[Item] = []
+    bad: list[BadRow] = []
     kinds: dict[str, int] = {}  # the number of the first row of each kind of content
-    for number, cell, label in source.pairs(text_column, label_column):
-        content, kind = _content(source, number, cell)
+    for pair in source.pairs(text_column, label_column):
+        try:
+            if isinstance(pair, BadRow):
+                raise pair
+            content, kind = _content(source, pair.number, pair.text)
+            label = checked_label(source.origin, pair.number, pair.label)
+            if isinstance(label, str):
+                _check_unicode(source, pair.number, "label", label)
+        except BadRow as row:
+            bad.append(row)
+            continue
         if kind:
-            kinds.setdefault(kind, number)
-        if len(kinds) > 1:
-            (one, first), (other, second) = kinds.items()
-            raise DataError(
-                f"{source.path}: column {text_column!r} mixes types: {one} at {source.unit} {first}, "
-                f"{other} at {source.unit} {second}; use one"
-            )
-        label = checked_label(source.origin, number, label)
-        if isinstance(label, str):
-            _check_unicode(source, number, "label", label)
-        items.append(Item(number, content, label))
+            kinds.setdefault(kind, pair.number)
+        items.append(Item(pair.number, content, label))
+    if bad:
+        source.origin.refuse(bad)
+    if len(kinds) > 1:
+        (one, first), (other, second) = list(kinds.items())[:2]
+        raise DataError(
+            f"{source.path}: column {text_column!r} mixes types: {one} at {source.unit} {first}, "
+            f"{other} at {source.unit} {second}; use one"
+        )
     if not items:
         raise DataError(f"{source.path} names its columns but has no rows; it needs at least two labelled rows")
     return items
@@ -216,14 +250,14 @@ def _choose_tokenizer(source: Source, wanted: str, text_column: str, items: Sequ
     if holds_lists and wanted not in ("auto", "tokens"):
         raise UsageError(
             f"tokenizer = {wanted!r} needs texts, but column {text_column!r} of {source.path} holds token lists; "
-            f"leave tokenizer out, or name another text_column"
+            f"leave tokenizer out, or name another column with {typed('text_column', 'NAME')}"
         )
     if holds_lists:
         return "tokens"
     if wanted == "tokens":
         raise UsageError(
             f"tokenizer = 'tokens' needs token lists, but column {text_column!r} of {source.path} holds texts; "
-            f"choose char, whitespace or bpe"
+            f"choose char, whitespace or bpe, as in {typed('tokenizer', 'whitespace')}"
         )
     if wanted != "auto":
         return wanted

@@ -17,11 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from semfocus.errors import DataError, MissingExtra
+from semfocus.errors import BadRow, DataError, MissingExtra
 from semfocus.tasks.rows import Origin
 
 MAX_LINE_BYTES = 16 * 2**20
-_ROWS_AT_ONCE = 4096  # fetched from a Parquet file
+MAX_ROWS = 10**8  # of a Parquet file
+MAX_UNPACKED_BYTES = 2**31  # of its two columns
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 4096, 2**26  # fetched from it
+_MEMORY = "4GB"  # that the database may take
 
 
 class Pair(NamedTuple):
@@ -46,8 +49,8 @@ class Source(ABC):
     def _read_columns(self) -> list[str]: ...
 
     @abstractmethod
-    def pairs(self, text: str, label: str) -> Iterator[Pair]:
-        """Yield the cells of these two columns, row by row."""
+    def pairs(self, text: str, label: str) -> Iterator[Pair | BadRow]:
+        """Yield the cells of these two columns, row by row; of a row that has none, what is wrong with it."""
 
     def empty(self) -> DataError:
         """The error for an empty file."""
@@ -71,25 +74,36 @@ def open_source(path: Path) -> Source:
 
 
 class Delimited(Source):
-    """Comma-separated values: a header, then rows; fields with separators, quotes or line ends are quoted."""
+    """Separated values: a header, then rows; fields with separators, quotes or line ends are quoted.
 
-    delimiter = ","
+    The separator is a comma; where that leaves the header in one piece, a semicolon or a tab, as some spreadsheets
+    write it.
+    """
+
+    delimiters: tuple[str, ...] = (",", ";", "\t")
+    delimiter: str
 
     def _read_columns(self) -> list[str]:
-        for _, record in self._records():
-            return record
-        raise self.empty()
+        for delimiter in (*self.delimiters, self.delimiters[0]):  # the first again: where none parts the header
+            self.delimiter = delimiter
+            header = next((record for _, record in self._records()), [])
+            if len(header) > 1:
+                break
+        if not header:
+            raise self.empty()
+        return header
 
-    def pairs(self, text: str, label: str) -> Iterator[Pair]:
+    def pairs(self, text: str, label: str) -> Iterator[Pair | BadRow]:
         width, i, j = len(self.columns), self.columns.index(text), self.columns.index(label)
         for number, record in itertools.islice(self._records(), 1, None):
             if len(record) != width:
-                raise self.origin.error(
+                yield self.origin.error(
                     number,
                     f"{len(record)} fields where the header has {width}; put quotes around a field that contains "
                     f"{self.delimiter!r}",
                 )
-            yield Pair(number, record[i], record[j])
+            else:
+                yield Pair(number, record[i], record[j])
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
         # The csv module limits a field to 128 KiB, for the whole process: the limit is raised, never lowered.
@@ -112,40 +126,51 @@ class Delimited(Source):
 class Tabbed(Delimited):
     """Tab-separated values."""
 
-    delimiter = "\t"
+    delimiters = ("\t",)
 
 
 class JsonLines(Source):
     """One JSON object on each line; the keys of the first are the columns."""
 
     def _read_columns(self) -> list[str]:
+        bad = []
         for _, record in self._records():
-            return list(record)
+            if not isinstance(record, BadRow):
+                return list(record)
+            bad.append(record)
+        if bad:
+            self.origin.refuse(bad)
         raise self.empty()
 
-    def pairs(self, text: str, label: str) -> Iterator[Pair]:
+    def pairs(self, text: str, label: str) -> Iterator[Pair | BadRow]:
         for number, record in self._records():
-            for key in (text, label):
-                if key not in record:
-                    keys = ", ".join(map(str, record)) or "none"
-                    raise self.origin.error(number, f"{key!r} is missing (keys: {keys}); add it or remove the row")
-            yield Pair(number, record[text], record[label])
-
-    def _records(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        for number, line in enumerate(read_lines(self.path), start=1):
-            if not line.strip():
+            if isinstance(record, BadRow):
+                yield record
                 continue
-            try:
-                record = json.loads(line)
-            except RecursionError:
-                raise self.origin.error(number, "brackets are nested too deeply; flatten the object") from None
-            except ValueError as error:
-                raise self.origin.error(number, f"not JSON ({error}); a .jsonl file holds one object a line") from None
-            if not isinstance(record, dict):
-                raise self.origin.error(
-                    number, f'a JSON {type(record).__name__}, not an object such as {{"text": ..., "label": ...}}'
-                )
-            yield number, record
+            missing = [key for key in (text, label) if key not in record]
+            if missing:
+                keys = ", ".join(map(str, record)) or "none"
+                yield self.origin.error(number, f"{missing[0]!r} is missing (keys: {keys}); add it or remove the row")
+            else:
+                yield Pair(number, record[text], record[label])
+
+    def _records(self) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+        for number, line in enumerate(read_lines(self.path), start=1):
+            if line.strip():
+                yield number, self._record(number, line)
+
+    def _record(self, number: int, line: str) -> dict[str, Any] | BadRow:
+        try:
+            record = json.loads(line)
+        except RecursionError:
+            return self.origin.error(number, "brackets are nested too deeply; flatten the object")
+        except ValueError as error:
+            return self.origin.error(number, f"not JSON ({error}); a .jsonl file holds one object a line")
+        if not isinstance(record, dict):
+            return self.origin.error(
+                number, f'a JSON {type(record).__name__}, not an object such as {{"text": ..., "label": ...}}'
+            )
+        return record
 
 
 class Parquet(Source):
@@ -160,11 +185,34 @@ class Parquet(Source):
             return [column[0] for column in cursor.description]
 
     def pairs(self, text: str, label: str) -> Iterator[Pair]:
+        at_once = self._rows_at_once(text, label)
         with self._query(f"{_quoted(text)}, {_quoted(label)}") as cursor:
             numbers = itertools.count(1)
-            while cells := cursor.fetchmany(_ROWS_AT_ONCE):
+            while cells := cursor.fetchmany(at_once):
                 for text_cell, label_cell in cells:
                     yield Pair(next(numbers), text_cell, label_cell)
+
+    def _rows_at_once(self, text: str, label: str) -> int:
+        """How many rows to fetch at a time; DataError where the columns unpack to more than may be read.
+
+        A few kilobytes can hold gigabytes: a long text once, and a million references to it.
+        """
+        with self._query(f"typeof({_quoted(text)}), typeof({_quoted(label)})", limit=" LIMIT 1") as cursor:
+            kinds = cursor.fetchone() or ("", "")
+        sizes = [_size_of(name, kind) for name, kind in zip((text, label), kinds, strict=True)]
+        with self._query(
+            f"count(*), {', '.join(f'coalesce(max({size}), 0), coalesce(sum({size}), 0)' for size in sizes)}"
+        ) as cursor:
+            rows, *numbers = (int(number) for number in cursor.fetchone())
+        if rows > MAX_ROWS:
+            raise DataError(f"{self.path} has {rows} rows; at most {MAX_ROWS} are read")
+        for column, most, total in zip((text, label), numbers[::2], numbers[1::2], strict=True):
+            if most > MAX_LINE_BYTES or total > MAX_UNPACKED_BYTES:
+                raise DataError(
+                    f"{self.path}: the column {column!r} unpacks to {total} bytes, {most} in one cell; at most "
+                    f"{MAX_UNPACKED_BYTES} and {MAX_LINE_BYTES} are read"
+                )
+        return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, *numbers[::2])))
 
     @contextmanager
     def _query(self, what: str, limit: str = "") -> Iterator[Any]:
@@ -174,6 +222,7 @@ class Parquet(Source):
             raise MissingExtra("duckdb", "analysis", "reading Parquet") from None
         # DuckDB must not download extensions, and a folder called `label=1` must not add a column.
         offline: dict[str, Any] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+        offline["memory_limit"] = _MEMORY
         sql = f"SELECT {what} FROM read_parquet(?, hive_partitioning = false){limit}"
         try:
             with duckdb.connect(config=offline) as connection:
@@ -213,6 +262,15 @@ def read_lines(path: Path) -> Iterator[str]:
 def _quoted(column: str) -> str:
     doubled = column.replace('"', '""')
     return f'"{doubled}"'
+
+
+def _size_of(column: str, kind: str) -> str:
+    """The bytes that a cell takes, in SQL, without unpacking it; a list counts eight for each of its items."""
+    name = _quoted(column)
+    if kind.endswith("[]"):
+        inner = f"list_sum(list_transform({name}, item -> strlen(item)))" if kind == "VARCHAR[]" else "0"
+        return f"8 * len({name}) + coalesce({inner}, 0)"
+    return {"VARCHAR": f"strlen({name})", "BLOB": f"octet_length({name})"}.get(kind, "8")
 
 
 _KINDS: dict[str, type[Source]] = {

@@ -12,6 +12,7 @@ from semfocus.registry import Registry
 from semfocus.tasks.base import Task
 
 FILE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+ARRAYS_SUFFIX = ".safetensors"  # of arrays that were stored
 _BUILT_IN = (
     "parity", "even_pairs", "missing_duplicate", "cycle_navigation", "stack_manipulation", "modular_arithmetic",
     "solve_equation", "listops", "copy", "reverse", "sort", "flip_flop", "two_back",
@@ -50,6 +51,10 @@ def option_defaults(name: str) -> dict[str, Any]:
 
 def get_task(name: str | os.PathLike[str], **options: Any) -> Task:
     """A task by its name, `get_task("parity", length=60)`, or over a user's own file, `get_task("data.csv")`."""
+    if Path(name).suffix.lower() == ARRAYS_SUFFIX:
+        from semfocus.tasks.arrays import ArrayTask
+
+        return ArrayTask.load(Path(name), **options)
     if isinstance(name, os.PathLike) or Path(name).suffix.lower() in FILE_SUFFIXES:
         from semfocus.tasks.files import FileTask
 

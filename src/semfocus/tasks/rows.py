@@ -12,6 +12,7 @@ Labels are numbered as classes:
 
     "spam", "ham", "ham"    ->  ham 0, spam 1      texts in the order of their characters
     10, 9, 9                ->  9 0, 10 1          whole numbers by value, also where the file writes them as texts
+    "0.0", "1.0"            ->  0 0, 1 1           as a table writes whole numbers that were once beside a gap
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semfocus.errors import DataError, UsageError
+from semfocus.errors import BadRow, DataError, UsageError
 from semfocus.tasks.batch import Split
 
 Content = str | Sequence[str] | Sequence[int] | NDArray[np.int64]
@@ -35,6 +36,9 @@ Label = bool | int | str
 
 _WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # as Python prints it: 007 stays a text
 _FRACTION = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][+-]?[0-9]+)?")
+_ZERO_FRACTION = re.compile(r"(?<=[0-9])\.0*$")
+_MOST_DIGITS = 1000  # of a number: Python refuses to convert longer texts, and nobody counts with them
+_SHOWN = 5  # bad rows in a message
 _KINDS: dict[type, str] = {bool: "a truth value", int: "a whole number", str: "a text"}
 
 
@@ -57,9 +61,22 @@ class Origin:
         """`data.csv, line 7`."""
         return f"{self.name}, {self.unit} {number}"
 
-    def error(self, number: int, problem: str) -> DataError:
+    def error(self, number: int, problem: str) -> BadRow:
         """An error that names the place of a row."""
-        return DataError(f"{self.at(number)}: {problem}")
+        return BadRow(self.at(number), number, problem)
+
+    def refuse(self, bad: Sequence[BadRow]) -> NoReturn:
+        """Raise one error about these rows: how many they are, and the first of them."""
+        if len(bad) == 1:
+            raise bad[0]
+        first = "; ".join(f"{self.unit} {row.number}: {row.problem}" for row in bad[:_SHOWN])
+        shown = f" (the first {_SHOWN} are shown)" if len(bad) > _SHOWN else ""
+        raise DataError(f"{self.name}: {len(bad)} bad {self.unit}s{shown}: {first}")
+
+
+def typed(option: str, value: str | float) -> str:
+    """An option of a user's own data as it is typed, at the command line and in Python."""
+    return f"--option {option}={value} (in Python {option}={value!r})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +128,13 @@ def checked_label(origin: Origin, number: int, value: Any) -> Label:
     """The label of one row, or an error that says why it cannot be one; space around a text is dropped."""
     if isinstance(value, str):
         value = value.strip()
-    is_nan = isinstance(value, float) and value != value
+    is_nan = value.lower() == "nan" if isinstance(value, str) else isinstance(value, float) and value != value
     if value is None or value == "" or is_nan:
         raise origin.error(number, "the label is missing; fill it in or remove the row")
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise _fraction(origin, number, value)
+        return int(value)
     if type(value) not in _KINDS:
         raise origin.error(
             number, f"the label {_short(value)} ({type(value).__name__}) must be a whole number or a text"
@@ -148,20 +169,25 @@ def _check_one_kind(origin: Origin, items: Sequence[Item]) -> None:
 
 
 def _typed(origin: Origin, items: Sequence[Item]) -> list[Any]:
-    """The labels, as whole numbers where all of them are texts of whole numbers."""
+    """The labels, as whole numbers where all of them are texts of whole numbers: `2` or `2.0`."""
     labels = [item.label for item in items]
     texts = [label for label in labels if isinstance(label, str)]
-    if not texts:
+    numbers = [text for text in texts if _FRACTION.fullmatch(text) or _WHOLE.fullmatch(text)]
+    if not texts or len(numbers) < len(texts):
         return labels
-    fraction = next((item for item in items if _FRACTION.fullmatch(str(item.label))), None)
-    if fraction and all(_FRACTION.fullmatch(text) or _WHOLE.fullmatch(text) for text in texts):
-        raise origin.error(
-            fraction.number, f"the label {_short(fraction.label)} is a fraction; classes are whole numbers or words"
-        )
-    # A text of very many digits is no number that anybody counts with, and Python refuses to convert it.
-    if all(_WHOLE.fullmatch(text) and len(text) < 1000 for text in texts):
-        return [int(text) for text in texts]
-    return labels
+    wholes = [_ZERO_FRACTION.sub("", text) for text in texts]
+    bad = [
+        _fraction(origin, item.number, item.label)
+        for item, whole in zip(items, wholes, strict=True)
+        if not _WHOLE.fullmatch(whole)
+    ]
+    if bad:
+        origin.refuse(bad)
+    return [int(whole) for whole in wholes] if max(map(len, wholes)) < _MOST_DIGITS else labels
+
+
+def _fraction(origin: Origin, number: int, label: object) -> BadRow:
+    return origin.error(number, f"the label {_short(label)} is a fraction; classes are whole numbers or words")
 
 
 def _places(origin: Origin, items: Sequence[Item], count: int) -> NDArray[np.int64]:
@@ -180,7 +206,7 @@ def _places(origin: Origin, items: Sequence[Item], count: int) -> NDArray[np.int
 def _one_class(origin: Origin, label: Label) -> DataError:
     return DataError(
         f"every row of {origin.name} has the label {_short(label)}; a task needs rows of at least two classes "
-        f"(is this the right label column?)"
+        f"(is this the right label column? {typed('label_column', 'NAME')} names another)"
     )
 
 

@@ -15,27 +15,42 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semfocus.errors import DataError, UsageError
+from semfocus.errors import DataError, UsageError, unknown
 from semfocus.randomness import Stream
 from semfocus.tasks.base import Task
 from semfocus.tasks.batch import SPLITS, DrawRequest, Rows, Span, Split, within
-from semfocus.tasks.rows import Item, Origin, Shares, number_classes
+from semfocus.tasks.rows import Item, Origin, Shares, number_classes, typed
 from semfocus.tasks.tokenisers import Tokeniser
 
 if TYPE_CHECKING:
     import torch
 
 Keep = Literal["start", "end"]
+Metrics = Literal["accuracy", "balanced"]
 SHARED_SEED = 0
+UNBALANCED = 1.5  # the most frequent class has this many times its even share: 75 % of two classes
+MOST_CLASSES_NAMED = 20  # in the facts
 
 
 class DataWarning(UserWarning):
     """Some rows of a user's data are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(Shares):
+    """The options of every task over given rows."""
+
+    metrics: Metrics = "accuracy"  # "balanced": balanced accuracy and macro F1 too, and learned by the former
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.metrics not in get_args(Metrics):
+            raise unknown("metrics", self.metrics, get_args(Metrics))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +94,14 @@ class TableTask(Task):
 
     title: str = field(compare=False)  # the name of the data in messages
     digest: str
-    settings: Shares
+    settings: TableOptions
     table: Table = field(compare=False, repr=False)
     tokeniser: Tokeniser = field(compare=False, repr=False)
     report: Report = field(compare=False, repr=False)
+
+    @property
+    def objective(self) -> str:  # type: ignore[override]
+        return "balanced_classification" if self.settings.metrics == "balanced" else "classification"
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -106,9 +125,46 @@ class TableTask(Task):
 
     @property
     def baselines(self) -> dict[str, float]:
-        """Accuracies without learning: chance, and the share of the most frequent class in the train split."""
-        counts = np.bincount(self.table.labels[self.table.members["train"]])
-        return {"chance": 1 / self.num_classes, "majority": float(counts.max() / counts.sum())}
+        """Accuracies without learning: chance, and that of always naming the train split's most frequent class.
+
+        The latter is that of the split in which this class is more frequent: train or heldout.
+        """
+        shares = self._majority_shares()
+        return {"chance": 1 / self.num_classes, "majority": max(shares["train"], shares["heldout"])}
+
+    @property
+    def is_unbalanced(self) -> bool:
+        """Whether accuracy says little, because one class is much more frequent than the others."""
+        return self.baselines["majority"] * self.num_classes >= min(UNBALANCED, self.num_classes)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        counts = {split: self._class_counts(split) for split in SPLITS}
+        names = self.class_names if self.num_classes <= MOST_CLASSES_NAMED else ()
+        majority = int(counts["train"].argmax())
+        return {
+            "rows": dict(self.report.rows),
+            "skipped": self.report.rows_skipped,
+            "cut": self.report.rows_truncated,
+            "unknown_share": self.report.unknown_share,
+            "tokenizer": self.report.tokenizer,
+            "seq_len": self.seq_len,
+            "vocab_size": self.vocab_size,
+            "num_classes": self.num_classes,
+            "classes": {name: [int(counts[split][i]) for split in SPLITS] for i, name in enumerate(names)},
+            "majority_class": self.class_names[majority],
+            "majority_share": self._majority_shares(),
+            "baselines": self.baselines,
+        }
+
+    def _class_counts(self, split: Split) -> NDArray[np.int64]:
+        return np.bincount(self.table.labels[self.table.members[split]], minlength=self.num_classes)
+
+    def _majority_shares(self) -> dict[str, float]:
+        """The share of the train split's most frequent class in each split that has rows."""
+        most = int(self._class_counts("train").argmax())
+        counts = {split: self._class_counts(split) for split in SPLITS}
+        return {split: float(each[most] / each.sum()) for split, each in counts.items() if each.sum()}
 
     def data_seed(self, run_seed: int) -> int:
         """One seed for all runs: they share the data, and differ only in initialisation and order."""
@@ -120,7 +176,9 @@ class TableTask(Task):
     def fingerprint(self) -> dict[str, Any]:
         """It depends on the content, not on the path: two copies of a file are one task."""
         symbols = hashlib.sha256(json.dumps(self.symbols).encode()).hexdigest()
-        return {**super().fingerprint(), "sha256": self.digest, "symbols_sha256": symbols}
+        # Without its default, a later option leaves the ids of earlier runs as they are.
+        options = {name: value for name, value in self.options.items() if (name, value) != ("metrics", "accuracy")}
+        return {**super().fingerprint(), "options": options, "sha256": self.digest, "symbols_sha256": symbols}
 
     def draw(self, request: DrawRequest, rng: Stream) -> Rows:
         members = self.table.members[request.split]
@@ -164,8 +222,12 @@ def tabulate(
     width: int,
     keep: Keep = "start",
     class_names: Sequence[str] | None = None,
+    stacklevel: int = 5,
 ) -> tuple[Table, Report]:
-    """The table of these rows, truncated to `width`, without those that have no tokens; and its report."""
+    """The table of these rows, truncated to `width`, without those that have no tokens; and its report.
+
+    `stacklevel` leads a warning to the caller of get_task or Task.from_arrays.
+    """
     kept = [i for i, ids in enumerate(encoded) if len(ids)]
     if not kept:
         raise DataError(f"none of the {len(items)} rows of {origin.name} holds a single token")
@@ -175,9 +237,9 @@ def tabulate(
     if len(np.unique(labels[members["train"]])) < 2:
         raise DataError(
             f"{origin.name}: all {len(members['train'])} rows of its train split have the label "
-            f"{names[labels[members['train'][0]]]!r}; lower heldout_share or test_share, or add rows"
+            f"{names[labels[members['train'][0]]]!r}; lower {_SHARES}, or add rows"
         )
-    _warn_of_skipped(origin, items, encoded)
+    _warn_of_skipped(origin, items, encoded, stacklevel)
     rows = [encoded[i][:width] if keep == "start" else encoded[i][-width:] for i in kept]
     heldout = np.concatenate([rows[i] for i in members["heldout"]])
     unknown = 0.0 if tokeniser.unknown_id is None else float((heldout == tokeniser.unknown_id).mean())
@@ -195,12 +257,17 @@ def tabulate(
     )
 
 
+_SHARES = f"heldout_share or test_share, as in {typed('heldout_share', 0.1)}"
+
+
 def _check_members(origin: Origin, members: Mapping[Split, NDArray[np.int64]], shares: Shares) -> None:
     total = sum(len(rows) for rows in members.values())
     for split, rows in members.items():
         if len(rows) or (split == "test" and shares.test_share == 0):
             continue
-        advice = "lower heldout_share or test_share" if split == "train" else f"raise {split}_share"
+        advice = (
+            f"lower {_SHARES}" if split == "train" else f"raise {split}_share, as in {typed(f'{split}_share', 0.3)}"
+        )
         held = f"heldout_share = {shares.heldout_share}, test_share = {shares.test_share}"
         raise DataError(
             f"{origin.name}: none of its {total} rows falls into the split {split!r} ({held}); "
@@ -208,12 +275,14 @@ def _check_members(origin: Origin, members: Mapping[Split, NDArray[np.int64]], s
         )
 
 
-def _warn_of_skipped(origin: Origin, items: Sequence[Item], encoded: Sequence[NDArray[np.int32]]) -> None:
+def _warn_of_skipped(
+    origin: Origin, items: Sequence[Item], encoded: Sequence[NDArray[np.int32]], stacklevel: int
+) -> None:
     empty = [item.number for item, ids in zip(items, encoded, strict=True) if not len(ids)]
     if empty:
         warnings.warn(
             f"{origin.name}: {len(empty)} of {len(items)} rows tokenise to nothing and were skipped "
             f"(the first: {origin.unit} {empty[0]})",
             DataWarning,
-            stacklevel=5,  # the caller of get_task or Task.from_arrays
+            stacklevel=stacklevel,
         )

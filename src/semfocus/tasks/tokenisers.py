@@ -3,21 +3,26 @@
 Pieces      characters, words between white space, or the items of a token list; the vocabulary holds the most frequent
             pieces of the train rows, and one unknown symbol, the last id, stands for all others
 BytePairs   byte-level BPE trained on the train rows; it has no unknown symbol
+Pretrained  a tokenizer.json of the tokenizers library, as Hugging Face models have one; nothing is fitted
 Ids         rows of ids, which need no tokeniser
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semfocus.errors import MissingExtra, UsageError
+from semfocus.errors import DataError, MissingExtra, UsageError
 from semfocus.tasks.rows import Content
 
 # These pieces count as unknown also where a text contains them. They never enter a vocabulary, so that a rendered row
@@ -25,6 +30,7 @@ from semfocus.tasks.rows import Content
 UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 UNKNOWN_WORD = "<unk>"
 SMALLEST_BPE = 256  # one symbol for each byte
+TOKENIZER_FILE = "tokenizer.json"
 
 
 class Tokeniser(Protocol):
@@ -52,8 +58,15 @@ class Tokeniser(Protocol):
         ...
 
 
+def is_path(name: object) -> bool:
+    """Whether the option means a file or a folder rather than one of the names."""
+    return isinstance(name, str) and (name.endswith(".json") or os.sep in name)
+
+
 def fit_tokeniser(name: str, train: Iterable[Content], size: int) -> Tokeniser:
-    """The tokeniser of this name (char, whitespace, tokens, bpe), fitted to the train rows."""
+    """The tokeniser of this name (char, whitespace, tokens, bpe), fitted to the train rows; or the one at this path."""
+    if is_path(name):
+        return Pretrained.read(Path(name))
     if name == "bpe":
         return BytePairs.fit((str(content) for content in train), size)
     return Pieces.fit(name, train, size)
@@ -135,6 +148,51 @@ class BytePairs:
 
     def parse(self, text: str) -> list[int]:
         return self.encode(text)
+
+
+@dataclass(frozen=True, eq=False)
+class Pretrained(BytePairs):
+    """A tokeniser that was fitted elsewhere, without the special tokens that it may put around a text."""
+
+    digest: str
+    name = "pretrained"
+
+    @staticmethod
+    def read(path: Path) -> Pretrained:
+        """Read a tokenizer.json, or the folder of a model that holds one."""
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise MissingExtra("tokenizers", "hf", "a pretrained tokeniser") from None
+        file = path / TOKENIZER_FILE if path.is_dir() else path
+        try:
+            data = file.read_bytes()
+            model = Tokenizer.from_str(data.decode())
+        except OSError as error:
+            raise DataError(f"tokenizer = {str(path)!r} cannot be read: {error.strerror or error}") from None
+        except Exception as error:  # the library raises bare exceptions
+            raise DataError(
+                f"tokenizer = {str(path)!r} is not a tokenizer.json of the tokenizers library: {error}"
+            ) from None
+        model.no_truncation()
+        model.no_padding()
+        return Pretrained(model, hashlib.sha256(data).hexdigest())
+
+    @cached_property
+    def symbols(self) -> tuple[str, ...]:
+        names = {i: text for text, i in self.model.get_vocab(with_added_tokens=True).items()}
+        return tuple(names.get(i, f"<id {i}>") for i in range(max(names) + 1))  # ids may have gaps
+
+    @cached_property
+    def unknown_id(self) -> int | None:  # type: ignore[override]
+        text = json.loads(self.model.to_str())["model"].get("unk_token")
+        return None if text is None else self.model.token_to_id(text)
+
+    def encode(self, content: Content) -> list[int]:
+        return self.model.encode(str(content), add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.model.decode(list(ids), skip_special_tokens=False)
 
 
 @dataclass(frozen=True)

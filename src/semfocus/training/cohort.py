@@ -22,7 +22,7 @@ from semfocus.spec import Spec, initial
 from semfocus.tasks import Task
 from semfocus.training import data
 from semfocus.training.data import Rows
-from semfocus.training.objective import Objective, objective_of
+from semfocus.training.objective import Objective, Split, objective_of
 
 MOMENTS = {"sgd": (), "adam": ("first_moment", "second_moment"), "adamw": ("first_moment", "second_moment")}
 
@@ -73,12 +73,14 @@ class Cohort:
     died_at: Tensor  # (E,) int64: the step at which that happened, else -1
     seeds: Tensor  # (E,) int64: of dropout
     step: int = 0
+    test: Rows | None = None  # where training.evaluate_test asks for it
 
     @staticmethod
     def begin(configs: list[RunConfig], tasks: list[Task], device: torch.device) -> Cohort:
         """Draw data and initial parameters."""
         spec, objective = mixed_spec(spec_of(configs[0], tasks[0]), configs), objective_of(tasks[0])
         loaded = [data.load(config, task) for config, task in zip(configs, tasks, strict=True)]
+        tests = [test for config, task in zip(configs, tasks, strict=True) if (test := data.load_test(config, task))]
         parameters = torch.stack([initial(spec, config.seed) for config in configs]).to(device)
         members = len(configs)
         return Cohort(
@@ -91,11 +93,18 @@ class Cohort:
             torch.ones(members, dtype=torch.bool, device=device),
             torch.full((members,), -1, dtype=torch.int64, device=device),
             torch.tensor([dropout_seed(config.seed) for config in configs], device=device),
+            test=data.stack(tests, spec, device, objective) if tests else None,
         )
 
     @property
     def members(self) -> int:
         return len(self.configs)
+
+    @property
+    def sets(self) -> dict[Split, Rows]:
+        """What is evaluated, the training set first."""
+        sets: dict[Split, Rows] = {"train": self.train, "heldout": self.heldout}
+        return sets if self.test is None else {**sets, "test": self.test}
 
     @property
     def objective(self) -> Objective:
@@ -162,6 +171,7 @@ class Cohort:
             spec=mixed_spec(self.spec, [self.configs[i] for i in members]),
             train=self.train.only(members),
             heldout=self.heldout.only(members),
+            test=None if self.test is None else self.test.only(members),
             parameters=self.parameters[members],
             moments={name: moment[members] for name, moment in self.moments.items()},
             alive=self.alive[members],

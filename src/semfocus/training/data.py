@@ -92,6 +92,13 @@ def concatenated(batches: list[Batch]) -> Batch:
     return Batch(*(torch.cat(column) for column in columns))
 
 
+def load_test(config: RunConfig, task: Task) -> Batch | None:
+    """The test examples of one run, if it evaluates them."""
+    if not config.training.evaluate_test:
+        return None
+    return task.sample(config.test_rows(task), seed=task.data_seed(config.seed), split="test")
+
+
 def stack(batches: list[Batch], spec: Spec, device: torch.device, objective: Objective = CLASSIFICATION) -> Rows:
     """The examples of all members as the model reads them, in the narrowest type that holds the ids."""
     narrow = torch.uint8 if spec.num_ids <= 256 else torch.int32

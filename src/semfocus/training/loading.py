@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TrainingConfig, without_later_defaults
+from semfocus.config import (
+    AttentionConfig,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+    check_recorded_id,
+)
 from semfocus.errors import CorruptData, UsageError, check_int
 from semfocus.model import Encoder
 from semfocus.spec import Spec
@@ -29,12 +35,20 @@ def document(config: RunConfig, task: Task) -> dict[str, Any]:
     spec_of(config, task)
     sizes = {name: getattr(task, name) for name in SIZES}
     more = {"objective": objective_of(task).name, "data": task.fingerprint(), "sizes": sizes}
-    return without_later_defaults(config.model_dump(mode="json")) | more
+    more |= {"facts": task.facts} if task.facts else {}
+    return config.model_dump(mode="json") | more
+
+
+def recorded_fields(run: RunDirectory) -> dict[str, Any]:
+    """The fields of config.json, after a check that the run is named after them."""
+    fields, is_sealed = run.read_config()
+    check_recorded_id(fields, run.id, is_sealed)
+    return fields
 
 
 def config_of(run: RunDirectory) -> RunConfig:
     """The config that a run was made from."""
-    fields = run.config()
+    fields = recorded_fields(run)
     try:
         return RunConfig.model_validate({name: fields[name] for name in RunConfig.model_fields if name in fields})
     except ValidationError as error:
@@ -74,7 +88,7 @@ def load(
     semfocus.load("1f0c", checkpoint="last")     # the default; checkpoint="20" is epoch=20
     """
     directory = run if isinstance(run, RunDirectory) else RunStore(out).find(str(run))
-    fields = directory.config()
+    fields = recorded_fields(directory)
     objective = get_objective(fields.get("objective", "classification"))
     try:
         training = TrainingConfig.model_validate(fields["training"])

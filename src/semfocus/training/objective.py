@@ -32,19 +32,21 @@ from semfocus.tasks import NO_TARGET, Batch, Task
 if TYPE_CHECKING:
     from torch import Tensor
 
-Split = Literal["train", "heldout"]
-SPLITS: dict[Split, str] = {"train": "training", "heldout": "held-out"}  # measured, with the words for them
+Split = Literal["train", "heldout", "test"]
+SPLITS: dict[Split, str] = {"train": "training", "heldout": "held-out"}  # measured always, with the words for them
+ALL_SPLITS: dict[Split, str] = {**SPLITS, "test": "test"}  # the last one if `training.evaluate_test`
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of one example; its mean over a split is recorded."""
+    """A number of one example, whose mean over a split is recorded; or one that is counted over a whole split."""
 
     name: str
     label: str
     higher_is_better: bool
     bounds: tuple[float, float] = (-math.inf, math.inf)
     is_share: bool = False  # shown in percent
+    is_counted: bool = False  # `Objective.from_counts` gives it, instead of a mean over examples
 
     def column(self, split: Split) -> str:
         """Its name in metrics.jsonl: `train_accuracy`."""
@@ -52,7 +54,7 @@ class Metric:
 
     def text(self, split: Split) -> str:
         """Its name for people: `training accuracy`."""
-        return f"{SPLITS[split]} {self.label}"
+        return f"{ALL_SPLITS[split]} {self.label}"
 
     def is_better(self, value: float, than: float) -> bool:
         return value > than if self.higher_is_better else value < than
@@ -64,6 +66,8 @@ class Metric:
 
 LOSS = Metric("loss", "loss", higher_is_better=False, bounds=(0, math.inf))
 ACCURACY = Metric("accuracy", "accuracy", higher_is_better=True, bounds=(0, 1), is_share=True)
+BALANCED_ACCURACY = replace(ACCURACY, name="balanced_accuracy", label="balanced accuracy", is_counted=True)
+MACRO_F1 = replace(ACCURACY, name="macro_f1", label="macro F1", is_counted=True)
 
 
 @dataclass(frozen=True)
@@ -126,14 +130,27 @@ class Objective(ABC):
         """(E, B) each: the metrics beside the loss, by name."""
         return {}
 
+    def count_sizes(self, num_classes: int) -> Mapping[str, int]:
+        """What is counted over a split, by name, and how many numbers it is; by default nothing."""
+        return {}
+
+    def counts(self, logits: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
+        """(E, B, K) each: the counts of each example."""
+        return {}
+
+    def from_counts(self, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """(...) each: the counted metrics, from counts (..., K) that are summed over a split."""
+        return {}
+
     def check(self, task: Task) -> None:
         """Raise UsageError for a task that cannot have this objective; by default, every task can."""
         return
 
     def measure(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """(E, B) each: every metric, in the order of `metrics`."""
+        """(E, B) each: every metric of single examples, in the order of `metrics`."""
+        declared = [metric for metric in self.metrics if not metric.is_counted]
         values = {LOSS.name: self.loss(logits, targets), **self.measurements(logits, targets)}
-        for metric in self.metrics:
+        for metric in declared:
             shape = None if metric.name not in values else tuple(values[metric.name].shape)
             if shape != targets.shape[:2]:
                 problem = "does not return it" if shape is None else f"returns it with shape {shape}"
@@ -141,7 +158,7 @@ class Objective(ABC):
                     f"objective {self.name!r} declares the metric {metric.name!r}, but its measurements() {problem}; "
                     f"return one value an example, {tuple(targets.shape[:2])}"
                 )
-        return {metric.name: values[metric.name] for metric in self.metrics}
+        return {metric.name: values[metric.name] for metric in declared}
 
     @property
     def columns(self) -> dict[str, Metric]:
@@ -152,6 +169,11 @@ class Objective(ABC):
     def column_texts(self) -> dict[str, str]:
         """The same names with the words for people: `{"train_loss": "training loss", ...}`."""
         return {metric.column(split): metric.text(split) for split in SPLITS for metric in self.metrics}
+
+    @property
+    def test_columns(self) -> dict[str, Metric]:
+        """What an evaluation records of the test split, where that is asked for."""
+        return {metric.column("test"): metric for metric in self.metrics}
 
 
 OBJECTIVES: Registry[type[Objective]] = Registry("objective")
@@ -196,12 +218,16 @@ def objective_names() -> list[str]:
 
 def known_columns() -> dict[str, str]:
     """The columns of metrics.jsonl that some objective records, with the words for people."""
-    return {name: text for known in objective_names() for name, text in get_objective(known).column_texts.items()}
+    objectives = [get_objective(name) for name in objective_names()]
+    always = {name: text for objective in objectives for name, text in objective.column_texts.items()}
+    tests = {name: metric.text("test") for each in objectives for name, metric in each.test_columns.items()}
+    return always | tests
 
 
 def is_share(column: str) -> bool:
     """Whether a column of metrics.jsonl holds shares, which are shown in percent."""
-    metrics = [get_objective(known).columns.get(column) for known in objective_names()]
+    objectives = [get_objective(known) for known in objective_names()]
+    metrics = [{**objective.columns, **objective.test_columns}.get(column) for objective in objectives]
     return any(metric is not None and metric.is_share for metric in metrics)
 
 
@@ -277,6 +303,41 @@ class NextToken(Objective):
 def _mean_over_targets(values: Tensor, targets: Tensor) -> Tensor:
     """(E, B): the mean of values (E, B, L) where there is a target; values are 0 elsewhere."""
     return values.sum(dim=-1) / (targets != NO_TARGET).sum(dim=-1)
+
+
+@register_objective
+class BalancedClassification(Classification):
+    """Classification where one class is much more frequent: every class counts the same.
+
+    Balanced accuracy is the mean over classes of the share of their examples that are right; macro F1 is the mean over
+    classes of 2 right / (examples + answers). Always naming the most frequent class has a balanced accuracy of 1 / C.
+    """
+
+    name = "balanced_classification"
+    metrics = (LOSS, ACCURACY, BALANCED_ACCURACY, MACRO_F1)
+    learned = Learned(BALANCED_ACCURACY)
+
+    def count_sizes(self, num_classes: int) -> Mapping[str, int]:
+        return dict.fromkeys(("examples", "answers", "right"), num_classes)
+
+    def counts(self, logits: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
+        import torch
+
+        classes = torch.arange(logits.shape[-1], device=logits.device)
+        examples = targets.unsqueeze(-1) == classes  # (E, B, C)
+        answers = logits.argmax(dim=-1, keepdim=True) == classes
+        return {"examples": examples, "answers": answers, "right": examples & answers}
+
+    def from_counts(self, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        examples, answers, right = counts["examples"], counts["answers"], counts["right"]
+        occurs = examples > 0  # a class without examples has no share of them
+        recall = right / examples.clamp(min=1)
+        f1 = 2 * right / (examples + answers).clamp(min=1)
+        seen = (examples + answers) > 0
+        return {
+            BALANCED_ACCURACY.name: recall.sum(dim=-1) / occurs.sum(dim=-1),
+            MACRO_F1.name: f1.sum(dim=-1) / seen.sum(dim=-1),
+        }
 
 
 CLASSIFICATION = get_objective("classification")

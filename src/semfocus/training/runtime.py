@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import shutil
@@ -24,9 +25,7 @@ log = logging.getLogger(__name__)
 # Compiling takes about fifteen seconds on a CPU: it pays from this many FLOP on.
 MIN_FLOP_TO_COMPILE = 2e13
 MAX_THREADS = 256  # that are accepted from a run directory
-# An evaluation of both sets costs a third of an epoch's training. In the longest runs of the paper every second to
-# fourth epoch is enough: epochs to a goal stay exact to a third of a percent of the run.
-MAX_EVALUATIONS = 300
+EVALUATED_APART = 100  # epochs after which evaluations are one epoch further apart
 GPU_JOBS = 4  # cohorts at a time: while one is evaluated, recorded or compiled, the others keep the GPU busy
 MAX_MIXED_LENGTH = 64  # positions: up to here the fused kernels of all mechanisms are of one kind
 LADDER = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)  # epochs whose checkpoints show the course of a training
@@ -34,20 +33,44 @@ LADDER = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)  # epochs whose checkpoints sho
 
 @dataclass(frozen=True)
 class Evaluations:
-    """The steps at which to evaluate: every `interval` steps, counted from the start to avoid drift, and the last."""
+    """The steps at which to evaluate; the last is one of them.
 
-    interval: float
+    With an interval, every so many steps, counted from the start to avoid drift. Without, after each of the first
+    hundred epochs, every second of the next hundred, every third after that: an evaluation costs a third of an epoch's
+    training, and the epoch at which a run reaches a goal is exact to a hundredth.
+    """
+
+    per_epoch: int
     last: int
+    interval: float | None = None
 
     def next_after(self, step: int) -> int:
         """The first step after `step` at which to evaluate."""
+        if self.interval is None:
+            return min(_next_epoch(step // self.per_epoch) * self.per_epoch, self.last)
         count = int(step / self.interval)
         while round(count * self.interval) <= step:
             count += 1
         return min(round(count * self.interval), self.last)
 
+    def count(self) -> int:
+        """How many there are."""
+        if self.interval is not None:
+            return math.ceil(self.last / self.interval)
+        count, epoch, last = 0, 0, -(-self.last // self.per_epoch)
+        while epoch < last:
+            count, epoch = count + 1, _next_epoch(epoch)
+        return count
+
     def is_due(self, step: int) -> bool:
         return self.next_after(step - 1) == step
+
+
+def _next_epoch(epoch: int) -> int:
+    """The first epoch after this one to evaluate: every n-th of the n-th hundred, and its last."""
+    hundreds, beyond = divmod(epoch, EVALUATED_APART)
+    every = hundreds + 1
+    return hundreds * EVALUATED_APART + min((beyond // every + 1) * every, EVALUATED_APART)
 
 
 @dataclass(frozen=True)
@@ -57,7 +80,7 @@ class Runtime:
     device: str = "auto"
     threads: int | None = None
     compile: Literal["auto", "on", "off"] = "auto"
-    evaluate_every: float | None = None  # epochs; None: whole epochs, few enough to keep to `MAX_EVALUATIONS`
+    evaluate_every: float | None = None  # epochs; None: each at first, fewer later (`Evaluations`)
     checkpoint_seconds: float = 30.0
     keep_epochs: tuple[int, ...] = ()  # checkpoints to keep, for measurements; 0: initialisation
     cohort_size: int | None = None
@@ -99,8 +122,9 @@ class Runtime:
 
     def evaluations(self, steps_per_epoch: int, steps: int) -> Evaluations:
         """When to evaluate a run of this many steps; at most once a step, at least once."""
-        epochs = self.evaluate_every or -(-steps // (steps_per_epoch * MAX_EVALUATIONS))
-        return Evaluations(min(max(1.0, epochs * steps_per_epoch), steps), steps)
+        if self.evaluate_every is None:
+            return Evaluations(steps_per_epoch, steps)
+        return Evaluations(steps_per_epoch, steps, min(max(1.0, self.evaluate_every * steps_per_epoch), steps))
 
     def num_jobs(self) -> int:
         """How many cohorts to train at a time."""

@@ -8,21 +8,23 @@ it. A cohort that does not fit into memory is split, down to single runs.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from semfocus.config import RunConfig
-from semfocus.errors import Locked
-from semfocus.store import RunDirectory, RunStore, RunWriter
+from semfocus.errors import CorruptData, Locked, StorageError
+from semfocus.store import DamagedRuns, RunDirectory, RunStore, RunWriter
 from semfocus.tasks import Task
 from semfocus.training.runtime import Runtime
 from semfocus.training.signals import Interruption
 from semfocus.training.trainer import Callback, Member, Trainer
 
 ENDED = ("done", "diverged")
+CORRUPT = "corrupt"  # a run whose directory is damaged
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,11 @@ class Job:
 
     @property
     def state(self) -> str:
-        """The state in the run's status; new when there is none."""
-        status = self.run.status() if self.run.path.is_dir() else None
+        """The state in the run's status; new when there is none, corrupt when it cannot be read."""
+        try:
+            status = self.run.status() if self.run.path.is_dir() else None
+        except CorruptData:
+            return CORRUPT
         return status["state"] if status else "new"
 
     @property
@@ -64,6 +69,11 @@ class Job:
         saved = self.run.checkpoint_steps() if self.run.path.is_dir() else []
         return max(0, self.steps - saved[0]) if saved else self.steps
 
+    @property
+    def epochs_to_go(self) -> float:
+        """The same in epochs."""
+        return self.steps_to_go * self.config.training.epochs / self.steps
+
 
 def train_cohort(
     jobs: Sequence[Job],
@@ -72,7 +82,8 @@ def train_cohort(
     interruption: Interruption,
     too_many: int | None = None,
 ) -> list[str]:
-    """Train these runs in lockstep to their ends, and return the ids of those that do not fit into memory even alone.
+    """Train these runs in lockstep to their ends, and return the ids of those that cannot be: they do not fit into
+    memory even alone, or their directory is damaged. The others go on without them.
 
     `too_many` is the size of the cohort that this one was split off from.
     """
@@ -92,6 +103,7 @@ def training_turns(
     too_many: int | None = None,
 ) -> Generator[None, None, list[str]]:
     """`train_cohort` in turns: each leaves work queued on the current stream of the GPU."""
+    damaged: list[str] = []
     with ExitStack() as locks:
         members = _locked_members(jobs, locks)
         if not members:
@@ -99,8 +111,16 @@ def training_turns(
         status = members[0].writer.status() or {}
         notes = {} if too_many is None else {"out_of_memory_with": too_many}
         try:
-            yield from Trainer(members, runtime.as_before(status), on_progress, interruption, notes).turns()
+            ids = _former_ids(members, status) if too_many is None else None
+            yield from Trainer(members, runtime.as_before(status), on_progress, interruption, notes, ids).turns()
             return []
+        except DamagedRuns as error:
+            for member in members:
+                if member.writer.id in error.reasons:
+                    note_failure(member.writer, error.reasons[member.writer.id], damaged=True)
+            damaged = [*error.reasons]
+        except (CorruptData, StorageError):  # no fault of every run: all can go on from their checkpoints
+            raise
         except Exception as error:
             if not out_of_memory(error) or len(members) == 1:
                 for member in members:
@@ -109,6 +129,10 @@ def training_turns(
                 raise
         if len(members) == 1:
             return [members[0].writer.id]
+    if damaged:
+        sound = [job for job in jobs if job.id not in damaged]
+        rest = (yield from training_turns(sound, runtime, on_progress, interruption, too_many)) if sound else []
+        return damaged + rest
     failed = []
     for half in (jobs[: len(jobs) // 2], jobs[len(jobs) // 2 :]):
         if not interruption.signal:
@@ -134,10 +158,18 @@ def _locked_members(jobs: Sequence[Job], locks: ExitStack) -> list[Member]:
     return members
 
 
-def note_failure(writer: RunWriter, reason: str) -> None:
-    """Record why a run failed, and keep the other facts of its status."""
+def _former_ids(members: Sequence[Member], status: Mapping[str, Any]) -> list[str] | None:
+    """The runs of the cohort that these are what is left of; None where their status names none."""
+    ids = status.get("cohort")
+    own = {member.writer.id for member in members}
+    return ids if isinstance(ids, list) and all(isinstance(one, str) for one in ids) and own <= {*ids} else None
+
+
+def note_failure(writer: RunWriter, reason: str, damaged: bool = False) -> None:
+    """Record why a run failed, and keep the other facts of its status. `damaged`: its directory is."""
     try:
         known = {name: value for name, value in (writer.status() or {}).items() if name != "state"}
-        writer.write_status("failed", **known | {"reason": reason[:500]})
+        facts = known | {"reason": reason[:500]} | ({"damaged": True} if damaged else {})
+        writer.write_status("failed", **facts)
     except Exception:  # the storage itself failed: the first error is the one to report
         return

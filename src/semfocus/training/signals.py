@@ -1,14 +1,23 @@
-"""Ctrl-C and SIGTERM interrupt a training: the trainer finishes its step, saves, and stops."""
+"""Ctrl-C and SIGTERM interrupt a training: the trainer finishes its step, saves, and stops.
+
+A process inherits which signals are held. One that is started within `held` hears none until it says `hear`: a signal
+that comes while it imports what it needs is neither lost nor deadly.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.util import register_after_fork
 
 from semfocus.errors import SemfocusError
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+WORKER = "semfocus worker"  # the name of a process that says itself when it can hear
 
 
 @dataclass
@@ -39,9 +48,35 @@ def listening() -> Iterator[Interruption]:
             raise KeyboardInterrupt
         request.signal = number
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in STOPPING}
     try:
         yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Hold both signals back within the block, in this thread and in the processes that it starts."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def hear() -> None:
+    """Receive both signals again, those included that came while they were held."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
+def _hear_at_once(_: object) -> None:
+    if multiprocessing.current_process().name != WORKER:
+        hear()
+
+
+# The process that forks workers holds signals for its life, and is Python's own for all processes that are forked
+# from a server: those of others must hear from the start.
+if signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= {*STOPPING}:
+    register_after_fork(Interruption, _hear_at_once)

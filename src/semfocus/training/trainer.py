@@ -9,16 +9,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from semfocus.config import RunConfig
-from semfocus.errors import CorruptData
 from semfocus.model import EAGER
-from semfocus.store import Checkpoint, RunDirectory, RunWriter, Save, load_common, save_checkpoints, write_statuses
+from semfocus.store import (
+    Checkpoint,
+    DamagedRuns,
+    RunDirectory,
+    RunWriter,
+    Save,
+    load_common,
+    save_checkpoints,
+    write_statuses,
+)
 from semfocus.tasks import Task
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator, Scores
-from semfocus.training.objective import LOSS
+from semfocus.training.objective import LOSS, Learned
 from semfocus.training.runtime import Runtime, facts, numerics
 from semfocus.training.signals import Interruption
 from semfocus.training.step import TrainStep
+
+# That a GPU is given at a time: were it a whole epoch, the queue of one cohort would hold up the others'.
+STEPS_A_TURN = 25
 
 
 @dataclass
@@ -29,7 +40,7 @@ class Member:
     task: Task
     writer: RunWriter
     slot: int  # its index in the cohort
-    best_value: float | None = None  # of the metric by which it is learned
+    best_value: float | None = None  # of the metric that patience looks at
     best_step: int = 0
     last: dict[str, Any] = field(default_factory=dict)  # the newest row of metrics.jsonl
 
@@ -61,7 +72,10 @@ Ending = tuple[Member, str, dict[str, Any]]  # a member, its last state, and mor
 
 
 class Trainer:
-    """Trains the members of one cohort until they end; `notes` go into the status of each."""
+    """Trains the members of one cohort until they end; `notes` go into the status of each.
+
+    `ids` are the runs that the cohort was formed of, where some of them have left it since.
+    """
 
     def __init__(
         self,
@@ -70,15 +84,18 @@ class Trainer:
         on_progress: Callback,
         interruption: Interruption,
         notes: Mapping[str, Any] | None = None,
+        ids: list[str] | None = None,
     ) -> None:
         self.members, self.runtime, self.on_progress, self.interruption = members, runtime, on_progress, interruption
         self.notes = dict(notes or {})
         self.device, self.threads = runtime.torch_device(), runtime.num_threads()
-        self.ids = [member.writer.id for member in members]
+        self.ids = ids or [member.writer.id for member in members]
         training = members[0].config.training
         with numerics(members[0].config.precision, self.threads):
             self.cohort = Cohort.begin([m.config for m in members], [m.task for m in members], self.device)
         self.learned = self.cohort.objective.learned
+        on_validation = training.patience_on == "validation"
+        self.watched = Learned(LOSS, 0.0, "heldout") if on_validation else self.learned  # what patience looks at
         self.per_epoch = self.cohort.steps_per_epoch
         self.total = training.epochs * self.per_epoch
         self.evaluations = runtime.evaluations(self.per_epoch, self.total)
@@ -87,12 +104,13 @@ class Trainer:
         self.began = self.saved_at = time.monotonic()
         self.spent_before = 0.0  # seconds, in earlier sessions
         self.first_step = 0
+        self.has_said_saved = False  # whether the statuses say that there is a checkpoint
 
     def turns(self) -> Iterator[None]:
         """Train until every member has ended, or a signal arrives; then statuses say `interrupted`.
 
-        Each turn queues work up to an evaluation. On a GPU it has not been done yet when control comes back: whoever
-        asks for the next turn may let other cohorts queue theirs first.
+        Each turn queues some steps, or an evaluation. On a GPU they have not been done yet when control comes back:
+        whoever asks for the next turn may let other cohorts queue theirs first.
         """
         with numerics(self.members[0].config.precision, self.threads):
             self._resume()
@@ -120,6 +138,7 @@ class Trainer:
             if checkpoints:
                 self._restore(member, checkpoints[i])
         self.first_step = self.cohort.step
+        self.has_said_saved = self.cohort.step > 0
 
     def _restore(self, member: Member, checkpoint: Checkpoint) -> None:
         self.cohort.restore(member.slot, checkpoint.tensors)
@@ -129,11 +148,10 @@ class Trainer:
             member.best_value = _best_value(checkpoint.meta)
             member.best_step = int(checkpoint.meta["best_step"])
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptData(
-                f"the checkpoint of run {member.writer.id} does not say how it stood: {error!r}"
-            ) from None
+            reason = f"its checkpoint does not say how it stood: {error!r}"
+            raise DamagedRuns({member.writer.id: reason}) from None
         if checkpoint.step > self.total:
-            raise CorruptData(f"run {member.writer.id} has a checkpoint of step {checkpoint.step} of {self.total}")
+            raise DamagedRuns({member.writer.id: f"it has a checkpoint of step {checkpoint.step} of {self.total}"})
         self.cohort.died_at[member.slot] = died_at
         self.cohort.alive[member.slot] = died_at < 0
         self.spent_before = max(self.spent_before, seconds)
@@ -145,9 +163,12 @@ class Trainer:
             self._finish(self._endings())
 
     def _announce(self) -> None:
+        self._announce_step()
+        self.on_progress(self._progress())
+
+    def _announce_step(self) -> None:
         fields = self._status() | {"step": self.cohort.step}
         write_statuses([(member.writer, "running", fields) for member in self.members])
-        self.on_progress(self._progress())
 
     def _status(self) -> dict[str, Any]:
         """The fields of every status: all that has to be the same for identical results, and the notes."""
@@ -163,7 +184,7 @@ class Trainer:
             self.train_step.begin_epoch(epoch, inside)
             self.loaded_epoch = epoch
         target = min(self.evaluations.next_after(step), (epoch + 1) * self.per_epoch)
-        self._train_until(target)
+        yield from self._train_until(target)
         if self.cohort.step < target:
             return
         due, started = self.evaluations.is_due(target), time.monotonic()
@@ -182,14 +203,16 @@ class Trainer:
     def _long_unsaved(self) -> bool:
         return time.monotonic() - self.saved_at > self.runtime.checkpoint_seconds
 
-    def _train_until(self, target: int) -> None:
-        """On a CPU, look for signals after each step; on a GPU, queue all steps at once."""
-        chunk = target - self.cohort.step if self.device.type == "cuda" else 1
+    def _train_until(self, target: int) -> Iterator[None]:
+        """On a CPU, look for signals after each step; on a GPU, queue some steps a turn."""
+        chunk = STEPS_A_TURN if self.device.type == "cuda" else 1
         reported_at = time.monotonic()
         while self.cohort.step < target and not self.interruption.signal:
             self.train_step.run(min(chunk, target - self.cohort.step))
             if self.cohort.step == target:
                 break  # the evaluation there comes first, so that callbacks get that step once
+            if self.device.type == "cuda":
+                yield
             if self._long_unsaved():
                 self._save()
             if time.monotonic() - reported_at > 1:
@@ -228,7 +251,7 @@ class Trainer:
         member.last = {"epoch": int(epoch) if epoch == int(epoch) else epoch, "step": step, "lr": lr, **values}
         member.writer.append_metrics(member.last)
         member.writer.append_timing({"step": step, "seconds": seconds[0], "evaluation_seconds": seconds[1]})
-        value, metric = values[self.learned.column], self.learned.metric
+        value, metric = values[self.watched.column], self.watched.metric
         if metric.is_better(value, metric.worst if member.best_value is None else member.best_value):
             member.best_value, member.best_step = value, step
 
@@ -239,7 +262,7 @@ class Trainer:
         if training.stop_accuracy is not None and goal.reached(member.last[goal.column]):
             return "done", f"{goal.label} reached {goal.threshold}"
         if training.patience is not None and step - member.best_step >= training.patience * self.per_epoch:
-            return "done", f"no gain in {goal.label} for {training.patience} epochs"
+            return "done", f"no gain in {self.watched.label} for {training.patience} epochs"
         if step < self.total:
             return "running", None
         finite = math.isfinite(member.last[LOSS.column("train")])  # no step follows the last update to show it
@@ -280,6 +303,9 @@ class Trainer:
             saves.append(Save(member.writer, self.cohort.step, tensors, meta, keep))
         save_checkpoints(saves)
         self.saved_at = time.monotonic()
+        if not self.has_said_saved and self.cohort.step:  # else a loss of all checkpoints would look like a beginning
+            self._announce_step()
+            self.has_said_saved = True
 
     def _progress(self, ended: int = 0) -> Progress:
         members = [

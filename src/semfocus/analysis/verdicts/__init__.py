@@ -4,7 +4,8 @@
         print(verdict.claim, verdict.outcome, verdict.because)
 
 `settings` groups comparable runs, `pairs` compares two arms of a setting, the other modules list the parts of each
-claim, and `evidence` combines the parts into a verdict. docs/verdicts.md has the same rules in words.
+claim, `evidence` combines the parts into a verdict, `reasons` says why, and `power` how many seeds would decide.
+docs/verdicts.md has the same rules in words.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from semfocus.analysis.records import Measurements, Record
-from semfocus.analysis.verdicts import generalisation, learning, measured, surfaces
-from semfocus.analysis.verdicts.evidence import Claim, Outcome, Verdict, conclude
+from semfocus.analysis.verdicts import generalisation, interventions, largest, learning, measured, robustness, surfaces
+from semfocus.analysis.verdicts.evidence import OUTCOMES, Claim, Outcome, Verdict, conclude
 from semfocus.analysis.verdicts.settings import settings_from
 
-__all__ = ["CLAIMS", "Claim", "Measurements", "Outcome", "Verdict", "judge"]
+__all__ = ["CLAIMS", "OUTCOMES", "Claim", "Measurements", "Outcome", "Verdict", "judge"]
 
 NOTHING: Measurements = {}
-_PARTS = (learning, generalisation, measured, surfaces)
+_PARTS = (learning, largest, generalisation, robustness, measured, surfaces, interventions)
 CLAIMS: tuple[Claim, ...] = tuple(
     sorted(
         (claim for part in _PARTS for claim in part.CLAIMS),
         key=lambda claim: int(claim.id[1:]),
     )
 )
+"""The paper's claims, C1 to C14, each with its rule."""
 
 
 def judge(records: Sequence[Record], measurements: Measurements = NOTHING) -> list[Verdict]:

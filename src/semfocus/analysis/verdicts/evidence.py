@@ -1,37 +1,43 @@
 """Combine parts into a verdict, by one rule for all claims.
 
-A claim is the conjunction of its parts. Each part is shown ("yes"), refuted ("no") or undecided.
+A claim has one aspect or several (faster; generalises as well), and each is claimed of every case (task, mask, or
+setting). A part is one aspect in one case. It is shown ("yes"), refuted ("no"), undecided, or not applicable; a part
+that can be shown cannot be refuted, since both compare with the same bound.
 
-    holds              every part is shown, each at 5 %: then the whole is, without further adjustment
-    holds in part      some part is shown after Holm over all parts, but not every one
-    does not hold      some part is refuted, and none is shown
-    not enough data    neither
+An aspect is refuted if one of its parts is, after Holm over the refutations of the whole claim. It is shown if every
+part that was run is shown, and at most half of its parts were never run. A claim
 
-Parts that are known from another claim (for example ReLU in C6) count for the first outcome only.
+    holds            if every aspect is shown; all of them being true at once needs no further adjustment
+    is mixed         if some aspect is refuted, and another one shown after Holm over the aspects
+    does not hold    if some aspect is refuted, and none is shown in this way
+    is not decided   otherwise
 
-A difference that is not significant refutes nothing: an interval has to exclude what the claim says.
+Parts that are known from another claim (for example ReLU in C6) are needed for "holds", and refute nothing here. A
+difference that is not significant refutes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from typing import Any, Literal
 
 from semfocus.analysis.intervals import Interval
 from semfocus.analysis.multiple import ALPHA, holm
 from semfocus.analysis.records import Measurements
+from semfocus.analysis.verdicts.reasons import because
 from semfocus.analysis.verdicts.settings import Setting
 
-Decision = Literal["yes", "no", "undecided"]
-Outcome = Literal["holds", "holds in part", "does not hold", "not enough data"]
-_SHOWN, _SHOWN_OPEN = 8, 3
+Decision = Literal["yes", "no", "undecided", "not applicable"]
+Outcome = Literal["holds", "mixed", "does not hold", "not decided"]
+"""What a verdict can be."""
+OUTCOMES: tuple[Outcome, ...] = ("holds", "mixed", "does not hold", "not decided")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One statement of a claim, and what the runs show about it."""
+    """One aspect of a claim in one case, and what the runs show about it."""
 
     name: str
     decision: Decision
@@ -42,6 +48,13 @@ class Part:
     why: str = ""  # what is missing, or what refutes the part
     setting: str = ""  # what differs from the paper
     known: bool = False  # from another claim: needed for "holds", but no evidence for this one
+    aspect: str = ""  # of the claim; empty where it has one alone
+    seeds: int | None = None  # would decide an undecided part; None if no estimate, or too many
+    precision: str = ""  # of its runs
+
+    @property
+    def was_run(self) -> bool:
+        return bool(self.runs)
 
 
 @dataclass(frozen=True)
@@ -57,11 +70,25 @@ class Verdict:
     p: float | None
     runs: int  # number of runs that were used
     because: str
+    judged: tuple[int, int] = (0, 0)  # parts that were run, of how many that apply
+    seeds: int | None = None  # not decided: with so many, what was run would probably be; None if no number is known
+
+    @property
+    def scope(self) -> str:
+        """`7 of 8 parts run`; empty if all were."""
+        run, every = self.judged
+        return "" if run == every else f"{run} of {every} parts run"
+
+    @property
+    def outcome_text(self) -> str:
+        """The outcome with its scope, or with what would decide: `holds, 7 of 8 parts run`."""
+        more = f"about {self.seeds} seeds would decide" if self.seeds else ""
+        return ", ".join(filter(None, (self.outcome, self.scope, more)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an end of the interval that is not finite becomes None."""
         ends = None if self.interval is None else [end if isfinite(end) else None for end in self.interval]
-        return asdict(self) | {"interval": ends}
+        return asdict(self) | {"interval": ends, "judged": list(self.judged)}
 
 
 @dataclass(frozen=True)
@@ -74,52 +101,59 @@ class Claim:
     parts: Callable[[Sequence[Setting], Measurements], Sequence[Part]]
 
 
-def missing(name: str, why: str) -> Part:
+@dataclass(frozen=True)
+class _Aspect:
+    """What the parts of one aspect come to."""
+
+    decision: Decision
+    p: float | None = None  # of all parts being true, where it is shown
+    decisive: int = 0  # place of the part that decides
+
+
+def missing(name: str, why: str, aspect: str = "") -> Part:
     """An undecided part without runs."""
-    return Part(name, "undecided", why=why)
+    return Part(name, "undecided", why=why, aspect=aspect)
 
 
 def merged(name: str, parts: Sequence[Part]) -> Part:
-    """Several parts as one: shown if all are, refuted if one is."""
-    decisions = {part.decision for part in parts}
+    """Several parts as one: refuted if one is, after Bonferroni; shown if all that were run are."""
+    run = [part for part in parts if part.was_run]
+    if not run:
+        return missing(name, parts[0].why, parts[0].aspect)
+    decisions = {part.decision for part in run}
     decision: Decision = "no" if "no" in decisions else "yes" if decisions == {"yes"} else "undecided"
-    weakest = max(parts, key=lambda part: _or_one(part.p))
-    reasons = [f"{part.name}: {part.why}" for part in parts if part.decision == decision and part.why]
-    return Part(
-        name,
-        decision,
-        weakest.p if decision == "yes" else None,
-        ", ".join(f"{part.name} {part.effect}" for part in parts if part.effect),
-        weakest.interval if decision == "yes" else None,
-        frozenset[str]().union(*(part.runs for part in parts)),
-        "; ".join(dict.fromkeys(reasons)),
-        parts[0].setting,
+    deciding = [part for part in run if part.decision == decision]
+    chosen = (min if decision == "no" else max)(deciding, key=lambda part: _or_one(part.p))
+    never = ", ".join(part.name for part in parts if not part.was_run)
+    reasons = [f"{part.name}: {part.why}" for part in deciding if part.why]
+    seeds = [part.seeds for part in deciding]
+    return replace(
+        chosen,
+        name=name,
+        decision=decision,
+        p=min(1.0, len(run) * _or_one(chosen.p)) if decision == "no" else chosen.p,
+        effect=", ".join(f"{part.name} {part.effect}" for part in run if part.effect),
+        runs=frozenset[str]().union(*(part.runs for part in run)),
+        why="; ".join(dict.fromkeys(reasons)),
+        setting="; ".join(
+            dict.fromkeys(filter(None, (*(part.setting for part in run), never and f"{never} never run")))
+        ),
+        seeds=max((n for n in seeds if n is not None), default=None) if None not in seeds else None,
     )
 
 
 def conclude(claim: Claim, parts: Sequence[Part]) -> Verdict:
     """Apply the rule at the top of this file."""
-    own = {i: part.p if part.decision == "yes" else None for i, part in enumerate(parts) if not part.known}
-    adjusted = holm(own)
-    shown = [i for i, p in adjusted.items() if p is not None and p <= ALPHA]
-    yes = [i for i, part in enumerate(parts) if part.decision == "yes"]
-    refuted = [i for i, part in enumerate(parts) if part.decision == "no" and not part.known]
-    outcome: Outcome = "not enough data"
-    decisive, p = None, None
-    if parts and len(yes) == len(parts):
-        outcome, decisive = "holds", max(yes, key=lambda i: (parts[i].p or 0.0, -i))
-        p = parts[decisive].p
-    elif shown:
-        outcome, decisive = "holds in part", min(shown, key=lambda i: (adjusted[i] or 0.0, i))
-        p = adjusted[decisive]
-    elif refuted:
-        outcome, decisive = "does not hold", min(refuted, key=lambda i: (_or_one(parts[i].p), i))
-        p = parts[decisive].p
-    else:
-        tested = [i for i, part in enumerate(parts) if part.interval is not None and not part.known]
-        decisive = min(tested, key=lambda i: (_or_one(parts[i].p), i), default=None)
-        p = None if decisive is None else adjusted[decisive]
+    refuted = refutations(parts)
+    places = [[i for i, part in enumerate(parts) if part.aspect == name] for name in {p.aspect: 0 for p in parts}]
+    aspects = [_aspect(parts, own, refuted) for own in places]
+    counted = [aspect for aspect in aspects if aspect.decision != "not applicable"]
+    outcome, decisive, p = _outcome(parts, counted, refuted)
     part = None if decisive is None else parts[decisive]
+    applying = [part for part in parts if part.decision != "not applicable"]
+    waiting = [part for i, part in enumerate(parts) if part.was_run and not part.known and _is_open(part, i, refuted)]
+    estimates = [part.seeds for part in waiting if part.seeds is not None]
+    can_tell = outcome == "not decided" and len(estimates) == len(waiting) > 0
     return Verdict(
         claim=claim.id,
         statement=claim.statement,
@@ -129,44 +163,62 @@ def conclude(claim: Claim, parts: Sequence[Part]) -> Verdict:
         interval=None if part is None or part.interval is None else (part.interval.low, part.interval.high),
         p=p,
         runs=len(frozenset().union(*(part.runs for part in parts))),
-        because=_because(parts, shown if outcome != "holds" else yes, refuted),
+        because=because(parts, refuted),
+        judged=(sum(part.was_run for part in applying), len(applying)),
+        seeds=max(estimates) if can_tell else None,
     )
+
+
+def refutations(parts: Sequence[Part]) -> dict[int, float]:
+    """The parts that are refuted after Holm over all that were run, and their p-values.
+
+    Only one direction refutes, so that p is one-sided: half of the two-sided one.
+    """
+    tried = [i for i, part in enumerate(parts) if part.was_run and not part.known and part.decision != "not applicable"]
+    halves = {i: _or_one(parts[i].p) / 2 if parts[i].decision == "no" else None for i in tried}
+    return {i: p for i, p in holm(halves).items() if p is not None and p <= ALPHA}
+
+
+def _aspect(parts: Sequence[Part], places: Sequence[int], refuted: dict[int, float]) -> _Aspect:
+    applying = [i for i in places if parts[i].decision != "not applicable"]
+    if not applying:
+        return _Aspect("not applicable")
+    run = [i for i in applying if parts[i].was_run]
+    if all(parts[i].known for i in run):
+        return _Aspect("undecided")
+    against = [i for i in run if i in refuted]
+    if against:
+        return _Aspect("no", None, min(against, key=lambda i: (refuted[i], i)))
+    if all(parts[i].decision == "yes" for i in run) and 2 * len(run) >= len(applying):
+        weakest = max(run, key=lambda i: (parts[i].p or 0.0, -i))
+        return _Aspect("yes", parts[weakest].p, weakest)
+    return _Aspect("undecided")
+
+
+def _outcome(
+    parts: Sequence[Part], aspects: Sequence[_Aspect], refuted: dict[int, float]
+) -> tuple[Outcome, int | None, float | None]:
+    """The outcome, the place of the decisive part, and p."""
+    shown = [aspect for aspect in aspects if aspect.decision == "yes"]
+    denied = [aspect.decisive for aspect in aspects if aspect.decision == "no"]
+    if aspects and len(shown) == len(aspects):
+        weakest = max(shown, key=lambda aspect: aspect.p or 0.0)
+        return "holds", weakest.decisive, weakest.p
+    if denied:
+        strongest = min(denied, key=lambda i: (refuted[i], i))
+        after_holm = holm({i: aspect.p if aspect.decision == "yes" else None for i, aspect in enumerate(aspects)})
+        is_mixed = any(p is not None and p <= ALPHA for p in after_holm.values())
+        return "mixed" if is_mixed else "does not hold", strongest, refuted[strongest]
+    tested = [i for i, part in enumerate(parts) if part.interval is not None and not part.known]
+    waiting = [i for i in tested if _is_open(parts[i], i, refuted)]
+    nearest = min(waiting or tested, key=lambda i: (_or_one(parts[i].p), i), default=None)
+    return "not decided", nearest, None if nearest is None else parts[nearest].p
+
+
+def _is_open(part: Part, place: int, refuted: dict[int, float]) -> bool:
+    """Whether a part is neither shown nor refuted after Holm."""
+    return part.decision == "undecided" or (part.decision == "no" and place not in refuted)
 
 
 def _or_one(p: float | None) -> float:
     return 1.0 if p is None else p
-
-
-def _because(parts: Sequence[Part], shown: Sequence[int], refuted: Sequence[int]) -> str:
-    """The number and names of the parts that are shown, refuted and undecided."""
-    open_parts = [i for i, part in enumerate(parts) if i not in shown and i not in refuted and not part.known]
-    sentences = [
-        _listed(f"{len(shown)} of {len(parts)} shown", [_named(parts[i], parts[i].effect) for i in shown]),
-        _listed(f"{len(refuted)} refuted", [_named(parts[i], parts[i].why) for i in refuted]) if refuted else "",
-        _open([parts[i] for i in open_parts]),
-        _listed("settings", sorted({f"{part.name}: {part.setting}" for part in parts if part.setting})),
-    ]
-    return ". ".join(sentence for sentence in sentences if sentence)
-
-
-def _open(parts: Sequence[Part]) -> str:
-    """Undecided parts, grouped by reason."""
-    reasons: dict[str, list[str]] = {}
-    for part in parts:
-        alone = f"p = {_or_one(part.p):.2g} alone, not significant after Holm"
-        reasons.setdefault(part.why or alone, []).append(part.name)
-    texts = [f"{_some(names, most=_SHOWN_OPEN)} ({why})" for why, names in reasons.items()]
-    return _listed(f"{len(parts)} undecided", texts) if parts else ""
-
-
-def _named(part: Part, text: str) -> str:
-    return f"{part.name} ({text})" if text else part.name
-
-
-def _listed(head: str, items: Sequence[str]) -> str:
-    return f"{head}: {_some(items, '; ')}" if items else head if head[0].isdigit() else ""
-
-
-def _some(items: Sequence[str], between: str = ", ", most: int = _SHOWN) -> str:
-    more = f"{between}{len(items) - most} more" if len(items) > most else ""
-    return between.join(items[:most]) + more

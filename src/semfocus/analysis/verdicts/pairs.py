@@ -1,4 +1,4 @@
-"""Parts that most claims consist of: one arm of a setting is faster than another, as good, or earlier."""
+"""Parts that most claims consist of: one arm of a setting is faster than another, earlier, or generalises as well."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semfocus.analysis.accuracy import Accuracies, noninferiority_test
+import numpy as np
+
+from semfocus.analysis.accuracy import PAIRS, PAIRS_FOR_GROUPS, Accuracies, noninferiority_test
 from semfocus.analysis.intervals import (
     ACCURACY_MARGIN,
     SPEEDUP_MARGIN,
@@ -20,39 +22,57 @@ from semfocus.analysis.multiple import ALPHA, not_enough
 from semfocus.analysis.paired import PairedTest, paired_logrank
 from semfocus.analysis.records import THRESHOLD, Record
 from semfocus.analysis.speedup import SpeedUp, speed_up
+from semfocus.analysis.survival import ConvergenceTimes
+from semfocus.analysis.verdicts.baselines import GUESSING, bar, does_not_beat
 from semfocus.analysis.verdicts.evidence import Decision, Part, missing
+from semfocus.analysis.verdicts.power import seeds_to_decide
 from semfocus.analysis.verdicts.settings import FULL, TOPK, Setting, choose, has_diverged
 
 FITTED = 0.995  # training accuracy that counts as 100 %
+LEARNED_LOSS = -math.log(
+    THRESHOLD
+)  # of a model that gives the right class 95 %; lower levels of loss are not raced for
+Arms = tuple[ConvergenceTimes, ConvergenceTimes]  # of the base, and of what is compared with it
 
 
-def faster(name: str, setting: Setting, changes: Mapping[str, Any] = {}, base: str = FULL, other: str = TOPK) -> Part:
-    """Does `other` reach 95 % training accuracy in fewer epochs than `base`?
-
-    Yes: the exact paired log-rank test is significant at 5 % in its favour, and the speed-up is above 1. No: the test
-    is significant the other way, or the speed-up's interval excludes a gain beyond 1.25 and more than half of both arms
-    reached 95 %. Otherwise undecided.
-    """
-    test, gain = epochs_test(setting, base, other), arm_speed_up(setting, base, other)
-    decision, why = faster_decision(test, gain)
-    return Part(
-        name,
-        decision,
-        test.p,
-        gain.ratio.text,
-        gain.interval,
-        setting.ids(setting.seeds(base, other), base, other),
-        why,
-        setting.note(changes),
-    )
+def faster(
+    name: str, setting: Setting, changes: Mapping[str, Any] = {}, base: str = FULL, other: str = TOPK, aspect: str = ""
+) -> Part:
+    """Does `other` reach 95 % training accuracy in fewer epochs than `base`? Decided by `faster_decision`."""
+    arms = setting.times(base, THRESHOLD), setting.times(other, THRESHOLD)
+    return _sooner(name, setting, arms, epochs_test(setting, base, other), changes, base, other, aspect)
 
 
-def faster_on(settings: Sequence[Setting], task: str, changes: Mapping[str, Any] = {}, name: str = "") -> Part:
+def faster_on(
+    settings: Sequence[Setting], task: str, changes: Mapping[str, Any] = {}, name: str = "", aspect: str = ""
+) -> Part:
     """`faster` for top-k on a task, in the setting with these changes that is nearest to the paper's."""
     setting = choose(settings, task, changes)
     if setting is None:
-        return missing(name or task, f"no pair of {FULL} and {TOPK}")
-    return faster(name or task, setting, changes)
+        return missing(name or task, f"no pair of {FULL} and {TOPK}", aspect)
+    return faster(name or task, setting, changes, aspect=aspect)
+
+
+def _sooner(
+    name: str,
+    setting: Setting,
+    arms: Arms,
+    test: PairedTest,
+    changes: Mapping[str, Any] = {},
+    base: str = FULL,
+    other: str = TOPK,
+    aspect: str = "",
+) -> Part:
+    gain = speed_up(*arms)
+    decision, why = faster_decision(test, gain)
+    seeds = None
+    if decision == "undecided" and (gain.estimate is None or test.informative):
+        seeds = seeds_to_decide(log_or_none(gain.estimate), _log_or_none(gain.interval), test.pairs, [0.0])
+    runs = setting.ids(sorted(set(arms[0].seeds) & set(arms[1].seeds)), base, other)
+    return Part(
+        name, decision, test.p, gain.ratio.text, gain.interval, runs, why, setting.note(changes),
+        aspect=aspect, seeds=seeds, precision=setting.precision,
+    )  # fmt: skip
 
 
 def epochs_test(setting: Setting, base: str = FULL, other: str = TOPK) -> PairedTest:
@@ -68,80 +88,119 @@ def arm_speed_up(setting: Setting, base: str = FULL, other: str = TOPK) -> Speed
 
 
 def faster_decision(test: PairedTest, gain: SpeedUp) -> tuple[Decision, str]:
-    """The decision of `faster` and `earlier`, and the reason unless it is "yes"."""
+    """Yes: the exact test is significant at 5 % for the other arm, and the ratio at least 1. No: the other way round.
+
+    Arms that are alike are undecided. How large a gain can be at most is part of the reason.
+    """
     short = not_enough(test.pairs, 1)
     if short:
         return "undecided", short
-    significant = test.p is not None and test.p <= ALPHA
-    if significant and test.favours == "other" and gain.ratio.value is not None and gain.ratio.value > 1:
-        return "yes", ""
-    if significant and test.favours == "full":
-        return "no", f"slower, {gain.ratio.text}"
-    if gain.equivalence() == "equivalent" or (gain.interval is not None and gain.interval.high < SPEEDUP_MARGIN.low):
-        return "no", f"no gain beyond {SPEEDUP_MARGIN.high:g}x: {gain.ratio.text}, {interval_text(gain.interval)}"
-    return "undecided", test.why or gain.why or f"{gain.ratio.text}, {interval_text(gain.interval)}"
-
-
-def no_gain_p(gain: SpeedUp) -> float | None:
-    """The p-value of the claim that the speed-up is below 1.25; None without an interval.
-
-    Also None if at most half of full attention's runs reach the threshold: censoring then moves the ratio to 1.
-    """
-    if gain.interval is None or gain.ratio.value is None or 2 * gain.reached_full <= gain.pairs:
-        return None
-    estimate = math.log(gain.ratio.value)
-    return one_sided_p(estimate, log_interval(gain.interval), gain.pairs, math.log(SPEEDUP_MARGIN.high), below=True)
+    if test.p is not None and test.p <= ALPHA and gain.estimate is not None:
+        if test.favours == "other" and gain.estimate >= 1:
+            return "yes", ""
+        if test.favours == "full" and gain.estimate <= 1:
+            return "no", f"slower, {gain.ratio.text}, {interval_text(gain.interval)}"
+    size = f"{gain.ratio.text}, {interval_text(gain.interval)}"
+    if gain.equivalence() == "equivalent":
+        return "undecided", f"no gain beyond {SPEEDUP_MARGIN.high:g}x: {size}"
+    return "undecided", test.why or gain.why or size
 
 
 def near_target(gain: SpeedUp, target: float) -> tuple[Decision, float | None]:
-    """Is the speed-up within 0.8 to 1.25 times `target`? The decision and its p-value."""
-    if gain.interval is None or gain.ratio.value is None or gain.ratio.sign != "=" or not_enough(gain.pairs, 1):
+    """Is the speed-up within 0.8 to 1.25 times `target`? The decision and its p-value.
+
+    Undecided unless more than half of each arm got there: censoring pulls the ratio towards 1.
+    """
+    mostly_there = 2 * min(gain.reached_full, gain.reached_other) > gain.pairs
+    if gain.interval is None or gain.estimate is None or not mostly_there or not_enough(gain.pairs, 1):
         return "undecided", None
-    low, high = (math.log(target * bound) for bound in SPEEDUP_MARGIN)
-    p = tost_p(math.log(gain.ratio.value), log_interval(gain.interval), gain.pairs, Margin(low, high))
-    ends = log_interval(gain.interval)
+    low, high = target_bounds(target)
+    estimate, ends = math.log(gain.estimate), log_interval(gain.interval)
     if low <= ends.low and ends.high <= high:
-        return "yes", p
-    return ("no", None) if ends.high < low or high < ends.low else ("undecided", None)
+        return "yes", tost_p(estimate, ends, gain.pairs, Margin(low, high))
+    below = one_sided_p(estimate, ends, gain.pairs, low, below=True)
+    outside = min(below, one_sided_p(estimate, ends, gain.pairs, high))
+    return ("no" if ends.high < low or high < ends.low else "undecided"), outside
 
 
-def generalises_as_well(name: str, setting: Setting, changes: Mapping[str, Any] = {}) -> Part:
+def target_bounds(target: float) -> tuple[float, float]:
+    """0.8 and 1.25 times `target`, on the logarithm."""
+    return math.log(target * SPEEDUP_MARGIN.low), math.log(target * SPEEDUP_MARGIN.high)
+
+
+def generalises_as_well(name: str, setting: Setting, changes: Mapping[str, Any] = {}, aspect: str = "") -> Part:
     """Is top-k's held-out accuracy in the last epoch at most two points below full attention's?"""
     test = noninferiority_test(last_accuracies(setting, FULL), last_accuracies(setting, TOPK))
     effect = "" if test.mean is None else points_text(test.mean)
-    runs = setting.ids(setting.seeds(FULL, TOPK), FULL, TOPK)
-    p = None if test.decision == "no" else test.p
-    return Part(name, test.decision, p, effect, test.interval, runs, test.why, setting.note(changes))
+    p = test.p
+    if test.decision == "no" and test.mean is not None and test.interval is not None:
+        p = one_sided_p(test.mean, test.interval, test.pairs, ACCURACY_MARGIN.low, below=True)
+    seeds, least = None, PAIRS_FOR_GROUPS if test.two_groups else PAIRS
+    if test.decision == "undecided":
+        seeds = seeds_to_decide(test.mean, test.interval, test.pairs, [ACCURACY_MARGIN.low], least)
+    return Part(
+        name, test.decision, p, effect, test.interval, setting.ids(setting.seeds(FULL, TOPK), FULL, TOPK), test.why,
+        setting.note(changes), aspect=aspect, seeds=seeds, precision=setting.precision,
+    )  # fmt: skip
 
 
-def earlier(name: str, setting: Setting, changes: Mapping[str, Any] = {}, metric: str = "heldout_accuracy") -> Part:
-    """Does top-k reach the level that both runs of a seed attain in the end sooner than full attention?
+def earlier(name: str, setting: Setting, changes: Mapping[str, Any] = {}, aspect: str = "") -> Part:
+    """Does top-k reach the held-out accuracy that both runs of a seed end with sooner than full attention?
 
-    The level of a seed is the worse of its two last values (less two points for an accuracy). It is symmetric in the
-    two arms, so that the swaps of the exact test stay exact.
+    The level of a seed is the worse of its two last accuracies, less two points. It is symmetric in the two arms, so
+    that the swaps of the exact test stay exact. A run that diverged counts as guessing, and never gets there.
     """
     epochs: dict[str, dict[int, float | None]] = {FULL: {}, TOPK: {}}
     for seed in setting.seeds(FULL, TOPK, usable=lambda run: len(run.metrics) > 0):
         runs = {mechanism: setting.arms[mechanism][seed] for mechanism in epochs}
-        if metric.endswith("accuracy"):
-            level = min(last_accuracy(run) for run in runs.values()) + ACCURACY_MARGIN.low
-            sign = 1.0
-        else:
-            level, sign = max(float(run.column(metric)[-1]) for run in runs.values()), -1.0
+        level = min(last_accuracy(run) for run in runs.values()) + ACCURACY_MARGIN.low
         for mechanism, run in runs.items():
-            epochs[mechanism][seed] = None if has_diverged(run) else _first_at(run, metric, sign, level)
+            epochs[mechanism][seed] = (
+                None if has_diverged(run) else _first(run, run.column("heldout_accuracy") >= level)
+            )
+    return _raced(name, setting, epochs, "heldout_accuracy", changes, aspect)
+
+
+def sooner_to_loss(name: str, setting: Setting, changes: Mapping[str, Any] = {}, aspect: str = "") -> Part:
+    """Does top-k reach the training loss that both runs of a seed reach sooner than full attention?
+
+    The level of a seed is the larger of the lowest losses of its two runs, and no lower than -ln 0.95: below, a model
+    has learned, and what differs is noise. So both runs of a seed get there, however badly both learn, except one that
+    diverged, which never does and has no say in the level. Symmetric in the two arms, as for `earlier`.
+    """
+    epochs: dict[str, dict[int, float | None]] = {FULL: {}, TOPK: {}}
+    for seed in setting.seeds(FULL, TOPK, usable=lambda run: len(run.metrics) > 0):
+        runs = {mechanism: setting.arms[mechanism][seed] for mechanism in epochs}
+        lowest = [np.nanmin(run.column("train_loss")) for run in runs.values() if not has_diverged(run)]
+        level = max([LEARNED_LOSS, *lowest])
+        for mechanism, run in runs.items():
+            epochs[mechanism][seed] = None if has_diverged(run) else _first(run, run.column("train_loss") <= level)
+    return _raced(name, setting, epochs, "train_loss", changes, aspect)
+
+
+def learns_nothing(setting: Setting, split: str) -> bool:
+    """Whether it is shown of both arms that their last accuracy is not two points better than guessing."""
+    level = bar(setting, GUESSING)
+    return all(does_not_beat(level, last_accuracies(setting, arm, f"{split}_accuracy")) for arm in (FULL, TOPK))
+
+
+def _raced(
+    name: str,
+    setting: Setting,
+    epochs: Mapping[str, Mapping[int, float | None]],
+    metric: str,
+    changes: Mapping[str, Any],
+    aspect: str,
+) -> Part:
     arms = setting.as_times(epochs[FULL]), setting.as_times(epochs[TOPK])
     if metric not in setting.tests:
         setting.tests[metric] = paired_logrank(*arms)
-    test, gain = setting.tests[metric], speed_up(*arms)
-    decision, why = faster_decision(test, gain)
-    runs = setting.ids(arms[0].seeds, FULL, TOPK)
-    return Part(name, decision, test.p, gain.ratio.text, gain.interval, runs, why, setting.note(changes))
+    return _sooner(name, setting, arms, setting.tests[metric], changes, aspect=aspect)
 
 
-def _first_at(run: Record, metric: str, sign: float, level: float) -> float | None:
-    reached = (sign * run.column(metric) >= sign * level).nonzero()[0]
-    return float(run.column("epoch")[reached[0]]) if len(reached) else None
+def _first(run: Record, reached: np.ndarray) -> float | None:
+    places = reached.nonzero()[0]
+    return float(run.column("epoch")[places[0]]) if len(places) else None
 
 
 def last_accuracies(setting: Setting, mechanism: str, name: str = "heldout_accuracy") -> Accuracies:
@@ -169,3 +228,11 @@ def points_text(difference: float) -> str:
 def interval_text(interval: Interval | None) -> str:
     """`95 % interval 1.1 to 1.6`."""
     return "no interval" if interval is None else f"95 % interval {interval.low:.3g} to {interval.high:.3g}"
+
+
+def log_or_none(value: float | None) -> float | None:
+    return math.log(value) if value is not None and value > 0 else None
+
+
+def _log_or_none(interval: Interval | None) -> Interval | None:
+    return None if interval is None else log_interval(interval)

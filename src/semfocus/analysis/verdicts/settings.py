@@ -54,6 +54,7 @@ class Setting:
     seq_len: Any  # of the data, as recorded with the first run
     arms: dict[str, dict[int, Record]] = field(default_factory=dict)  # by mechanism and seed
     tests: dict[Any, PairedTest] = field(default_factory=dict)  # cached: several claims use the same ones
+    known_times: dict[tuple[str, float], ConvergenceTimes] = field(default_factory=dict)  # cached, too
 
     def seeds(self, *mechanisms: str, usable: Callable[[Record], bool] = lambda record: True) -> list[int]:
         """The seeds for which each of these mechanisms has a run that ended and is usable."""
@@ -65,14 +66,22 @@ class Setting:
 
     def times(self, mechanism: str, level: float) -> ConvergenceTimes:
         """Epochs to a training accuracy, by seed; a diverged run never reaches it."""
-        runs = self.arms.get(mechanism, {})
-        return self.as_times({seed: None if has_diverged(run) else run.first_at(level) for seed, run in runs.items()})
+        if (mechanism, level) not in self.known_times:
+            runs = self.arms.get(mechanism, {})
+            epochs = {seed: None if has_diverged(run) else run.first_at(level) for seed, run in runs.items()}
+            self.known_times[mechanism, level] = self.as_times(epochs)
+        return self.known_times[mechanism, level]
 
     def as_times(self, epochs: Mapping[int, float | None]) -> ConvergenceTimes:
         return ConvergenceTimes.of(epochs, horizon=float(self.fields["training.epochs"]))
 
     def ids(self, seeds: Sequence[int], *mechanisms: str) -> frozenset[str]:
         return frozenset(self.arms[mechanism][seed].id for mechanism in mechanisms for seed in seeds)
+
+    @property
+    def precision(self) -> str:
+        """One for all runs of a setting: runs of different precisions are never compared."""
+        return str(self.fields["precision"])
 
     @property
     def stops_early(self) -> bool:

@@ -52,14 +52,16 @@ HONOURED = frozenset({"is_causal", "output_attentions", "sliding_window"})
 HIDDEN = -1e4
 
 
-def focused_mask(*args: Any, **kwargs: Any) -> Tensor:
-    """The (B, 1, Q, K) bool mask of a model, never omitted.
+def focused_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """The (B, 1, Q, K) bool mask of a model; None where it is plainly causal, without padding.
 
-    transformers omits a plain causal mask where it expects the kernel to apply causality; here the mask alone does.
+    transformers omits masks in more cases, where it expects the kernel to know what they would say; here only those
+    that `check_unmasked` lets pass: as many queries as keys, or one query behind all keys.
     """
-    kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    plain = bool(kwargs.get("allow_is_causal_skip")) and kwargs.get("q_length") in (1, kwargs.get("kv_length"))
+    kwargs |= {"allow_is_causal_skip": plain, "allow_is_bidirectional_skip": False}
     mask = sdpa_mask(*args, **kwargs)
-    if mask is None:
+    if mask is None and not plain:
         raise UsageError("transformers made no attention mask, and without one a query would see later keys")
     return mask
 
@@ -99,7 +101,10 @@ def focused_attention(
         dropout_p=dropout if module.training else 0.0,
         want_weights=weights_wanted(options),
     )
-    out, weights = run_at_positions(call, hides_earlier_keys(module, options)) if by_position else call.run()
+    if by_position:
+        out, weights = run_at_positions(call, hides_earlier_keys(module, options), options.get("position_ids"))
+    else:
+        out, weights = call.run()
     return out.transpose(1, 2).contiguous(), weights
 
 

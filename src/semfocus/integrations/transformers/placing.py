@@ -1,8 +1,8 @@
-"""Mechanisms that use positions (windows, blocks, first keys), computed at the positions of the text.
+"""Where the tokens of a call stand in their texts, for mechanisms that use positions (windows, blocks, first keys).
 
-`attend` places the last query at the last key. That is right for a growing cache, but padding shifts a sequence, and a
-static cache ends in keys that are not written yet. Each sequence is therefore narrowed to its own keys, and calls whose
-positions are ambiguous are refused: a padded batch gives what its sequences give alone.
+transformers passes a mask and not the positions of the keys in a cache. They are found from the mask: a key that no
+query may see is padding or not written yet, and the others stand one after another in their text. So a padded batch, a
+continued cache and a static cache give what each text gives alone. Masks that leave positions ambiguous are refused.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from semfocus.attention import AttentionInfo, attend
+from semfocus.attention import attend
 from semfocus.attention.mechanisms import Mechanism
 from semfocus.attention.positions import Positions
 from semfocus.errors import UsageError
+
+_FORGETS = (
+    "{} counts from the first key, and this layer's mask hides earlier keys again (a sliding window, chunks or packed "
+    "sequences); use one that counts from the query, such as banded:64 or topk:8+16w"
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Call:
     scale: float | None
     dropout_p: float
     want_weights: bool
+    q_positions: Tensor | None = None
+    k_positions: Tensor | None = None
 
     def run(self) -> tuple[Tensor, Tensor | None]:
         """Output (B, H, Q, Dv), and weights (B, H, Q, K) where `want_weights`."""
@@ -44,6 +50,8 @@ class Call:
             self.mechanism,
             mask=self.mask,
             causal=self.causal,
+            q_positions=self.q_positions,
+            k_positions=self.k_positions,
             scale=self.scale,
             dropout_p=self.dropout_p,
             enable_gqa=self.query.shape[1] != self.key.shape[1],
@@ -51,72 +59,66 @@ class Call:
         if not self.want_weights:
             return attention(), None
         out, info = attention(return_info=True)
-        return out, _dense(info, self.key.shape[-2], out.dtype)
-
-    def narrowed(self, batch: Tensor, queries: slice, keys: slice) -> Call:
-        """The same for some batch entries, queries and keys."""
-        mask = self.mask
-        if mask is not None:
-            mask = mask.expand(self.query.shape[0], -1, -1, -1)[batch][..., queries, keys]
-        return replace(
-            self,
-            query=self.query[batch][:, :, queries],
-            key=self.key[batch][:, :, keys],
-            value=self.value[batch][:, :, keys],
-            mask=mask,
-        )
+        return out, info.dense_weights(self.key.shape[-2]).to(out.dtype)
 
 
-def _dense(info: AttentionInfo, keys: int, dtype: torch.dtype) -> Tensor:
-    """(..., Q, K): the weights of the listed keys as a matrix."""
-    empty = info.weights.new_zeros(*info.weights.shape[:-1], keys)
-    return empty.scatter_add(-1, info.indices.clamp(min=0), info.weights).to(dtype)
-
-
-@torch.compiler.disable  # branches on the mask, so that the graph breaks here
-def run_at_positions(call: Call, hides_earlier_keys: bool) -> tuple[Tensor, Tensor | None]:
-    """`call.run()` with every sequence at its own positions."""
+def run_at_positions(
+    call: Call, hides_earlier_keys: bool, position_ids: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """`call.run()` with every token at its own position."""
     queries, keys = call.query.shape[-2], call.key.shape[-2]
     if queries != keys and not (call.causal and queries < keys):
         raise UsageError(
             f"{call.mechanism} counts positions, and {queries} queries over {keys} other keys (cross-attention) share "
             "none; use a mechanism without a window, blocks or sinks, such as topk:8"
         )
-    if call.mask is None:
-        return call.run()
-    keep = call.mask if call.mask.dtype == torch.bool else call.mask != float("-inf")
-    _check_positions(call, keep, hides_earlier_keys)
-    if call.causal and not call.mechanism.counts_from_start:
-        return call.run()
-    groups: dict[tuple[int, int], list[int]] = {}
-    for entry, span in enumerate(_spans(keep.expand(call.query.shape[0], -1, -1, -1), call.causal)):
-        groups.setdefault(span, []).append(entry)
-    if list(groups) == [(0, keys)]:
-        return call.run()
-    return _joined(call, groups)
+    if call.causal and call.mechanism.counts_from_start and hides_earlier_keys:
+        raise UsageError(_FORGETS.format(call.mechanism))
+    return call.run() if call.mask is None else _placed(call, position_ids).run()
 
 
-def _check_positions(call: Call, keep: Tensor, hides_earlier_keys: bool) -> None:
-    """Raise errors for masks that leave the positions ambiguous."""
-    if not call.causal:
-        return
+@torch.compiler.disable  # branches on the mask, so that the graph breaks here
+def _placed(call: Call, position_ids: Tensor | None) -> Call:
+    """The call with the positions that its mask tells; a UsageError where it does not tell them."""
+    mask, mechanism = call.mask, call.mechanism
+    assert mask is not None
+    keep = (mask if mask.dtype == torch.bool else mask != float("-inf")).any(dim=1)  # (B or 1, Q, K)
+    seen = keep.any(dim=1)
+    number = seen.cumsum(dim=-1) - 1  # of the keys up to each one, those of the text: (B or 1, K)
     queries, keys = keep.shape[-2:]
-    positions = Positions(queries, keys, keep.device, 0, queries)
-    if bool((keep & ~positions.past()).any()):
+    if queries == keys or bool(seen[:, -1].any()):  # the last query stands at the last key
+        q_positions = number[:, keys - queries :]
+        _check_not_ahead(call, bool((keep & ~Positions.of(keep).past()).any()))
+    else:  # a cache with keys that are not written yet: the last key that a query sees is its own
+        q_positions = torch.where(keep, number.unsqueeze(1), -1).amax(dim=-1)
+        _check_not_ahead(call, _sees_ahead(keep, q_positions, position_ids))
+    if call.causal and mechanism.counts_from_start and _hides_again(keep):
+        raise UsageError(_FORGETS.format(mechanism))
+    if _stand_by_default(seen, from_start=mechanism.counts_from_start or not call.causal):
+        return call
+    return replace(call, q_positions=q_positions, k_positions=torch.where(seen, number, -1))
+
+
+def _check_not_ahead(call: Call, sees_ahead: bool) -> None:
+    if call.causal and sees_ahead:
         raise UsageError(
             f"{call.mechanism} looks back from each position, and the mask lets queries see later keys (a prefix or "
             "image that sees itself whole); use a mechanism without a window or blocks, such as topk:8"
         )
-    if queries < keys and not bool(keep[..., -1].any()):
-        raise UsageError(
-            f"{call.mechanism} counts positions back from the last key, which no query may see: a static cache, or "
-            "padding at the end of cached text; use the default cache, or a mechanism such as topk:8"
-        )
-    if call.mechanism.counts_from_start and (hides_earlier_keys or _hides_again(keep)):
-        raise UsageError(
-            f"{call.mechanism} counts from the first key, and this layer's mask hides earlier keys again (a sliding "
-            "window, chunks or packed sequences); use one that counts from the query, such as banded:64 or topk:8+16w"
-        )
+
+
+def _sees_ahead(keep: Tensor, q_positions: Tensor, position_ids: Tensor | None) -> bool:
+    """Whether a query of a cache that is not full may see keys after its own, as far as that can be told.
+
+    `q_positions` hold the last key that each query sees, which is no later than its own in a causal mask.
+    """
+    if keep.shape[-2] == 1:
+        return False
+    if position_ids is not None and position_ids.dim() == 2 and position_ids.shape[-1] == keep.shape[-2]:
+        return bool((q_positions > position_ids).any())
+    sees = keep.any(dim=-1)
+    steps = q_positions[:, 1:] - q_positions[:, :-1]
+    return bool(((steps != 1) & sees[:, :-1]).any())
 
 
 def _hides_again(keep: Tensor) -> bool:
@@ -125,27 +127,8 @@ def _hides_again(keep: Tensor) -> bool:
     return bool((earlier & ~later & later.any(dim=-1, keepdim=True)).any())
 
 
-def _spans(keep: Tensor, causal: bool) -> list[tuple[int, int]]:
-    """For each batch entry, the first key that some query may see, and the end: after the last one, or of all keys."""
-    seen = keep.any(dim=1).any(dim=1)
-    keys = seen.shape[-1]
-    index = torch.arange(keys, device=seen.device)
-    first = torch.where(seen, index, keys).amin(dim=-1)
-    end = torch.where(seen, index + 1, 0).amax(dim=-1)
-    return [(a, keys if causal else b) if a < b else (0, keys) for a, b in torch.stack([first, end], dim=-1).tolist()]
-
-
-def _joined(call: Call, groups: dict[tuple[int, int], list[int]]) -> tuple[Tensor, Tensor | None]:
-    """One call for each span, with its results at their original positions; zeros for padding."""
-    queries, keys = call.query.shape[-2], call.key.shape[-2]
-    outs, weights, order = [], [], []
-    for (first, end), entries in groups.items():
-        start, stop = (first, end) if queries == keys else (0, queries)
-        index = torch.tensor(entries, device=call.query.device)
-        out, weight = call.narrowed(index, slice(start, stop), slice(first, end)).run()
-        outs.append(pad(out, (0, 0, start, queries - stop)))
-        if weight is not None:
-            weights.append(pad(weight, (first, keys - end, start, queries - stop)))
-        order.extend(entries)
-    back = torch.tensor(order, device=call.query.device).argsort()
-    return torch.cat(outs)[back], torch.cat(weights)[back] if weights else None
+def _stand_by_default(seen: Tensor, from_start: bool) -> bool:
+    """Whether `attend` places these keys rightly by itself: all of them, or from one on where only distances count."""
+    if from_start:
+        return bool(seen.all())
+    return bool(seen[:, -1].all()) and not bool((seen[:, :-1] & ~seen[:, 1:]).any())

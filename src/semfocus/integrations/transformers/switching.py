@@ -24,6 +24,7 @@ from semfocus.integrations.transformers.choices import (
     text_form,
 )
 from semfocus.integrations.transformers.models import attention_layers
+from semfocus.integrations.transformers.ownership import own_configs
 
 BEFORE = "_semfocus_before"
 # transformers gives a special meaning to names that contain one of these.
@@ -52,15 +53,19 @@ def register() -> None:
         AttentionMaskInterface.register(name, focused_mask)
 
 
-def focus(model: PreTrainedModel, mechanism: Wanted | None = None) -> None:
+def focus(model: PreTrainedModel, mechanism: Wanted | None = None, *, partial: bool = False) -> None:
     """Switch a loaded model to a mechanism, live; `config.semfocus` keeps the choice and is saved with the model.
 
     mechanism    TopK(8), "topk:8", a list with one for each layer, or a dict from layer number to mechanism.
                  None applies what the config says, for a model that was saved while focused.
+    partial      also focus a model of which some attention cannot be switched and stays as it is
+
+    The model gets configs of its own: others that were made from the same config object stay as they are.
     """
     _check_model(model)
-    layers = attention_layers(model)
+    layers = attention_layers(model, partial)
     register()
+    own_configs(model)
     before = [_Before(each, each._attn_implementation, getattr(each, FIELD, None)) for each in _configs(model, layers)]
     try:
         if mechanism is not None:

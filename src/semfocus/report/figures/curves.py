@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semfocus.analysis.comparison import Comparison
+from semfocus.analysis.comparison import Comparison, best_baselines
 from semfocus.analysis.groups import Group
 from semfocus.analysis.records import Record
 from semfocus.analysis.survival import ConvergenceTimes
@@ -21,6 +21,7 @@ from semfocus.training.objective import CLASSIFICATION, Learned, is_share, known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MANY_TASKS = ("train_loss", "heldout_accuracy")  # as in the paper
 
@@ -85,12 +86,26 @@ def draw_grid(
     formats: Sequence[str] = FORMATS,
     theme: Theme = "light",
 ) -> list[Path]:
-    """Draw a row of panels for each metric and a column for each of `columns`."""
-    from matplotlib.figure import Figure
+    """Draw a row of panels for each metric and a column for each of `columns`, and save it."""
+    with drawing(theme):
+        return save(grid(columns, metrics, title=title, size=size, quantiles=quantiles, theme=theme), stem, formats)
+
+
+def grid(
+    columns: Sequence[Column],
+    metrics: Sequence[str],
+    *,
+    title: str = "",
+    size: tuple[float, float] | None = None,
+    quantiles: Quantiles = QUARTILES,
+    theme: Theme = "light",
+) -> Figure:
+    """The same as a figure that a notebook shows."""
+    from semfocus.report.figures.shown import ShownFigure
 
     size = size or (max(4.2, 0.9 + 2.75 * len(columns)), 1.0 + 2.2 * len(metrics))
     with drawing(theme):
-        figure = Figure(figsize=size, layout="constrained")
+        figure = ShownFigure(figsize=size, layout="constrained")
         axes = figure.subplots(len(metrics), len(columns), sharex="col", sharey="row", squeeze=False)
         for column, panels in zip(columns, axes.T, strict=True):
             for panel, metric in zip(panels, metrics, strict=True):
@@ -102,7 +117,7 @@ def draw_grid(
         shown = about_seeds(max(column.seeds for column in columns), quantiles, title)
         caption(figure, f"{shown}; marks: half of the seeds at {columns[0].learned.level('')}")
         legend(figure, list(axes.flat))
-        return save(figure, stem, formats)
+        return figure
 
 
 def about_seeds(seeds: int, quantiles: Quantiles = QUARTILES, title: str = "") -> str:
@@ -176,15 +191,13 @@ def _draw_threshold(panel: Axes, learned: Learned, theme: Theme) -> None:
 
 
 def _draw_baselines(panel: Axes, baselines: Mapping[str, float], theme: Theme) -> None:
-    """Draw a line at each accuracy that needs no learning, with all its names."""
-    levels: dict[float, list[str]] = {}
-    for kind, level in baselines.items():
-        levels.setdefault(round(level, 3), []).append(kind)
-    for level, kinds in levels.items():
+    """Draw a line at the best accuracy that needs no learning, with all its names."""
+    best = best_baselines(baselines)
+    if best:
+        level = max(best.values())
         panel.axhline(level, color=PALETTES[theme].quiet, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
-        _note(panel, level, ", ".join(kinds), theme, below=True)
-    if levels:
-        panel.set_ylim(bottom=min(panel.get_ylim()[0], max(0.0, min(levels) - 0.09)))
+        _note(panel, level, ", ".join(best), theme, below=True)
+        panel.set_ylim(bottom=min(panel.get_ylim()[0], max(0.0, level - 0.09)))
 
 
 def _note(panel: Axes, level: float, text: str, theme: Theme, below: bool = False) -> None:

@@ -18,6 +18,7 @@ from semfocus.analysis.groups import Group, baselines_of, mechanism_order
 from semfocus.analysis.records import Record
 from semfocus.errors import UsageError
 from semfocus.measurements import Measurements
+from semfocus.measurements.kinds import USUAL_PERCENT
 from semfocus.report.figures.lines import Quantiles
 from semfocus.report.figures.style import STYLES, MechanismStyle, Theme, mechanism_style, step_style
 from semfocus.tasks.registry import option_defaults
@@ -25,7 +26,7 @@ from semfocus.training.objective import CLASSIFICATION, known_columns
 from semfocus.training.objective import is_share as is_share_column
 
 MECHANISM, TASK, OPTIONS = "attention.mechanism", "task.name", "task.options."
-PERCENTILE = "95"
+PERCENTILE = USUAL_PERCENT
 CONFIG_PARTS = ("task", "attention", "model", "training")
 LABELS = {
     "epoch": "epoch",

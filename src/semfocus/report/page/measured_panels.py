@@ -23,12 +23,13 @@ from semfocus.analysis.masks_vs_speedup import OUTCOMES, drawn_masks, mask_point
 from semfocus.analysis.records import Record
 from semfocus.errors import SemfocusError
 from semfocus.measurements import Dispersion, Measurements, Surface, SurfaceMeta, read_surface
+from semfocus.measurements.kinds import USUAL_PERCENT
 from semfocus.report.figures.scatter import draw_dispersion_vs_speedup, draw_masks_vs_speedup
 from semfocus.report.figures.surfaces import draw_surfaces
 from semfocus.report.page.pictures import PictureSpec, digest
 from semfocus.store import RunDirectory
 
-PERCENTILE = "95"  # of the queries
+PERCENTILE = USUAL_PERCENT
 Json = dict[str, Any]
 MAX_SURFACES = 4  # side by side
 DIRECTION_TEXTS = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from semfocus.analysis.comparison import Arm
+from semfocus.analysis.comparison import Arm, best_baselines
 from semfocus.analysis.groups import Group
 from semfocus.report.figures.lines import Floats, columns_of, held, series
 from semfocus.report.figures.style import mechanism_style
@@ -53,7 +53,7 @@ def _chart(group: Group, mechanisms: Sequence[str], points: int, few: int) -> Js
     return {
         "name": group.name,
         "horizon": group.comparison.horizon,
-        "baselines": {kind: round(level, 4) for kind, level in group.comparison.baselines.items()},
+        "baselines": {kind: round(level, 4) for kind, level in best_baselines(group.baselines).items()},
         "epochs": _plain(thinned(epochs, points)),
         "seedEpochs": _plain(thinned(epochs, few)),
         "arms": [

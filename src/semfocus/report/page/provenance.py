@@ -27,6 +27,8 @@ FACTS = {
     "threads": "CPU threads",
     "compiled": "compiled",
 }
+_EARLY_STOP = {"training.patience", "training.patience_on", "training.evaluate_test"}  # what --early-stop sets
+CHECKED = "metrics against checksums"
 _MOST_SEEDS = 256  # up to which a command is sought
 
 
@@ -35,13 +37,14 @@ def facts_of(runs: Iterable[RunDirectory]) -> dict[str, list[tuple[str, int]]]:
     counts: dict[str, Counter[str]] = {}
     for run in runs:
         try:
-            status = run.status() or {}
+            status, verification = run.status() or {}, run.verification()
         except SemfocusError:
             continue  # a damaged status is among the faults of the results
+        counts.setdefault(CHECKED, Counter())[verification] += 1
         for name, title in FACTS.items():
             if isinstance(status.get(name), (str, int, float)):
                 counts.setdefault(title, Counter())[str(status[name])] += 1
-    return {title: counts[title].most_common() for title in FACTS.values() if title in counts}
+    return {title: counts[title].most_common() for title in (*FACTS.values(), CHECKED) if title in counts}
 
 
 def commit() -> str | None:
@@ -71,35 +74,42 @@ def _command(group: Group, base: str) -> str | None:
     task = first["task"]
     try:
         wanted = RunConfig.model_validate({name: first[name] for name in RunConfig.model_fields if name in first})
-        start = (
-            recipes.quick(task["name"], wanted.attention.mechanism, wanted.seed)
-            if base == "quick"
-            else recipes.configure(
-                task["name"], wanted.attention.mechanism, wanted.seed, cast("recipes.Recipe", base), task["options"]
-            )
-        )
+        asked = task["name"], wanted.attention.mechanism, wanted.seed
+        if base == "quick":
+            start = recipes.quick(*asked, options=task["options"])
+            implied = recipes.quick(*asked).task.options
+        else:
+            start, implied = recipes.configure(*asked, cast("recipes.Recipe", base), task["options"]), {}
     except (SemfocusError, ValueError, TypeError, KeyError):
         return None
     if seeds is None or task["name"].startswith("-") or start.task.options != wanted.task.options:
         return None
     words = ["semfocus", "compare", task["name"], "--attention", ",".join(group.mechanisms), "--seeds", str(seeds)]
     words += {"quick": ["--quick"], "clean": []}.get(base, ["--recipe", base])
-    if base != "quick":
-        words += [w for name, value in wanted.task.options.items() for w in ("--option", f"{name}={_plain(value)}")]
-    for name, value in _changes(start, wanted):
+    for name, value in wanted.task.options.items():
+        words += [] if name in implied and implied[name] == value else ["--option", f"{name}={_plain(value)}"]
+    changes = dict(_changes(start, wanted))
+    if changes.pop("training.tuned", ""):
+        changes.pop("training.lr", None)
+        words += ["--tune", "lr"]
+    if changes.keys() >= _EARLY_STOP:
+        words += ["--early-stop", str(changes["training.patience"])]
+        changes = {name: value for name, value in changes.items() if name not in _EARLY_STOP}
+    for name, value in changes.items():
         words += {"training.epochs": ["--epochs", str(value)]}.get(name, ["--set", f"{name}={json.dumps(value)}"])
     return shlex.join(words)
 
 
 def _changes(start: RunConfig, wanted: RunConfig) -> Iterator[tuple[str, Any]]:
     """(dotted field, wanted value) of the fields that a recipe sets otherwise."""
-    before, after = start.model_dump(mode="json"), wanted.model_dump(mode="json")
     for part in ("task", "attention", "model", "training"):
-        for field, value in after[part].items():
-            if before[part][field] != value and (part, field) != ("task", "options"):
+        before, after = getattr(start, part), getattr(wanted, part)
+        for field in type(after).model_fields:
+            value = getattr(after, field)
+            if getattr(before, field) != value and (part, field) != ("task", "options"):
                 yield f"{part}.{field}", value
-    if before["precision"] != after["precision"]:
-        yield "precision", after["precision"]
+    if start.precision != wanted.precision:
+        yield "precision", wanted.precision
 
 
 def _seed_count(seeds: set[int]) -> int | None:

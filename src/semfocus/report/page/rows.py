@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from semfocus.analysis.accuracy import Accuracies, accuracy_difference
-from semfocus.analysis.comparison import BASE, Arm
+from semfocus.analysis.comparison import BASE, Arm, best_baselines
 from semfocus.analysis.groups import Group
 from semfocus.analysis.records import Record
 from semfocus.report.text import duration, epochs_text, interval_text, ratio_text
@@ -118,11 +118,9 @@ def accuracy(group: Group) -> list[Row]:
 
 
 def baseline_marks(baselines: Mapping[str, float]) -> list[tuple[float, str]]:
-    """(per cent, names) of the accuracies that need no learning; equal ones share an entry."""
-    levels: dict[float, list[str]] = {}
-    for kind, level in baselines.items():
-        levels.setdefault(round(100 * level, 1), []).append(kind)
-    return [(level, ", ".join(kinds)) for level, kinds in sorted(levels.items())]
+    """(per cent, names) of the best accuracy that needs no learning."""
+    best = best_baselines(baselines)
+    return [(round(100 * max(best.values()), 1), ", ".join(best))] if best else []
 
 
 def ticks(top: float, wanted: int = 5) -> list[float]:

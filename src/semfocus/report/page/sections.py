@@ -18,6 +18,7 @@ from semfocus.report.page.markup import shown
 from semfocus.report.page.payload import charts, metric_texts, shapes
 from semfocus.report.page.provenance import command, commit, config_for_training, facts_of
 from semfocus.report.page.summary import summary_text
+from semfocus.report.text import facts_text
 from semfocus.training.objective import CLASSIFICATION
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ HEADING_SETTINGS = (
 )  # fmt: skip
 MARKS = {
     "holds": ("✓", "holds"),
-    "holds in part": ("◐", "part"),
+    "mixed": ("◐", "part"),
     "does not hold": ("✗", "not"),
-    "not enough data": ("?", "unknown"),
+    "not decided": ("?", "unknown"),
 }
 
 
@@ -95,6 +96,7 @@ def group(place: int, group: Group, mechanisms: list[str]) -> Json:
         "level": comparison.learned.level(),
         "settings": "; ".join(setting_text(n, group.settings[n]) for n in HEADING_SETTINGS if group.settings.get(n)),
         "findings": summary_text(group),
+        "facts": facts_text(group.comparison.facts),
         "curve_note": _curve_note(group),
         "convergence": convergence,
         "convergence_titles": rows.CONVERGENCE,
@@ -182,8 +184,8 @@ def verdict(verdict: Verdict) -> Json:
     mark, css = MARKS[verdict.outcome]
     ends = None if verdict.interval is None else [_end(end) for end in verdict.interval]
     return {
-        "decided": verdict.outcome != "not enough data",
-        "claim": verdict.claim, "statement": verdict.statement, "rule": verdict.rule, "outcome": verdict.outcome,
+        "decided": verdict.outcome != "not decided",
+        "claim": verdict.claim, "statement": verdict.statement, "rule": verdict.rule, "outcome": verdict.outcome_text,
         "mark": mark, "css": css, "effect": verdict.effect, "because": verdict.because, "runs": verdict.runs,
         "interval": None if ends is None else f"{ends[0]} to {ends[1]}",
         "p": None if verdict.p is None else f"{verdict.p:.2g}",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,6 +14,7 @@ from semfocus.errors import StorageError, UsageError
 from semfocus.report.page.page import REFRESH, render, write_page
 
 EVERY = 2.0  # seconds between checks of the runs
+FRESH = 1.0  # seconds for which a page is served without a look at the runs: thousands of files take a fifth of that
 LOOPBACK = "127.0.0.1"
 
 
@@ -47,6 +50,7 @@ class PageServer(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._seen: object = None
         self._page = b""
+        self._looked_at = 0.0
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -61,10 +65,18 @@ class PageServer(ThreadingHTTPServer):
         """The host names of requests from this machine; any other host is an attack by another site."""
         return {f"{host}:{self.server_port}" for host in (LOOPBACK, "localhost")}
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a client that has gone away; anything else is shown as ever."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
     def page(self) -> bytes:
         """The page of the runs as they are now."""
         with self._lock:
+            if self._page and time.monotonic() - self._looked_at < FRESH:
+                return self._page
             now = fingerprint(self.store_root)
+            self._looked_at = time.monotonic()
             if now != self._seen or not self._page:
                 results = Results.load(self.store_root)
                 refresh = REFRESH if "running" in results.states else None

@@ -9,6 +9,7 @@ from semfocus.analysis.accuracy import Accuracies
 from semfocus.analysis.comparison import Comparison
 from semfocus.analysis.multiple import ALPHA
 from semfocus.report.text import TextTable, correlation_text, epochs_text, layer_table
+from semfocus.training.objective import known_columns
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,11 +36,16 @@ def comparison_table(comparison: Comparison) -> Table:
         "best",
     ):
         table.add_column(title, justify="right", no_wrap=True)
+    others = dict.fromkeys(name for arm in comparison.arms for name in arm.others)
+    for name in others:
+        table.add_column(known_columns()[name], justify="right", no_wrap=True)
     for arm in comparison.arms:
         median, spread = epochs_text(arm)
         speed = "" if arm.speed_up is None else arm.speed_up.ratio.text
         seeds = f"{arm.reached} of {len(arm.times.seeds)}"
-        table.add_row(arm.mechanism, median, spread, seeds, speed, _share(arm.final_heldout), _share(arm.best_heldout))
+        shares = [_share(arm.final_heldout), _share(arm.best_heldout)]
+        shares += [_share(arm.others[name]) if name in arm.others else "" for name in others]
+        table.add_row(arm.mechanism, median, spread, seeds, speed, *shares)
     return table
 
 

@@ -20,7 +20,7 @@ from semfocus.attention.inspection import AttentionInfo
 from semfocus.attention.kernels.short.arguments import empty_like_layout
 from semfocus.attention.kernels.short.configs import MAX_HEAD_DIM, MAX_LISTED_KEYS, MAX_SHORT_LENGTH, MAX_WHOLE_LENGTH
 from semfocus.attention.mechanisms import Mechanism, is_registered, parse_mechanism
-from semfocus.attention.selection import in_functorch
+from semfocus.counter_rng import in_functorch
 
 SERVED = ("full", "banded", "block_local", "topk", "bottomk")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -101,6 +101,8 @@ def refuses_call(inputs: AttentionInputs) -> str | None:
         return "straight_through needs the weights of dropped keys"
     if inputs.bias is not None:
         return "a float mask is left to the dense backend"
+    if inputs.k_positions is not None:
+        return "explicit positions are left to the other backends"
     if in_functorch():
         return "torch.func needs plain tensor operations"
     if inputs.q.dtype not in DTYPES:

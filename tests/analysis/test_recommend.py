@@ -1,0 +1,84 @@
+"""What is recommended of several k, on runs made by hand: decided, a hint, or that focus does not help."""
+
+from __future__ import annotations
+
+import pytest
+
+from semfocus.analysis.comparison import compare_records
+from semfocus.analysis.recommend import Recommendation, recommend
+from semfocus.recipes import ladder
+from tests.analysis.made import run
+
+
+def _advice(arms: dict[str, tuple[float | None, float]], seeds: int = 10) -> Recommendation:
+    """Each mechanism with its epoch of convergence (None: never), a little later with each seed, and its accuracy."""
+    records = [
+        run("even_pairs", mechanism, seed, at=None if at is None else at + seed, heldout=heldout, heldout_at=50)
+        for mechanism, (at, heldout) in arms.items()
+        for seed in range(seeds)
+    ]
+    return recommend(compare_records("own", records, {"chance": 0.5}))
+
+
+def test_the_fastest_k_that_is_as_accurate_is_recommended_with_its_p() -> None:
+    advice = _advice({"full": (40, 0.9), "topk:2": (10, 0.7), "topk:4": (20, 0.91), "topk:8": (39, 0.9)})
+    assert (advice.mechanism, advice.is_decided) == ("topk:4", True)
+    assert "topk:4 is the one to take: it learns" in advice.text
+    assert "after Holm over 3 comparisons" in advice.text
+    assert "held-out accuracy is +1.0 points" in advice.text
+
+
+def test_few_seeds_give_a_hint_that_says_how_many_would_decide() -> None:
+    advice = _advice({"full": (40, 0.9), "topk:2": (10, 0.9), "topk:4": (20, 0.9)}, seeds=3)
+    assert (advice.mechanism, advice.is_decided) == ("topk:2", False)
+    assert "looks best" in advice.text
+    assert "A hint, not a proof: not enough data: with 3 paired seeds" in advice.text
+    assert "at least 7 seeds are needed" in advice.text
+
+
+@pytest.mark.parametrize(
+    ("arms", "why"),
+    [
+        (
+            {"full": (20, 0.9), "topk:2": (30, 0.9), "topk:4": (20, 0.9)},
+            "none of topk:2, topk:4 learns faster than full",
+        ),
+        ({"full": (40, 0.9), "topk:2": (10, 0.7)}, "as fast, but its held-out accuracy is -20.0 points"),
+        ({"full": (20, 0.9), "topk:2": (None, 0.5)}, "none of topk:2 learns faster"),
+    ],
+)
+def test_full_attention_is_recommended_where_no_k_is_faster_and_as_accurate(arms: dict, why: str) -> None:
+    advice = _advice(arms)
+    assert (advice.mechanism, advice.is_decided) == ("full", True)
+    assert advice.text.startswith("Focus does not help here: ")
+    assert why in advice.text
+
+
+def test_a_difference_within_chance_is_no_reason() -> None:
+    records = [
+        run(
+            "even_pairs",
+            mechanism,
+            seed,
+            at=20 + (3 if (seed % 2 == 0) == (mechanism == "full") else 0) + (mechanism == "full"),
+        )
+        for mechanism in ("full", "topk:4")
+        for seed in range(10)
+    ]
+    advice = recommend(compare_records("own", records, {}))
+    assert advice.mechanism == "full"
+    assert "beyond chance (best: topk:4" in advice.text
+
+
+def test_nothing_is_recommended_where_nothing_learned_or_nothing_is_there() -> None:
+    advice = _advice({"full": (None, 0.5), "topk:2": (None, 0.5)})
+    assert (advice.mechanism, advice.is_decided) == ("", False)
+    assert "nothing reached 95 % training accuracy" in advice.text
+    assert recommend(compare_records("own", [], {})).mechanism == ""
+    assert "it takes ended runs of full attention and of some k" in _advice({"topk:2": (10, 0.9)}).text
+
+
+def test_the_ladder_of_k_fits_the_sequence() -> None:
+    assert ladder(40) == ["topk:2", "topk:4", "topk:8", "topk:16"]
+    assert ladder(10) == ["topk:2", "topk:4"]
+    assert ladder(2) == ["topk:2"]

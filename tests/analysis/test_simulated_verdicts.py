@@ -1,0 +1,37 @@
+"""Whole verdicts on simulated studies whose truth is known; docs/verdicts.md has all of them, with more repetitions."""
+
+from __future__ import annotations
+
+import pytest
+
+FEW = 15
+
+
+@pytest.fixture(scope="module")
+def shares(verdict_simulation):
+    """The share of repetitions with each outcome, of the simulated study of this name."""
+    worlds = {world.key: world for world in verdict_simulation.WORLDS + verdict_simulation.MEASURED_WORLDS}
+    return lambda name: verdict_simulation.outcomes(worlds[name], FEW)
+
+
+def test_seven_slower_tasks_refute_c1_however_fast_the_eighth(shares) -> None:
+    assert shares("C1/2x on one, 0.7x on seven")["does not hold"] == 1
+
+
+def test_small_gains_are_not_refuted_and_larger_ones_mostly_shown(shares) -> None:
+    assert shares("C1/1.15x on all")["does not hold"] == 0
+    assert shares("C1/1.3x on all")["holds"] > 0.5
+
+
+def test_groups_of_seeds_and_censoring_mislead_neither_way(shares) -> None:
+    assert shares("C1/1x, 30 % of runs three times as slow")["holds"] == 0
+    assert shares("C2/1.3x, 8.83x, 60 % of full censored")["does not hold"] == 0
+    assert shares("C5/30 % of full stuck, 30 % of top-k; 2x")["holds"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [("all of a 3x lead gained and lost", "holds"), ("none gained, none lost", "does not hold")],
+)
+def test_an_intervention_tells_cause_from_company(shares, name: str, outcome: str) -> None:
+    assert shares(f"C13/{name}")[outcome] > 0.9
