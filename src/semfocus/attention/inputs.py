@@ -125,10 +125,10 @@ class AttentionInputs:
 
 def common_lead(q: Tensor, k: Tensor, v: Tensor) -> torch.Size:
     """The batch dimensions and heads of q, k and v, broadcast together."""
-    lead, others = q.shape[:-2], {k.shape[:-2], v.shape[:-2]}
-    if others == {lead}:  # torch.broadcast_shapes costs as much as a small attention
+    lead, shared = q.shape[:-2], k.shape[:-2] == v.shape[:-2]
+    if shared and lead == k.shape[:-2]:  # torch.broadcast_shapes costs as much as a small attention
         return lead
-    if len(others) == 1 and k.dim() == q.dim() and broadcasts(k.shape[:-2], lead):
+    if shared and k.dim() == q.dim() and broadcasts(k.shape[:-2], lead):
         return lead
     return torch.broadcast_shapes(lead, k.shape[:-2], v.shape[:-2])
 
