@@ -205,6 +205,8 @@ def headlines() -> list[str]:
 
 def map_of_ratios(lengths: list[int]) -> dict:
     """Forward and backward over the best full attention's, for 16384 tokens (or one longer row) and D = 128."""
+    import torch
+
     cells = []
     for length in lengths:
         tensors = inputs(max(1, 16384 // length), length, 128)
@@ -218,7 +220,8 @@ def map_of_ratios(lengths: list[int]) -> dict:
             time = None if isinstance(found, str) else found[1]
             cells.append({"length": length, "k": most, "ours_ms": time, "full_ms": best})
             print(f"L {length:6} k {most:3}: {'-' if time is None else f'{time / best:.2f}'}", flush=True)
-    return {"heads": HEADS, "width": 128, "dtype": "bfloat16", "causal": False, "cells": cells}
+    device = torch.cuda.get_device_name()
+    return {"device": device, "heads": HEADS, "width": 128, "dtype": "bfloat16", "causal": False, "cells": cells}
 
 
 def compile_all(lengths: list[int]) -> None:
@@ -250,7 +253,8 @@ def draw(source: Path, target: Path) -> None:
 
     from semfocus.report.figures.drawing import save
 
-    cells = json.loads(source.read_text())["cells"]
+    about = json.loads(source.read_text())
+    cells = about["cells"]
     ratio = {(cell["length"], cell["k"]): cell["ours_ms"] / cell["full_ms"] for cell in cells if cell["ours_ms"]}
     lengths, ks = sorted({length for length, _ in ratio}), sorted({k for _, k in ratio})
     grid = np.array([[ratio.get((length, k), np.nan) for length in lengths] for k in ks])
@@ -267,9 +271,14 @@ def draw(source: Path, target: Path) -> None:
             color="white" if abs(np.log2(value)) > 1.6 else "black",
         )
     axes.set(xticks=range(len(lengths)), xticklabels=lengths, yticks=range(len(ks)), yticklabels=ks)
-    axes.set(
-        xlabel="keys L", ylabel="keys kept k", title="Time of top-k over the best full attention (below 1: faster)"
-    )
+    axes.set(xlabel="keys L", ylabel="keys kept k")
+    axes.set_title("Time of top-k over the best full attention (below 1: faster)", loc="left", fontsize=10)
+    causal = "causal" if about["causal"] else "not causal"
+    figure.suptitle(
+        f"{about['device']}, {about['dtype']}, {about['heads']} heads of width {about['width']}, 16384 tokens or one "
+        f"longer row, {causal};\nforward and backward, against the faster of FlashAttention and cuDNN",
+        fontsize=8, x=0.01, ha="left",
+    )  # fmt: skip
     save(figure, target)
 
 

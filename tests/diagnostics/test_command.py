@@ -16,7 +16,7 @@ from semfocus.cli import app
 from semfocus.errors import DataError, UsageError
 from semfocus.report.figures.diagnosis import draw_heat_maps
 from semfocus.report.figures.scatter import draw_dispersion_vs_speedup
-from semfocus.report.page.diagnosis import write_model_page
+from semfocus.report.page.diagnosis import _model_headline, write_model_page
 from semfocus.report.page.page import write_page
 from semfocus.report.text import condition_rows, newest_rows
 from semfocus.store import RunDirectory, read_measurement
@@ -211,6 +211,12 @@ def test_the_name_of_a_model_is_escaped_on_the_page(tmp_path: Path) -> None:
     assert "script" not in shown.tags
     assert "img" not in shown.tags
     assert "<img src=x>" in shown.words
+
+
+def test_the_page_of_a_model_begins_with_a_plain_sentence() -> None:
+    document = {"model": "gpt2", "k": 8, "findings": ["Focusing on 8 keys would change little: layer 0."]}
+    assert _model_headline(document | {"layers": [{"queries": 4}]}) == "Focusing on 8 keys would change little"
+    assert _model_headline(document | {"layers": [{"queries": 0}]}) == "gpt2, k = 8"
 
 
 def head(value: float | None, infinite: bool = False) -> dict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def test_compare_trains_prints_a_table_and_does_not_train_again(tmp_path: Path) 
     first = _semfocus("compare", "parity", *SMALL, "--keep", "0,1", "--out", str(tmp_path))
     assert first.returncode == 0, first.stderr
     assert "epochs to 95 %" in first.stdout
-    assert "A hint, not a proof" in first.stdout
+    assert "Nothing learned: no conclusion" in first.stdout
     assert "chance 50.0%" in first.stdout
     assert {path.name for path in tmp_path.glob("curves-*")} == {"curves-parity.svg", "curves-parity.png"}
     runs = [path for path in tmp_path.iterdir() if path.is_dir()]
@@ -50,6 +51,49 @@ def test_compare_trains_prints_a_table_and_does_not_train_again(tmp_path: Path) 
     assert "Content-Security-Policy" in (tmp_path / "report.html").read_text()
     shown = _semfocus("show", runs[0].name[:6], "--out", str(tmp_path)).stdout
     assert "checkpoints: epoch 0 (step 0, kept), epoch 1 (step 4, kept), epoch 2 (step 8)" in shown
+
+
+def test_a_dry_run_of_compare_says_what_it_takes_and_writes_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    done = _semfocus("compare", "parity", *SMALL, "--out", str(out), "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "parity: 4 runs, 0 there, 4 to train" in done.stdout
+    assert "of disk space at most" in done.stdout
+    assert not out.exists()
+    told = json.loads(_semfocus("compare", "parity", *SMALL, "--out", str(out), "--dry-run", "--json").stdout)
+    assert told["tasks"][0]["waiting"] == 4
+
+
+def test_resume_ends_with_the_table_of_the_whole_comparison_and_its_page(tmp_path: Path) -> None:
+    """It ended with a line a run, and the comparison that it had finished was nowhere to be seen."""
+    first = _semfocus("compare", "parity", *SMALL, "--out", str(tmp_path))
+    assert first.returncode == 0, first.stderr
+    (one, *_) = sorted(path for path in tmp_path.iterdir() if path.is_dir())
+    for name in ("metrics.jsonl", "timing.jsonl"):
+        (one / name).write_bytes(b"")
+    (one / "status.json").unlink()
+    shutil.rmtree(one / "checkpoints")
+    (one / "checkpoints").mkdir()
+    (tmp_path / "report.html").unlink()
+    again = _semfocus("resume", "--out", str(tmp_path), "--track", f"tensorboard:{tmp_path / 'logs'}")
+    assert again.returncode == 0, again.stderr
+    assert "1 of 1 runs done" in again.stderr, "only what is left counts"
+    table = first.stdout[first.stdout.index("mechanism  epochs") : first.stdout.index("curves:")]
+    assert table.split() == again.stdout[again.stdout.index("mechanism  epochs") : again.stdout.index("page:")].split()
+    assert (tmp_path / "report.html").exists()
+    assert len(list((tmp_path / "logs").iterdir())) == 1
+
+
+def test_train_sends_metrics_to_a_tracker(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        'seed = 1\n[task]\nname = "parity"\noptions = {length = 8}\ntrain_rows = 100\nheldout_rows = 50\n'
+        '[attention]\nmechanism = "full"\n[model]\nblocks = 1\nd_model = 8\nd_mlp = 8\n[training]\nepochs = 1\n'
+    )
+    place = f"tensorboard:{tmp_path / 'logs'}"
+    small = ["--threads", "1", "--compile", "off", "--out", str(tmp_path / "runs"), "--track", place]
+    done = _semfocus("train", str(tmp_path / "run.toml"), *small)
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "logs").rglob("events*"))
 
 
 def _reviews(path: Path, last: str) -> Path:

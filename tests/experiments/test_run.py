@@ -49,6 +49,7 @@ def results(outcome: Outcome) -> list[dict[str, Any]]:
     for part in found:
         for arm in part["mechanisms"]:
             arm.pop("seconds_per_run")
+            arm.pop("seconds_per_epoch")
     return found
 
 
@@ -94,6 +95,13 @@ def test_a_study_whose_runs_are_all_there_trains_nothing_even_if_another_study_m
     second = run(again, RUNTIME)
     assert contents(tmp_path) == before
     assert results(second) == results(first)
+    assert "<h1><bdi>Dispersion and separation, trained models</bdi></h1>" in (tmp_path / "report.html").read_text()
+    assert second.page == tmp_path / "report.html"
+    part = run(planned("controls", out=tmp_path, **SMALL | {"attention": ["full"]}), RUNTIME)
+    assert part.page == tmp_path / "controls.html", "beside other runs a study has a page of its own"
+    assert "<h1><bdi>Focus, or just sparsity?</bdi></h1>" in part.page.read_text()
+    assert "controls: 2 runs" in part.page.read_text()
+    assert "<h1><bdi>Nothing learned: no conclusion</bdi></h1>" in (tmp_path / "report.html").read_text()
     more = planned("table_6", out=tmp_path, **SMALL | {"seeds": 3})
     assert len(more.waiting) == 2
 

@@ -26,7 +26,7 @@ from tests.golden.cases import CASES, COMPARISON
 
 HERE = Path(__file__).parent
 RUNS, PAGE = HERE / "runs.json", HERE / "page.json"
-CLOCKS = {"seconds_per_run"}  # in the comparison's table
+CLOCKS = {"seconds_per_run", "seconds_per_epoch"}  # in the comparison's table
 NOT_DRAWN = {"config"}  # in the page's data: settings to download
 Json = dict[str, Any]
 

@@ -81,7 +81,7 @@ def test_it_opens_with_the_network_off_asks_for_nothing_and_complains_of_nothing
     report: Path, visit: Callable[..., Visit]
 ) -> None:
     visited = visit(report)
-    assert visited.page.locator("h1").inner_text().startswith("topk:5 learns")
+    assert visited.page.locator("h1").inner_text().startswith("topk:5 needs ")
     assert visited.page.locator(".group").count() == 3
     assert visited.page.locator("[data-chart=curves] svg path.line").count() == 3 + 3 + 2 + 1  # and the one of topk:9
     assert visited.page.locator("[data-chart=waiting] svg path.line").count() == 3 + 3 + 2 + 1
@@ -271,7 +271,7 @@ def test_nothing_sticks_out_of_a_phone(report: Path, visit: Callable[..., Visit]
 
 def test_without_scripts_words_and_tables_are_still_there(report: Path, visit: Callable[..., Visit]) -> None:
     page = visit(report, java_script_enabled=False).page
-    assert "topk:5 learns" in page.locator("h1").inner_text()
+    assert "topk:5 needs" in page.locator("h1").inner_text()
     assert page.locator("table.data").count() == 2 * 3 + 1
     assert "need JavaScript" in page.locator("noscript").inner_text()
 

@@ -24,6 +24,8 @@ from semfocus.measurements.store import KINDS
 from semfocus.report.figures.declared import draw_panels
 from semfocus.report.figures.drawing import keeping_figures
 from semfocus.report.figures.panel_values import field_value
+from semfocus.report.figures.places import sizes_of
+from semfocus.report.figures.style import mechanism_style
 from semfocus.training.runtime import Runtime
 from tests.report import measured as made_up
 from tests.report.helpers import configs, made, rows
@@ -137,6 +139,33 @@ def test_a_median_seed_that_never_converges_is_a_hollow_mark_at_the_last_epoch(t
     assert [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in hollow] == [(0.0, 12.0)]
     assert "never converged" in figure.get_suptitle().replace("\n", " ")
     assert figure.axes[0].get_ylim()[1] > 12
+
+
+def test_sizes_of_one_mechanism_are_drawn_against_k_with_full_attention_as_a_level_line(tmp_path: Path) -> None:
+    names = ("full", "topk:1", "topk:5", "topk:15")
+    for config in configs(("parity",), names, 2, training__epochs=12):
+        made(tmp_path, config)
+    metrics = ("converged_at", "final.heldout_accuracy")
+    panel = Panel("by k", metrics, "sweep", "attention.mechanism", ("task.name",))
+    results = Results.load(tmp_path)
+    (figure,) = drawn(panel, results)
+    below = figure.axes[1]
+    assert below.get_xlabel() == "keys kept, k"
+    assert [text.get_text() for text in below.get_xticklabels()] == ["1", "5", "15"]
+    (dotted,) = [line for line in below.lines if len(set(line.get_xdata())) == 2 and line.get_xdata()[0] == 0]
+    (group,) = results.groups
+    assert dotted.get_ydata()[0] == pytest.approx(group.comparison.arm("full").final_heldout.median)
+    marks = [line for line in below.lines if len(line.get_xdata()) == 1]
+    assert [line.get_color() for line in marks] == [mechanism_style(name).colour for name in names[1:]]
+    assert "dotted: full attention" in figure.get_suptitle().replace("\n", " ")
+
+
+def test_mechanisms_of_several_families_are_no_sweep_of_sizes() -> None:
+    assert sizes_of(["full", "topk:9", "topk:1", "topk:5"]) == {"topk:1": 1, "topk:5": 5, "topk:9": 9}
+    assert sizes_of(["full", "topk:5", "topk:9"]) == {}
+    assert sizes_of(["topk:1", "topk:5", "topk:9", "banded:5"]) == {}
+    assert sizes_of(["topk:1", "topk:5", "topk:9+1s"]) == {}
+    assert sizes_of(["topk:1", "topk:5", "topk:9", "somebody's own"]) == {}
 
 
 def test_measured_curves_go_along_what_was_measured(results: Results) -> None:

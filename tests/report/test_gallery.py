@@ -11,11 +11,13 @@ import pytest
 from semfocus.analysis.comparison import compare_records
 from semfocus.analysis.groups import group_records
 from semfocus.analysis.records import Record
-from semfocus.report.figures.curves import Column, draw_grid
+from semfocus.report.figures.curves import HELD, Column, draw_grid
+from semfocus.report.figures.drawing import keeping_figures
 from semfocus.report.figures.gallery import ablations, draw_all, main_groups, write_figures
 from semfocus.report.figures.heatmap import cell_texts, strength
 from semfocus.report.figures.lines import quantiles, series
 from semfocus.report.figures.style import PALETTES
+from semfocus.report.page.payload import charts
 from semfocus.report.text import epochs_text, interval_text
 from tests.analysis.test_comparison import record
 from tests.report.helpers import configs, records, store
@@ -49,6 +51,29 @@ def test_every_figure_of_a_store_is_drawn_in_every_format_and_theme_asked_for(tm
     assert [path.name for path in dark] == [f"{kind}-dark.svg" for kind in (*kinds, "ablation-even-pairs-blocks")]
     assert PALETTES["dark"].ground in dark[0].read_text()
     assert PALETTES["dark"].ground not in written[0].read_text()
+
+
+def test_a_curve_whose_runs_have_all_stopped_goes_on_thin_as_on_the_page(tmp_path: Path) -> None:
+    """It ended where its last run stopped, while the page drew it to the end."""
+    runs = [record("full", s, [0.5] * 10) for s in range(3)] + [record("topk:5", s, [0.5, 1.0]) for s in range(3)]
+    column = Column.of("task", compare_records("task", runs, {}), runs)
+    with keeping_figures() as figures:
+        draw_grid([column], ["train_accuracy"], tmp_path / "curves")
+    lines = figures[0].axes[0].lines
+    (thin,) = [line for line in lines if line.get_linewidth() == HELD]
+    assert (list(thin.get_xdata()), list(thin.get_ydata())) == ([2, 10], [1, 1])
+    assert "thin: all runs have stopped" in figures[0].get_suptitle().replace("\n", " ")
+    (chart,) = charts(group_records(runs).groups, ["full", "topk:5"])
+    assert [arm.get("heldFrom") for arm in chart["arms"]] == [None, 2]
+
+
+def test_labels_of_levels_that_lie_close_together_are_one_label(tmp_path: Path) -> None:
+    runs = [record("full", s, [0.5, 0.9]) for s in range(3)]
+    baselines = {"chance": 0.5, "majority": 0.51, "shortcut": 0.52, "other": 0.8}
+    column = Column.of("task", compare_records("task", runs, baselines), runs)
+    with keeping_figures() as figures:
+        draw_grid([column], ["heldout_accuracy"], tmp_path / "curves")
+    assert {text.get_text() for text in figures[0].axes[0].texts} == {"shortcut, majority, chance", "other"}
 
 
 def test_many_tasks_are_split_into_sheets_of_four(tmp_path: Path) -> None:
@@ -86,7 +111,7 @@ def test_a_cell_tells_faster_slower_never_and_not_even_full_attention_apart() ->
         return cell_texts(compare_records("task", runs, {}).arm("topk:5"))
 
     late, soon, never = [0.5] * 7 + [1.0], [0.5, 1.0], [0.5]
-    assert cell(late, soon) == ("4x", "4 to 4")
+    assert cell(late, soon) == ("4x", "may be chance"), "three seeds: the interval leaves out 1, but p is 0.25"
     assert cell(never, soon)[0] == "≥ 5x"
     assert cell(soon, never) == ("never", "0.2x or less")
     assert cell(never, never) == ("never", "nor does full")

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,18 +18,21 @@ import pytest
 from typer.testing import CliRunner
 
 from semfocus import recipes
+from semfocus.analysis.groups import group_records
 from semfocus.analysis.results import Results
 from semfocus.cli import app
 from semfocus.config import RunConfig
 from semfocus.errors import StorageError, UsageError
 from semfocus.execution import Executor, RunOutcome, register_executor
 from semfocus.experiments.compare import comparison_of
+from semfocus.report.page import sections
 from semfocus.report.page.page import embedded, render, write_page
 from semfocus.report.page.provenance import command
+from semfocus.report.page.summary import About
 from semfocus.store import RunStore
 from semfocus.store.measurements import write_measurement
 from semfocus.training.loading import document
-from tests.report.helpers import configs, made, made_as, rows, store
+from tests.report.helpers import configs, made, made_as, records, rows, store
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028'\"&amp;"
 
@@ -57,7 +61,8 @@ def test_the_page_says_what_was_asked_found_and_how_it_was_made(runs: Path, tmp_
     words = text_of(page)
     for part in (
         "Which attention learns even_pairs in the fewest epochs",
-        "topk:5 got to 95 % (3 of 3 seeds)",
+        "epochs (median; 3 of 3 seeds), on average",
+        "of the rows it has not seen, on average",
         "banded:5 never reached 95 % training accuracy within 12 epochs",
         "A hint, not a proof",
         "9 done",
@@ -160,12 +165,88 @@ def test_a_damaged_measurement_is_reported_and_stops_nothing(tmp_path: Path) -> 
     assert "dispersion.json" in text_of(render(Results.load(tmp_path)))
 
 
+def first_screen(page: str) -> str:
+    """The words above the first section below the lead."""
+    lead = re.search(r'<section id="top".*?</section>', page, re.DOTALL)
+    assert lead is not None
+    return text_of(lead[0])
+
+
+def test_the_setting_that_the_headline_means_is_on_the_first_screen(tmp_path: Path) -> None:
+    """The headline spoke of the setting that learned; the only cell beside it was of the one that did not."""
+    for config in configs(("parity",), seeds=3, training__epochs=12):
+        made(tmp_path, config, measured=[row | {"train_accuracy": 0.5} for row in rows(config)])
+    store(tmp_path, ("parity",), seeds=3, training__epochs=12, model__blocks=2)
+    store(tmp_path, ("parity",), seeds=3, training__epochs=12, model__heads=2)
+    results = Results.load(tmp_path)
+    top = first_screen(render(results))
+    assert "never nor does full" in top
+    for group in results.groups:
+        assert group.details in top
+    assert "needs fewer epochs than full attention" in top
+    assert "in 2 of 3 comparisons" in top
+    assert "Nothing learned, full attention included, in 1 of 3" in top
+
+
+def test_of_very_many_settings_those_that_the_headline_means_are_on_the_first_screen(tmp_path: Path) -> None:
+    groups = [
+        replace(group, details=f"setting {i}")
+        for i in range(40)
+        for group in group_records(records(tasks=["parity"], seeds=3)).groups
+    ]
+    assert sections.first_screen(groups[:20], groups[:1]) == groups[:20]
+    shown = sections.first_screen(groups, [groups[33]])
+    assert groups[33] in shown
+
+
+def test_a_studys_title_and_question_are_the_headline_of_its_page(runs: Path) -> None:
+    about = About("controls", "Focus, or just sparsity?", "Do the k worst keys help as the k best do?")
+    page = render(Results.load(runs), about=about)
+    assert "<h1><bdi>Focus, or just sparsity?</bdi></h1>" in page
+    words = first_screen(page)
+    assert words.startswith("controls: 9 runs")
+    assert "Asked Do the k worst keys help as the k best do? full, topk:5 and banded:5, with 3 seeds each" in words
+    assert "Found topk:5 needs" in words
+
+
+def test_without_a_task_of_the_paper_there_is_no_section_of_verdicts(tmp_path: Path) -> None:
+    (config,) = configs(seeds=1, mechanisms=["full"], training__epochs=4)
+    fields = document(config, config.task.build())
+    fields["task"]["name"], fields["data"] = "reviews.csv", {"sha256": "ab" * 32}
+    made_as(tmp_path, config, fields)
+    page = render(Results.load(tmp_path))
+    assert "#verdicts" not in page
+    assert "2506.14095" not in page
+
+
+def test_several_k_are_drawn_against_k_on_the_page(tmp_path: Path) -> None:
+    store(tmp_path, ("parity",), ("full", "topk:1", "topk:5", "topk:9"), 2, training__epochs=6)
+    assert "By the number of keys kept" in text_of(render(Results.load(tmp_path)))
+    (tmp_path / "none").mkdir()
+    store(tmp_path / "none", ("parity",), ("full", "topk:1", "topk:5", "topk:9"), 2, state="empty", training__epochs=6)
+    assert "By the number of keys kept" not in text_of(render(Results.load(tmp_path / "none")))
+
+
+def test_an_interval_without_1_beside_a_large_p_is_explained_and_left_out_of_the_heat_map(tmp_path: Path) -> None:
+    epochs = {"full": 10, "topk:5": 2}
+    for config in configs(("parity", "even_pairs"), seeds=3, training__epochs=12):
+        at = epochs[config.attention.mechanism] + config.seed % 2
+        made(tmp_path, config, measured=[
+            row | {"train_accuracy": 1.0 if row["epoch"] >= at else 0.5} for row in rows(config)
+        ])  # fmt: skip
+    page = text_of(render(Results.load(tmp_path)))
+    assert page.count("may be chance") >= 2
+    assert "go by p: it is exact" in page
+    assert "3 seeds and 1 comparison cannot give less than 0.25" in page
+
+
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_a_store_where_nothing_is_learned_or_one_seed_claims_no_test(seeds: int, tmp_path: Path) -> None:
     for config in configs(seeds=seeds, training__epochs=5):
         made(tmp_path, config, measured=[row | {"train_accuracy": 0.5} for row in rows(config)])
     words = text_of(render(Results.load(tmp_path)))
-    assert "No mechanism learns faster than full attention beyond chance" in words
+    assert "Nothing learned: no conclusion" in words
+    assert "needs fewer epochs" not in words
     assert "Beyond chance, after Holm" not in words
     assert "nan" not in words.split()
 

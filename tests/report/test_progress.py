@@ -140,6 +140,34 @@ def test_time_left_covers_all_cohorts_by_the_cost_of_their_steps(clock: Clock) -
     assert board.lines["b"].state == "training"
 
 
+def test_the_time_left_counts_what_cohorts_that_wait_take_to_start(clock: Clock) -> None:
+    """A process, data and a compilation: 30 of 40 seconds were not counted."""
+    board = StudyProgressTable({name: Work(name, 100, 1.0) for name in "abc"}, clock=clock)
+    assert board.left == "0 of 3 runs done, starting"
+    clock.now = 10.0
+    board(Report(["a"], 0, 0, 0.0))  # ten seconds until it began
+    clock.now = 32.0
+    board(Report(["a"], 20, 20, 22.0))  # of which twenty for a compilation
+    clock.now = 40.0
+    board(Report(["a"], 100, 100, 30.0))
+    assert left(board) == (1, 2 * (10 + 20 + 10))
+    clock.now = 45.0
+    board(Report(["b"], 0, 0, 0.0))  # in the place of the first, after five seconds
+    clock.now = 67.0
+    board(Report(["b"], 20, 20, 22.0))
+    clock.now = 71.0
+    board(Report(["b"], 60, 60, 26.0))
+    assert left(board) == (1, 4 + 10 + 27)  # c takes the mean of 30 and 25 seconds to start
+
+
+def test_a_resumed_run_has_only_its_rest_to_go(clock: Clock) -> None:
+    board = StudyProgressTable({"a": Work("a", 40, 1.0), "b": Work("b", 100, 1.0)}, finished=1, clock=clock)
+    board(Report(["a"], 60, 0, 0.0))
+    clock.now = 20.0
+    board(Report(["a"], 80, 20, 20.0))
+    assert left(board) == (1, 20 + 100)
+
+
 def test_cohorts_that_train_side_by_side_share_the_time_left(clock: Clock) -> None:
     board = StudyProgressTable({name: Work(name, 100, 1.0) for name in "abcd"}, clock=clock)
     for name in "ab":

@@ -108,6 +108,18 @@ def test_every_line_stands_out_from_its_ground(theme: Theme) -> None:
     assert contrast(PALETTES[theme].quiet, PALETTES[theme].ground) >= 4.5  # small words
 
 
+@pytest.mark.parametrize("theme", THEMES)
+def test_more_kept_keys_are_further_from_the_ground_in_steps_that_are_seen(theme: Theme) -> None:
+    """Seven values of k shared six oranges, and one key looked like nine."""
+    seen = [lab(linear(mechanism_style(name).on(theme))) for name in SWEEP]
+    steps = [(after[0] - before[0]) * (-1 if theme == "light" else 1) for before, after in itertools.pairwise(seen)]
+    assert min(steps) > 1, "lighter or darker at each step"
+    apart = [np.linalg.norm(one - other) for one, other in itertools.combinations(seen, 2)]
+    assert min(apart) > 8
+    full = lab(linear(mechanism_style("full").on(theme)))
+    assert min(np.linalg.norm(full - one) for one in seen) > 15
+
+
 def test_any_text_has_a_style_and_always_the_same() -> None:
     for name in ("", "topk:", "<script>", "topk:99999999999999999999", "ünknown:5", "\ud800"):
         assert isinstance(mechanism_style(name), MechanismStyle)

@@ -1,83 +1,20 @@
-"""Compare mechanisms on one task: which learns faster, by how much, and what the data support."""
+"""Compare mechanisms on one task: which learns in fewer epochs, and which is right on rows it has not seen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Any, Literal
+from statistics import median
+from typing import Any
 
 from semfocus.analysis.accuracy import Accuracies
-from semfocus.analysis.multiple import ALPHA, holm, not_enough
+from semfocus.analysis.findings import BASE, Finding, findings_of
+from semfocus.analysis.multiple import holm
 from semfocus.analysis.paired import paired_logrank
 from semfocus.analysis.records import Record, facts_of
-from semfocus.analysis.speedup import Ratio, SpeedUp, speed_up
+from semfocus.analysis.speedup import SpeedUp, speed_up
 from semfocus.analysis.survival import ConvergenceTimes
-from semfocus.training.objective import ACCURACY, CLASSIFICATION, Learned
-
-BASE = "full"
-FindingKind = Literal[
-    "no_base",
-    "base_alone",
-    "no_bar",
-    "no_run",
-    "never",
-    "undefined",
-    "speed_up",
-    "hint",
-    "beyond_chance",
-    "no_difference",
-]  # the middle four are about one mechanism, the others about the whole comparison
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One statement that the data support; `mechanism` is empty when it is about the whole comparison."""
-
-    kind: FindingKind
-    mechanism: str = ""
-    reached: tuple[int, int] = (0, 0)  # seeds at the threshold, of how many
-    base_reached: tuple[int, int] = (0, 0)  # the same of full attention
-    ratio: Ratio | None = None
-    horizon: float = 0.0
-    comparisons: int = 0
-    decided: tuple[tuple[str, float], ...] = ()  # mechanism and p, of differences beyond chance
-    doubt: str = ""  # why the seeds cannot decide
-    learned: Learned = CLASSIFICATION.learned
-    baseline: float = 0.0
-
-    @property
-    def text(self) -> str:
-        """The whole sentence."""
-        return self.mechanism + self.predicate()
-
-    def predicate(self, space: str = "", ratio_text: Callable[[Ratio], str] = attrgetter("text")) -> str:
-        """The sentence without its mechanism. `space` stands before a percent sign; `ratio_text` writes a ratio."""
-        share = f"{self.reached[0]} of {self.reached[1]} seeds"
-        match self.kind:
-            case "no_base":
-                return "Without full attention among the mechanisms there is nothing to compare with."
-            case "base_alone":
-                return "Full attention alone: nothing to compare with."
-            case "no_bar":
-                told = f"Without learning {self.baseline:.1%} are right: {self.learned.text(space)} shows nothing"
-                return f"{told}; compare with --option metrics=balanced."
-            case "no_run":
-                return ": no finished run."
-            case "never":
-                return f" never reached {self.learned.text(space)} within {self.horizon:g} epochs ({share})."
-            case "hint":
-                return f"A hint, not a proof: {self.doubt}."
-            case "beyond_chance":
-                names = ", ".join(f"{mechanism} (p = {p:.2g})" for mechanism, p in self.decided)
-                return f"Beyond chance, after Holm over {self.comparisons} comparisons: {names}."
-            case "no_difference":
-                return f"None of the differences is beyond chance after Holm over {self.comparisons} comparisons."
-        if self.kind == "undefined" or self.ratio is None:
-            return f" got there ({share}); the speed-up is undefined."
-        base = f"{self.base_reached[0]} of {self.base_reached[1]} seeds"
-        level, ratio = self.learned.level(space), ratio_text(self.ratio)
-        return f" got to {level} ({share}) {ratio} as fast as full attention ({base})."
+from semfocus.training.objective import CLASSIFICATION, Learned
 
 
 @dataclass(frozen=True)
@@ -92,13 +29,21 @@ class Arm:
     speed_up: SpeedUp | None  # over full attention; None for full attention itself
     p: float | None  # of the paired test against full attention, after Holm
     diverged: int
-    seconds: float
+    seconds: float  # of a run, the mean
+    seconds_per_epoch: float | None  # the median over runs; seeds that train side by side each count the whole time
     # Of each share beside held-out accuracy, by column: the final ones, and of the test split those that count.
     others: Mapping[str, Accuracies] = field(default_factory=dict)
 
     @property
     def reached(self) -> int:
         return int(self.times.reached.sum())
+
+    @property
+    def seconds_to_learn(self) -> float | None:
+        """The median epochs in seconds of training; None where half of the seeds never got there."""
+        if self.times.median is None or self.seconds_per_epoch is None:
+            return None
+        return self.times.median * self.seconds_per_epoch
 
 
 @dataclass(frozen=True)
@@ -122,9 +67,14 @@ class Comparison:
     def arm(self, mechanism: str) -> Arm:
         return next(arm for arm in self.arms if arm.mechanism == mechanism)
 
+    @property
+    def nothing_learned(self) -> bool:
+        """Whether there are ended runs, and none of them learned: then nothing follows about speed."""
+        return any(len(arm.times) for arm in self.arms) and not any(arm.reached for arm in self.arms)
+
     def findings(self) -> list[Finding]:
         """What the data support, and what they do not."""
-        return _findings(self)
+        return findings_of(self)
 
     def sentences(self) -> list[str]:
         """The findings as text."""
@@ -199,6 +149,9 @@ def _arm(
         p,
         sum(run.state == "diverged" for run in runs),
         sum(run.seconds for run in runs) / max(len(runs), 1),
+        median(paces)
+        if (paces := [run.seconds / run.metrics[-1]["epoch"] for run in measured if run.seconds])
+        else None,
         {name: accuracies("selected" if name.startswith("test_") else "final", name) for name in _others(measured)},
     )
 
@@ -208,39 +161,6 @@ def _others(runs: list[Record]) -> list[str]:
     columns = {**runs[0].objective.columns, **runs[0].objective.test_columns} if runs else {}
     shares = [name for name, metric in columns.items() if metric.is_share and not name.startswith("train_")]
     return [n for n in shares if n != "heldout_accuracy" and any(run.final(n) is not None for run in runs)]
-
-
-def _findings(comparison: Comparison) -> list[Finding]:
-    others = [arm for arm in comparison.arms if arm.mechanism != BASE]
-    if len(others) == len(comparison.arms):
-        return [Finding("no_base")]
-    if not others:
-        return [Finding("base_alone")]
-    base = comparison.arm(BASE)
-    learned, baseline = comparison.learned, comparison.baseline
-    is_trivial = learned.metric == ACCURACY and baseline >= learned.threshold
-    findings = [Finding("no_bar", learned=learned, baseline=baseline)] if is_trivial else []
-    findings += [_about(arm, base, comparison) for arm in others]
-    decided = tuple((arm.mechanism, arm.p) for arm in others if arm.p is not None and arm.p <= ALPHA)
-    doubt = not_enough(len(base.times.seeds), len(others))
-    kind: FindingKind = "hint" if doubt else "beyond_chance" if decided else "no_difference"
-    return [*findings, Finding(kind, comparisons=len(others), decided=decided, doubt=doubt)]
-
-
-def _about(arm: Arm, base: Arm, comparison: Comparison) -> Finding:
-    seeds = {
-        "reached": (arm.reached, len(arm.times.seeds)),
-        "base_reached": (base.reached, len(base.times.seeds)),
-    }
-    ratio = arm.speed_up.ratio if arm.speed_up else None
-    kind: FindingKind = "speed_up"
-    if not arm.times.seeds:
-        kind = "no_run"
-    elif not arm.reached:
-        kind = "never"
-    elif ratio is None or ratio.value is None:
-        kind = "undefined"
-    return Finding(kind, arm.mechanism, **seeds, ratio=ratio, horizon=comparison.horizon, learned=comparison.learned)
 
 
 def _arm_dict(arm: Arm) -> dict[str, Any]:
@@ -261,5 +181,6 @@ def _arm_dict(arm: Arm) -> dict[str, Any]:
         "best_heldout": arm.best_heldout.values.tolist(),
         "final_train": arm.final_train.values.tolist(),
         "seconds_per_run": arm.seconds,
+        "seconds_per_epoch": arm.seconds_per_epoch,
         **{f"final_{name}": shares.values.tolist() for name, shares in arm.others.items()},
     }

@@ -19,10 +19,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from semfocus.analysis.comparability import task_name
 from semfocus.analysis.comparison import Comparison
 from semfocus.analysis.groups import Group, Grouping, base_first, group_records
 from semfocus.analysis.records import Fault, Measurements, Record, read_records, read_run_measurements
 from semfocus.analysis.verdicts import Verdict, judge
+from semfocus.analysis.verdicts.settings import TASKS
 from semfocus.errors import CorruptData, StorageError, UsageError
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.directory import CONFIG, LOCK, METRICS, STATUS
@@ -95,6 +97,11 @@ class Results:
         return judge(self.records, self.measurements)
 
     @property
+    def has_paper_tasks(self) -> bool:
+        """Whether any run is about a task of the paper, so that its claims can be judged at all."""
+        return any(task_name(group.settings) in TASKS for group in self.groups)
+
+    @property
     def mechanisms(self) -> list[str]:
         """All mechanisms in display order."""
         return base_first(record.mechanism for record in self.records)
@@ -114,18 +121,23 @@ class Results:
         return datetime.fromtimestamp(max(times), UTC) if times else None
 
     def overview(self) -> list[dict[str, Any]]:
-        """A row of plain values for each entry of the store; `why` says what is wrong with an unreadable one."""
-        rows = [_overview_row(record) for record in self.records]
+        """A row of plain values for each entry of the store; `why` says what is wrong with an unreadable one.
+
+        `settings` are those in which runs of one task differ, as in the names of groups: `blocks 6, heads 2`.
+        """
+        settings = {record.id: group.details for group in self.groups for record in group.records}
+        rows = [_overview_row(record, settings.get(record.id, "")) for record in self.records]
         rows += [{"id": fault.name, "state": fault.kind, "why": fault.what} for fault in self.unreadable]
         return sorted(rows, key=lambda row: row["id"])
 
 
-def _overview_row(record: Record) -> dict[str, Any]:
+def _overview_row(record: Record, settings: str) -> dict[str, Any]:
     return {
         "id": record.id,
         "state": record.state,
         "why": record.why,
         "task": record.config["task"]["name"],
+        "settings": settings,
         "mechanism": record.mechanism,
         "seed": record.seed,
         "epoch": record.final("epoch") or 0,

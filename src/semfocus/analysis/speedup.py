@@ -45,6 +45,12 @@ class Ratio:
     sign: Sign
 
     @property
+    def inverse(self) -> Ratio:
+        """The ratio the other way round: `>= 2x` becomes `<= 0.5x`."""
+        turned: dict[Sign, Sign] = {">=": "<=", "<=": ">="}
+        return Ratio(None if not self.value else 1 / self.value, turned.get(self.sign, self.sign))
+
+    @property
     def text(self) -> str:
         """As people write it: `5.2x`, `>= 2.4x`, `undefined`."""
         if self.value is None:

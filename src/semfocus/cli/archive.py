@@ -15,20 +15,31 @@ _GIB = 2**30
 
 def pack_command(
     directory: RunsDirectory = None,
-    out: Annotated[Path, typer.Option(help="The archive to write.")] = Path("runs.tar.xz"),
-    study: Annotated[str | None, typer.Option(help="Only the runs of this study (a name or a study file).")] = None,
-    scale: Annotated[Literal["paper", "quick", "smoke"] | None, typer.Option(help="Of the study.")] = None,
-    recipe: Annotated[Literal["paper", "clean"] | None, typer.Option(help="Of the study.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Of the study.")] = None,
+    out: Annotated[Path, typer.Option(help="The path of the archive to write.")] = Path("runs.tar.xz"),
+    study: Annotated[
+        str | None, typer.Option(help="Pack only the runs of this study (a name or a study file).")
+    ] = None,
+    scale: Annotated[
+        Literal["paper", "quick", "smoke"] | None, typer.Option(help="The scale at which the study was run.")
+    ] = None,
+    recipe: Annotated[
+        Literal["paper", "clean"] | None, typer.Option(help="The recipe by which the study was run.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="The number of seeds with which the study was run.")] = None,
     sets: Sets = None,
-    tasks: Annotated[str | None, typer.Option(help="Only runs of these tasks, separated by commas.")] = None,
-    runs: Annotated[str | None, typer.Option(help="Only these runs: beginnings of ids, separated by commas.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Pack only runs of these tasks, separated by commas.")] = None,
+    runs: Annotated[
+        str | None, typer.Option(help="Pack only these runs: beginnings of ids, separated by commas.")
+    ] = None,
     unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Also interrupted runs, with their newest checkpoints, to go on.")
+        bool,
+        typer.Option(
+            "--unfinished", help="Pack interrupted runs as well, with their newest checkpoints, to go on elsewhere."
+        ),
     ] = False,
     checkpoints: Annotated[
         Literal["none", "last", "kept", "all"],
-        typer.Option(help="Which checkpoints to take; each has the ones before."),
+        typer.Option(help="Which checkpoints to take; each choice has those of the ones before."),
     ] = "none",
     part_size: Annotated[float | None, typer.Option(help="Split into archives of at most so many MiB each.")] = None,
 ) -> None:
@@ -73,11 +84,18 @@ def pack_command(
 
 
 def unpack_command(
-    archives: Annotated[list[Path], typer.Argument(help="Archives that `semfocus pack` has written.")],
-    out: Annotated[Path | None, typer.Option(help="The store. Default: SEMFOCUS_RUNS, else ./runs.")] = None,
-    max_gib: Annotated[float, typer.Option(help="Refuse an archive that unpacks to more.")] = 4,
+    archives: Annotated[list[Path], typer.Argument(help="The archives, as `semfocus pack` has written them.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The store to unpack into. Default: SEMFOCUS_RUNS, else ./runs.")
+    ] = None,
+    max_gib: Annotated[float, typer.Option(help="Refuse an archive that unpacks to more GiB.")] = 4,
 ) -> None:
-    """Unpack runs into a store and merge them with what is there. A damaged archive changes nothing."""
+    """Unpack runs into a store and merge them with what is there. A damaged archive changes nothing.
+
+    \b
+    semfocus unpack runs.tar.xz
+    semfocus unpack sitting-1.tar.xz sitting-2.tar.xz --out runs
+    """
     from semfocus.archive.unpack import unpack
     from semfocus.store import RunStore
 
@@ -114,7 +132,11 @@ def publish_command(
         list[str] | None, typer.Option(help="A commit at which the runs were trained, for the manifest. Repeatable.")
     ] = None,
 ) -> None:
-    """Publish the ended runs of a store as small tables, from which `semfocus rebuild` makes everything again."""
+    """Publish the ended runs of a store as small tables, from which `semfocus rebuild` makes everything again.
+
+    \b
+    semfocus publish runs --out results/paper
+    """
     from semfocus import __version__
     from semfocus.analysis.gaps import gaps
     from semfocus.analysis.results import Results
@@ -135,12 +157,20 @@ def publish_command(
 
 
 def rebuild_command(
-    folder: Annotated[Path, typer.Argument(help="A folder of tables that `semfocus publish` has written.")],
-    out: Annotated[Path, typer.Option(help="Where the runs are rebuilt, and the page.")] = Path("build/paper"),
-    scale: Annotated[Literal["paper", "quick", "smoke"], typer.Option(help="At which the studies were run.")] = "paper",
+    folder: Annotated[Path, typer.Argument(help="The folder of tables that `semfocus publish` has written.")],
+    out: Annotated[Path, typer.Option(help="The folder in which the runs are rebuilt, and the page.")] = Path(
+        "build/paper"
+    ),
+    scale: Annotated[
+        Literal["paper", "quick", "smoke"], typer.Option(help="The scale at which the studies were run.")
+    ] = "paper",
     sets: Sets = None,
 ) -> None:
-    """Make verdicts, figures and page again from published tables. Nothing is trained."""
+    """Make verdicts, figures and page again from published tables. Nothing is trained.
+
+    \b
+    semfocus rebuild results/paper
+    """
     from semfocus.experiments.rebuild import rebuild
 
     rebuilt = rebuild(folder, out, scale=scale, overrides=sets or ())

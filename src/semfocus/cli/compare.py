@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from semfocus.cli.shared import (
     Compile,
     Device,
+    DryRun,
     EvaluateEvery,
     ExecutorName,
     Jobs,
@@ -24,13 +25,12 @@ from semfocus.cli.shared import (
     assignments,
     fail_if_needed,
     names_of,
+    nearby,
     print_comparison,
     print_files,
     print_run,
 )
-
-if TYPE_CHECKING:
-    from semfocus.store import RunDirectory
+from semfocus.cli.sizing import print_estimate
 
 
 def compare_command(
@@ -42,13 +42,19 @@ def compare_command(
             "auto: full and a short ladder of k, with a recommendation."
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each mechanism. The paper's ten come first.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller numbers: a few minutes on a laptop.")] = False,
+    seeds: Annotated[int, typer.Option(help="How many runs each mechanism has. The paper's ten seeds come first.")] = 3,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Take smaller numbers, for a few minutes on a laptop.")
+    ] = False,
     recipe: Annotated[
         Literal["clean", "paper", "authors"],
-        typer.Option(help="paper: padding is visible, as in the paper's own code; authors: every quirk of that code."),
+        typer.Option(
+            help="Which habits of the paper's own code to follow. clean: none; paper: padding is visible; authors: all."
+        ),
     ] = "clean",
-    epochs: Annotated[int | None, typer.Option(help="Instead of the paper's number for the task.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="How many epochs to train, instead of the paper's number for the task.")
+    ] = None,
     stop_accuracy: Annotated[
         float | None,
         typer.Option(help="Stop a run at this training accuracy, e.g. 0.95."),
@@ -62,7 +68,9 @@ def compare_command(
         typer.Option(help="lr: choose the learning rate of each mechanism first, on seeds of its own."),
     ] = None,
     until: Annotated[float | None, typer.Option(hidden=True)] = None,
-    option: Annotated[list[str] | None, typer.Option(help="An option of the task, e.g. length=60. Repeatable.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="Set an option of the task, e.g. length=60. Repeatable.")
+    ] = None,
     sets: Sets = None,
     out: Out = None,
     device: Device = "auto",
@@ -74,6 +82,7 @@ def compare_command(
     keep: Keep = "",
     executor: ExecutorName = "auto",
     track: Track = None,
+    dry_run: DryRun = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train mechanisms side by side on TASK and show what learns faster.
@@ -89,10 +98,11 @@ def compare_command(
     from semfocus.analysis.recommend import recommend
     from semfocus.execution.resuming import stale_runs
     from semfocus.experiments.compare import LADDER, comparison_of
+    from semfocus.experiments.estimate import work_of
     from semfocus.experiments.run import plan, run
     from semfocus.experiments.tuning import choose_rates, plan_tuning
     from semfocus.integrations.trackers import tracking
-    from semfocus.report.terminal.progress import ProgressTable
+    from semfocus.report.terminal.progress import StudyProgressTable
     from semfocus.training import Runtime, parse_epochs
 
     if until is not None:
@@ -119,19 +129,23 @@ def compare_command(
         evaluate_every=evaluate_every,
         keep_epochs=parse_epochs(keep),
     )
+    first = None if tune is None else plan_tuning(experiment, tune, out)
+    if dry_run:
+        for size in [*([first] if first else []), plan(experiment, out)]:
+            print_estimate(size, runtime, as_json)
+        return
     tuning: list[str] = []
-    if tune is not None:
-        first = plan_tuning(experiment, tune, out)
-        rates = len(first.jobs) // len(experiment.mechanisms)
-        with ProgressTable(dict.fromkeys(experiment.mechanisms, rates)) as table:
+    if first is not None:
+        with StudyProgressTable(work_of(first), len(first.jobs) - len(first.waiting)) as table:
             tuned = choose_rates(experiment, first, runtime, table, executor)
         experiment, tuning = tuned.experiment, tuned.lines
     job = plan(experiment, out)
     left = stale_runs(experiment.configs, job.store)
     if left:
         typer.echo(f"{task} has changed since {', '.join(left)} began; new runs begin, those are left alone", err=True)
+    there = len(job.jobs) - len(job.waiting)
     with (
-        ProgressTable(dict.fromkeys(experiment.mechanisms, seeds)) as table,
+        StudyProgressTable(work_of(job), there) as table,
         tracking(table, track or []) as on_progress,
     ):
         outcome = run(job, runtime, on_progress, executor)
@@ -158,17 +172,24 @@ def train_command(
     compile: Compile = "auto",
     keep: Keep = "",
     executor: ExecutorName = "auto",
+    track: Track = None,
 ) -> None:
-    """Train the run that a configuration file describes."""
+    """Train the run that a configuration file describes.
+
+    \b
+    semfocus train run.toml
+    semfocus train run.toml --set training.lr=0.3 --track tensorboard:logs
+    """
     from semfocus.config_files import apply_overrides, parse_config, read_config
     from semfocus.execution import train
+    from semfocus.integrations.trackers import tracking
     from semfocus.report.terminal.progress import ProgressTable
     from semfocus.training import Runtime, parse_epochs
 
     runtime = Runtime(device=device, threads=threads, compile=compile, keep_epochs=parse_epochs(keep))
     run = parse_config(apply_overrides(read_config(config), sets or []))
-    with ProgressTable({run.attention.mechanism: 1}) as table:
-        (outcome,) = train([run], out, runtime, table, executor=executor)
+    with ProgressTable({run.attention.mechanism: 1}) as table, tracking(table, track or []) as on_progress:
+        (outcome,) = train([run], out, runtime, on_progress, executor=executor)
     print_run(outcome)
     fail_if_needed([outcome])
 
@@ -184,12 +205,21 @@ def resume_command(
     compile: Compile = "auto",
     keep: Keep = "",
     executor: ExecutorName = "auto",
+    track: Track = None,
 ) -> None:
-    """Go on with interrupted runs, each as it began: its configuration, device and threads come from its directory."""
-    from collections import Counter
+    """Go on with interrupted runs, each as it began: its configuration, device and threads come from its directory.
 
+    At the end stands the table of every comparison that these runs belong to.
+
+    \b
+    semfocus resume
+    semfocus resume 1f0c 9a3e --out runs
+    """
     from semfocus.execution.resuming import missing_cohort_members, resume, unfinished, unreadable
-    from semfocus.report.terminal.progress import ProgressTable
+    from semfocus.experiments.estimate import work_of_runs
+    from semfocus.experiments.run import conclude
+    from semfocus.integrations.trackers import tracking
+    from semfocus.report.terminal.progress import StudyProgressTable
     from semfocus.store import DamagedRuns, RunStore
     from semfocus.training import Runtime, parse_epochs
 
@@ -206,23 +236,18 @@ def resume_command(
         typer.echo(f"give {', '.join(others)} too for results to the bit: they trained together", err=True)
     runtime = Runtime(device=device, threads=threads, jobs=jobs, compile=compile, keep_epochs=parse_epochs(keep))
     try:
-        with ProgressTable(Counter(_mechanism_of(run) for run in chosen)) as table:
-            outcomes = resume(chosen, runtime, table, executor)
+        with StudyProgressTable(work_of_runs(chosen)) as table, tracking(table, track or []) as on_progress:
+            outcomes = resume(chosen, runtime, on_progress, executor)
     except DamagedRuns as error:
         raise DamagedRuns(error.reasons | damaged) from error
     for outcome in outcomes:
         print_run(outcome)
+    for root in dict.fromkeys(run.path.parent for run in chosen):
+        comparisons, page = conclude(RunStore(root), {run.id for run in chosen})
+        for comparison in comparisons:
+            typer.echo("")
+            print_comparison(comparison)
+        typer.echo(f"\npage: {nearby(page)}")
     if damaged:
         raise DamagedRuns(damaged)
     fail_if_needed(outcomes)
-
-
-def _mechanism_of(run: RunDirectory) -> str:
-    """What the table of progress calls a run; `resume` says what is wrong with a damaged one."""
-    from semfocus.errors import CorruptData
-    from semfocus.training.loading import config_of
-
-    try:
-        return config_of(run).attention.mechanism
-    except CorruptData:
-        return "damaged"

@@ -15,31 +15,40 @@ if TYPE_CHECKING:
 
 
 def diagnose_command(
-    runs: Annotated[list[str] | None, typer.Argument(help="Runs: directories, or the beginnings of ids.")] = None,
+    runs: Annotated[list[str] | None, typer.Argument(help="The runs: directories, or the beginnings of ids.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Instead of runs: a Hugging Face checkpoint, a folder or a name in the cache.")
+        str | None,
+        typer.Option(help="Diagnose a Hugging Face checkpoint instead of runs: a folder, or a name in the cache."),
     ] = None,
-    text: Annotated[Path | None, typer.Option(help="With --model: a text file to run it on.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text file to run the model on, with --model.")] = None,
     k: Annotated[
-        int | None, typer.Option(help="Keys to keep. Default 5, for a model 8; a top-k run has its own.")
+        int | None, typer.Option(help="How many keys to keep. Default: 5, and 8 for a model; a top-k run has its own.")
     ] = None,
-    split: Annotated[Literal["train", "heldout"], typer.Option(help="Which rows of a run.")] = "train",
+    split: Annotated[Literal["train", "heldout"], typer.Option(help="The rows of a run to measure on.")] = "train",
     rows: Annotated[
-        int | None, typer.Option(help="Rows of a run (default 1000) or windows of text (64); 0: all.")
+        int | None, typer.Option(help="How many rows of a run (default 1000) or windows of text (64); 0 means all.")
     ] = None,
-    checkpoint: Annotated[str, typer.Option(help="last, all, or a kept epoch such as 20.")] = "last",
+    checkpoint: Annotated[
+        str, typer.Option(help="Which checkpoint to measure: last, all, or a kept epoch such as 20.")
+    ] = "last",
     mask_stability: Annotated[
-        bool, typer.Option("--mask-stability", help="Also add noise to the inputs: do the kept keys stay?")
+        bool,
+        typer.Option("--mask-stability", help="Add noise to the inputs as well, to see whether the kept keys stay."),
     ] = False,
     length: Annotated[
-        int | None, typer.Option(help="With --model: tokens of a window. Default: 128, or fewer.")
+        int | None, typer.Option(help="The tokens of a window, with --model. Default: 128, or fewer.")
     ] = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="With --model: also where some of its attention cannot be observed.")
+        bool,
+        typer.Option("--partial", help="Go on where some of the attention cannot be observed, with --model."),
     ] = False,
-    download: Annotated[bool, typer.Option("--download", help="With --model: fetch what is not here.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "cpu",
-    out: Annotated[Path | None, typer.Option(help="Where runs live. Default: SEMFOCUS_RUNS, else ./runs.")] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Fetch a model that is not on this machine, with --model.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or mps.")] = "cpu",
+    out: Annotated[
+        Path | None, typer.Option(help="The directory in which runs are kept. Default: SEMFOCUS_RUNS, else ./runs.")
+    ] = None,
     page: Annotated[Path | None, typer.Option(help="Write an HTML page here, and its figures beside it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:

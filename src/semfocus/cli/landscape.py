@@ -11,17 +11,21 @@ from semfocus.cli.compare import Compile
 from semfocus.cli.shared import name_figures, progress_bar
 
 Runs = Annotated[list[str], typer.Argument(help="Run directories, or the beginnings of their ids.")]
-Out = Annotated[Path | None, typer.Option(help="Where runs live. Default: SEMFOCUS_RUNS, else ./runs.")]
-Figures = Annotated[Path | None, typer.Option(help="Where figures go. Default: figures/ beside the runs.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads.")]
-Seed = Annotated[int, typer.Option(help="Of the random directions, or of the search.")]
-Rows = Annotated[int, typer.Option(help="Training rows the loss is taken over; 0: all of them.")]
+Out = Annotated[
+    Path | None, typer.Option(help="The directory in which runs are kept. Default: SEMFOCUS_RUNS, else ./runs.")
+]
+Figures = Annotated[Path | None, typer.Option(help="The folder for figures. Default: figures/ beside the runs.")]
+Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or mps.")]
+Threads = Annotated[int | None, typer.Option(help="The number of CPU threads.")]
+Seed = Annotated[int, typer.Option(help="The seed of the random directions, or of the search.")]
+Rows = Annotated[int, typer.Option(help="How many training rows the loss is taken over; 0 means all of them.")]
 
 
 def surface_command(
     runs: Runs,
-    grid: Annotated[int, typer.Option(help="Points along each direction; the paper's surfaces have 200.")] = 51,
+    grid: Annotated[
+        int, typer.Option(help="The number of points along each direction; the paper's surfaces have 200.")
+    ] = 51,
     extent: Annotated[
         float | None,
         typer.Option(
@@ -31,11 +35,15 @@ def surface_command(
     ] = None,
     directions: Annotated[
         Literal["random", "path", "hessian"],
-        typer.Option(help="random (the paper's), path (of training, needs --keep), hessian (its top two)."),
+        typer.Option(
+            help="The plane: random (the paper's), path (of training, needs --keep) or hessian (its top two)."
+        ),
     ] = "random",
     rows: Rows = 1000,
     seed: Seed = 0,
-    precision: Annotated[Literal["fp32", "tf32"], typer.Option(help="tf32 is faster on a GPU.")] = "fp32",
+    precision: Annotated[
+        Literal["fp32", "tf32"], typer.Option(help="The precision of products; tf32 is faster on a GPU.")
+    ] = "fp32",
     again: Annotated[bool, typer.Option("--again", help="Measure anew what is there already.")] = False,
     out: Out = None,
     figures: Figures = None,

@@ -14,15 +14,15 @@ from semfocus.errors import UsageError
 def report_command(
     runs: RunsDirectory = None,
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("report.html"),
-    title: Annotated[str | None, typer.Option(help="Instead of the names of the tasks.")] = None,
+    title: Annotated[str | None, typer.Option(help="The title of the page, instead of the names of the tasks.")] = None,
     figures: Annotated[
-        Path | None, typer.Option(help="Also write every figure there: SVG, PDF, PNG, light and dark.")
+        Path | None, typer.Option(help="Write every figure into this folder as well: SVG, PDF and PNG, light and dark.")
     ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Write the page again when runs change, until Ctrl-C.")
     ] = False,
     serve: Annotated[bool, typer.Option("--serve", help="Serve the page to this machine alone, until Ctrl-C.")] = False,
-    port: Annotated[int, typer.Option(help="For --serve; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(help="The port for --serve; 0 takes a free one.")] = 0,
 ) -> None:
     """Write one self-contained page about the runs: what was asked, what was found, and everything behind it.
 

@@ -25,33 +25,42 @@ if TYPE_CHECKING:
 UNLIMITED = 10_000  # columns
 
 RunsDirectory = Annotated[
-    Path | None, typer.Argument(help="The directory of runs. Default: SEMFOCUS_RUNS, else ./runs.")
+    Path | None, typer.Argument(help="The directory of the runs. Default: SEMFOCUS_RUNS, else ./runs.")
 ]
-Out = Annotated[Path | None, typer.Option(help="Where runs live. Default: SEMFOCUS_RUNS, else ./runs.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; with the same number results repeat to the bit.")]
+Out = Annotated[
+    Path | None, typer.Option(help="The directory in which runs are kept. Default: SEMFOCUS_RUNS, else ./runs.")
+]
+Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or mps.")]
+Threads = Annotated[
+    int | None, typer.Option(help="The number of CPU threads; with the same number results repeat to the bit.")
+]
 Compile = Annotated[
-    Literal["auto", "on", "off"], typer.Option(help="Compile the model; auto: where it pays, always on a GPU.")
+    Literal["auto", "on", "off"],
+    typer.Option(help="Whether to compile the model; auto does where it pays, and always on a GPU."),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(help="Cohorts to train at a time. Default: a process a core, or four side by side on a GPU."),
+    typer.Option(help="How many cohorts train at a time. Default: a process a core, or four side by side on a GPU."),
 ]
 EvaluateEvery = Annotated[
     float | None,
     typer.Option(
-        help="Epochs between evaluations; may be a fraction. Default: 1, and 1 more after each hundred epochs."
+        help="How many epochs lie between evaluations; may be a fraction. Default: 1, and 1 more after each hundred."
     ),
 ]
 Mix = Annotated[
     bool | None,
-    typer.Option("--mix/--no-mix", help="Train mechanisms of one shape in one cohort. Default: on a GPU."),
+    typer.Option("--mix/--no-mix", help="Whether mechanisms of one shape train in one cohort. Default: on a GPU."),
 ]
 Keep = Annotated[
-    str, typer.Option(help="Epochs whose checkpoints stay: 0,1,5 (0: before training), or ladder for 0,1,2,5 to 500.")
+    str,
+    typer.Option(help="The epochs whose checkpoints stay: 0,1,5 (0 is before training), or ladder for 0,1,2,5 to 500."),
 ]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Change any field of the configuration, e.g. training.lr=0.3.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what would be trained, and what that takes in time and disk space.")
 ]
 ExecutorName = Annotated[
     str,
@@ -60,7 +69,8 @@ ExecutorName = Annotated[
     ),
 ]
 Track = Annotated[
-    list[str] | None, typer.Option(help="Follow in a tracker: tensorboard:DIR, wandb:PROJECT or trackio:PROJECT.")
+    list[str] | None,
+    typer.Option(help="Send metrics to a tracker as well: tensorboard:DIR, wandb:PROJECT or trackio:PROJECT."),
 ]
 
 

@@ -15,12 +15,13 @@ app = typer.Typer(help="The tasks that models learn: list, look at and export th
 TaskName = Annotated[
     str, typer.Argument(help="A task's name (see `semfocus tasks`) or a .csv, .tsv, .jsonl, .parquet file.")
 ]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same rows on every machine.")]
+Seed = Annotated[int, typer.Option(help="The seed of the rows; the same seed gives the same rows on every machine.")]
 SplitName = Annotated[
-    Literal["train", "heldout", "test"], typer.Option(help="train, heldout or test: independent rows.")
+    Literal["train", "heldout", "test"],
+    typer.Option(help="The split to draw: train, heldout or test, of independent rows."),
 ]
 Options = Annotated[
-    list[str] | None, typer.Option("--option", help="An option of the task, e.g. --option length=60. Repeatable.")
+    list[str] | None, typer.Option("--option", help="Set an option of the task, e.g. --option length=60. Repeatable.")
 ]
 
 
@@ -47,12 +48,17 @@ def list_tasks(context: typer.Context) -> None:
 @app.command("show")
 def show_task(
     name: TaskName,
-    n: Annotated[int, typer.Option(help="How many rows.")] = 5,
+    n: Annotated[int, typer.Option(help="How many rows to draw.")] = 5,
     seed: Seed = 0,
     split: SplitName = "train",
     options: Options = None,
 ) -> None:
-    """Print a few examples in readable form, with their classes and the accuracies that need no learning."""
+    """Print a few examples in readable form, with their classes and the accuracies that need no learning.
+
+    \b
+    semfocus tasks show parity
+    semfocus tasks show reviews.csv --n 10
+    """
     from semfocus.report.text import facts_text
     from semfocus.tasks import get_task
 
@@ -70,15 +76,20 @@ def show_task(
 
 @app.command("export")
 def export_task(
-    out: Annotated[Path, typer.Option(help="Where to write; the suffix is the format: .jsonl, .tsv or .parquet.")],
+    out: Annotated[Path, typer.Option(help="The file to write; its suffix is the format: .jsonl, .tsv or .parquet.")],
     name: Annotated[str | None, typer.Argument(help="A task's name or a data file.")] = None,
-    n: Annotated[int, typer.Option(help="How many rows.")] = 5000,
+    n: Annotated[int, typer.Option(help="How many rows to draw.")] = 5000,
     seed: Seed = 0,
     split: SplitName = "train",
     options: Options = None,
     manifest: Annotated[Path | None, typer.Option(help="Make the rows of an earlier export's manifest again.")] = None,
 ) -> None:
-    """Write examples to a file, and beside it a manifest from which the same file can be made again."""
+    """Write examples to a file, and beside it a manifest from which the same file can be made again.
+
+    \b
+    semfocus tasks export parity --n 1000 --out parity.jsonl
+    semfocus tasks export --manifest parity.jsonl.manifest.json --out again.jsonl
+    """
     from semfocus.tasks.export import Recipe, export, export_again
 
     if (name is None) == (manifest is None):

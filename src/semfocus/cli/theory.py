@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The paper's conditions and bounds: where they hold, how loose they are.", rich_markup_mode=None)
 
-FigureDirectory = Annotated[Path, typer.Option("--out", help="Where the figures go.")]
+FigureDirectory = Annotated[Path, typer.Option("--out", help="The folder for the figures.")]
 
 
 @app.command("regions")
@@ -37,11 +37,11 @@ def regions_command(out: FigureDirectory = Path("figures")) -> None:
 
 @app.command("looseness")
 def looseness_command(
-    runs: Annotated[list[str] | None, typer.Argument(help="Trained runs whose gradients to compare as well.")] = None,
+    runs: Annotated[list[str] | None, typer.Argument(help="Trained runs, whose gradients to compare as well.")] = None,
     out: FigureDirectory = Path("figures"),
-    store: Annotated[Path | None, typer.Option("--runs", help="Where runs live.")] = None,
-    steps: Annotated[int, typer.Option(help="Of each search; fewer is faster and finds less.")] = 300,
-    rows: Annotated[int, typer.Option(help="Single training rows of each run.")] = 16,
+    store: Annotated[Path | None, typer.Option("--runs", help="The directory in which runs are kept.")] = None,
+    steps: Annotated[int, typer.Option(help="The steps of each search; fewer are faster and find less.")] = 300,
+    rows: Annotated[int, typer.Option(help="How many single training rows of each run to take.")] = 16,
     seed: Seed = 0,
 ) -> None:
     """Search for inputs that come near each bound, and draw what they attain: 1 is tight, above 1 is refuted.
@@ -67,16 +67,19 @@ def looseness_command(
 
 @app.command("speed")
 def speed_command(
-    store: Annotated[Path | None, typer.Option("--runs", help="Where runs live. Default: SEMFOCUS_RUNS.")] = None,
+    store: Annotated[
+        Path | None, typer.Option("--runs", help="The directory in which runs are kept. Default: SEMFOCUS_RUNS.")
+    ] = None,
     measure: Annotated[
         Literal["dispersion", "masks"],
         typer.Option(help="What to relate: the ratio of dispersions, or the share of kept keys that stay under noise."),
     ] = "dispersion",
-    mechanism: Annotated[str, typer.Option(help="What to hold against full attention.")] = "topk:5",
+    mechanism: Annotated[str, typer.Option(help="The mechanism to hold against full attention.")] = "topk:5",
     percentile: Annotated[
-        Literal["50", "75", "90", "95", "100"], typer.Option(help="Of the queries, for dispersion.")
+        Literal["50", "75", "90", "95", "100"],
+        typer.Option(help="The percentile of the queries at which dispersion is taken."),
     ] = "95",
-    out: Annotated[Path, typer.Option("--out", help="Where the figures go.")] = Path("figures"),
+    out: Annotated[Path, typer.Option("--out", help="The folder for the figures.")] = Path("figures"),
 ) -> None:
     """Draw what was measured against how soon models learn, a point a task, with rank correlations and intervals.
 

@@ -20,13 +20,19 @@ _WIDTH = 100
 
 def verdicts_command(
     directory: RunsDirectory = None,
-    long: Annotated[bool, typer.Option("--long", help="Also the rule, effect, interval, p, runs and reason.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    long: Annotated[
+        bool, typer.Option("--long", help="Print the rule, effect, interval, p, runs and reason as well.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
 ) -> None:
     """Judge each claim of the paper by the runs in a directory: holds, mixed, does not hold, or not decided.
 
     Beside the outcome stands how much of the claim was run, or how many seeds would probably decide it. The rules are
     fixed in the code: see --long, or docs/verdicts.md. Missing data are an answer, not an error.
+
+    \b
+    semfocus verdicts
+    semfocus verdicts runs --long
     """
     from semfocus.analysis.results import Results
     from semfocus.store import RunStore
@@ -52,9 +58,14 @@ def verdicts_command(
 def export_command(
     directory: RunsDirectory = None,
     out: Annotated[Path | None, typer.Option(help="The file to write. Default: runs.parquet or runs.csv.")] = None,
-    to: Annotated[Literal["parquet", "csv"], typer.Option(help="The format.")] = "parquet",
+    to: Annotated[Literal["parquet", "csv"], typer.Option(help="The format of the file.")] = "parquet",
 ) -> None:
-    """Write all runs as one tidy table: a row for each run and evaluation, the configuration in columns beside."""
+    """Write all runs as one tidy table: a row for each run and evaluation, the configuration in columns beside.
+
+    \b
+    semfocus export
+    semfocus export runs --to csv --out runs.csv
+    """
     from semfocus.analysis.export import export_records
     from semfocus.analysis.results import Results
     from semfocus.store import RunStore

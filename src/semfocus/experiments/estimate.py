@@ -13,7 +13,8 @@ import itertools
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,7 @@ from semfocus.store.writer import NEWEST_KEPT
 from semfocus.tasks import Task
 from semfocus.training.cohort import MOMENTS, Cohort, spec_of
 from semfocus.training.evaluation import Evaluator
+from semfocus.training.loading import config_of
 from semfocus.training.runtime import Runtime, flop_per_row, numerics
 from semfocus.training.session import Job
 from semfocus.training.step import TrainStep
@@ -135,25 +137,46 @@ def estimate(plan: Plan, runtime: Runtime, seconds_to_measure: float = SECONDS_T
 
 def shapes_of(plan: Plan) -> dict[str, list[Job]]:
     """The runs of an experiment by what they must share to train in lockstep."""
+    return _by_shape(plan.jobs)
+
+
+def _by_shape(jobs: Sequence[Job]) -> dict[str, list[Job]]:
     shapes: dict[str, list[Job]] = {}
-    for job in plan.jobs:
+    for job in jobs:
         shapes.setdefault(cohort_key(job.config, job.task), []).append(job)
     return shapes
 
 
 def work_of(plan: Plan) -> dict[str, Work]:
     """What each run that has not ended has to do yet, for the progress table."""
-    waiting = {job.id for job in plan.waiting}
+    return _work_of(plan.jobs, {job.id for job in plan.waiting})
+
+
+def work_of_runs(runs: Iterable[RunDirectory]) -> dict[str, Work]:
+    """The same for runs that are to go on; one that cannot be read is left out, for `resume` says what is wrong."""
+    jobs: list[Job] = []
+    tasks: dict[str, Task] = {}
+    for run in runs:
+        with suppress(SemfocusError):
+            config = config_of(run)
+            key = config.task.model_dump_json()
+            tasks[key] = tasks.get(key) or config.task.build()
+            jobs.append(Job(config, tasks[key], run))
+    return _work_of(jobs, {job.id for job in jobs})
+
+
+def _work_of(jobs: Sequence[Job], waiting: set[str]) -> dict[str, Work]:
     work = {}
-    for name, runs in zip(_line_names(plan), shapes_of(plan).values(), strict=True):
-        cost = arithmetic(runs[0].config, runs[0].task)
-        work |= {job.id: Work(name, job.steps_to_go, cost) for job in runs if job.id in waiting}
+    shapes = _by_shape(jobs)
+    for name, own in zip(_line_names(shapes), shapes.values(), strict=True):
+        cost = arithmetic(own[0].config, own[0].task)
+        work |= {job.id: Work(name, job.steps_to_go, cost) for job in own if job.id in waiting}
     return work
 
 
-def _line_names(plan: Plan) -> list[str]:
-    """A name for each shape: task and mechanism, and what sets it apart from others of that task."""
-    shown = [runs[0].config.model_dump(mode="json") for runs in shapes_of(plan).values()]
+def _line_names(shapes: Mapping[str, list[Job]]) -> list[str]:
+    """A name for each shape: task (of several) and mechanism, and what sets it apart from others of that task."""
+    shown = [runs[0].config.model_dump(mode="json") for runs in shapes.values()]
     by_task: dict[str, list[dict[str, Any]]] = {}
     for config in shown:
         by_task.setdefault(task_label(config), []).append(settings_of(config))
@@ -162,7 +185,8 @@ def _line_names(plan: Plan) -> list[str]:
     for config in shown:
         task, settings = task_label(config), settings_of(config)
         details = [setting_text(name, settings.get(name)) for name in apart[task]]
-        names.append(", ".join([f"{task} {config['attention']['mechanism']}", *details]))
+        mechanism = config["attention"]["mechanism"]
+        names.append(", ".join([f"{task} {mechanism}" if len(by_task) > 1 else mechanism, *details]))
     return names
 
 

@@ -9,7 +9,7 @@ for comparison in run(job).comparisons:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -70,8 +70,12 @@ def plan(experiment: Experiment, out: Path | str | None = None) -> Plan:
 
 
 def run(plan: Plan, runtime: Runtime = Runtime(), on_progress: Callable | None = None, executor: str = AUTO) -> Outcome:
-    """Train what is not there yet, compare all of it, and leave the figures and a page beside the runs."""
-    experiment, root = plan.experiment, plan.store.root
+    """Train what is not there yet, compare all of it, and leave the figures and a page beside the runs.
+
+    report.html is about everything in the store. A study's title and question are its headline where the store holds
+    that study alone; beside other runs the study has a page of its own, named after it.
+    """
+    experiment = plan.experiment
     runtime = replace(runtime, keep_epochs=tuple(sorted({*runtime.keep_epochs, *experiment.keep_epochs})))
     outcomes = train_jobs(plan.jobs, plan.store, runtime, on_progress, executor)
     everything = Results.load(plan.store)
@@ -82,10 +86,32 @@ def run(plan: Plan, runtime: Runtime = Runtime(), on_progress: Callable | None =
     comparisons = [_comparison(group, plan) for group in results.groups]
     if not any(record.metrics for record in results.records):
         return Outcome(experiment, outcomes, comparisons, [], None, faults, results.records)
+    page = _write_page(plan, everything, results)
+    return Outcome(experiment, outcomes, comparisons, _draw(plan, results), page, faults, results.records)
+
+
+def _write_page(plan: Plan, everything: Results, own: Results) -> Path:
+    """The page that answers the experiment's question."""
+    from semfocus.report.page.page import write_page
+    from semfocus.report.page.summary import About
+
+    experiment, root = plan.experiment, plan.store.root
+    if not experiment.heads_page:
+        return write_page(everything, root / "report.html")
+    about = About(experiment.name, experiment.title, experiment.question)
+    if len(own.records) == len(everything.records):
+        return write_page(everything, root / "report.html", about=about)
+    write_page(everything, root / "report.html")
+    return write_page(own, root / f"{experiment.name}.html", about=about)
+
+
+def conclude(store: RunStore, ids: Collection[str]) -> tuple[list[Comparison], Path]:
+    """The comparisons that these runs belong to, with all other runs of each, and the page of their store."""
     from semfocus.report.page.page import write_page
 
-    page = write_page(everything, root / "report.html")
-    return Outcome(experiment, outcomes, comparisons, _draw(plan, results), page, faults, results.records)
+    results = Results.load(store)
+    touched = [group for group in results.groups if any(record.id in ids for record in group.records)]
+    return [group.comparison for group in touched], write_page(results, store.root / "report.html")
 
 
 def _comparison(group: Group, plan: Plan) -> Comparison:

@@ -69,6 +69,7 @@ class Study:
             tuple(panels),
             measures=self.measures,
             keep_epochs=self.keep_epochs,
+            heads_page=True,
         )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+HELD = 0.8  # points, of a line that keeps its last value
 MANY_TASKS = ("train_loss", "heldout_accuracy")  # as in the paper
 
 
@@ -115,9 +116,16 @@ def grid(
         for panels, metric in zip(axes, metrics, strict=True):
             panels[0].set_ylabel(known_columns()[metric])
         shown = about_seeds(max(column.seeds for column in columns), quantiles, title)
-        caption(figure, f"{shown}; marks: half of the seeds at {columns[0].learned.level('')}")
+        thin = "; thin: all runs have stopped" if any(map(_holds, columns)) else ""
+        caption(figure, f"{shown}; marks: half of the seeds at {columns[0].learned.level('')}{thin}")
         legend(figure, list(axes.flat))
         return figure
+
+
+def _holds(column: Column) -> bool:
+    """Whether all runs of one curve have stopped where those of another go on."""
+    curves = [[run.metrics[-1]["epoch"] for run in curve.runs if run.ended and run.metrics] for curve in column.curves]
+    return len({max(epochs) for epochs in curves if epochs}) > 1
 
 
 def about_seeds(seeds: int, quantiles: Quantiles = QUARTILES, title: str = "") -> str:
@@ -137,14 +145,21 @@ def median_epoch(runs: Sequence[Record], horizon: float) -> float | None:
 def draw_metric(
     panel: Axes, column: Column, metric: str, theme: Theme = "light", quantiles: Quantiles = QUARTILES
 ) -> None:
-    """Draw the median and band of each curve, with a mark at the epoch at which half of its seeds had converged."""
-    for curve in column.curves:
-        points = series(curve.runs, metric, quantiles)
-        if points is None:
-            continue
+    """Draw the median and band of each curve, with a mark at the epoch at which half of its seeds had converged.
+
+    Where all runs of a curve have stopped and others go on, it keeps its last value as a thin line.
+    """
+    drawn = [
+        (curve, points) for curve in column.curves if (points := series(curve.runs, metric, quantiles)) is not None
+    ]
+    last = max((points.epochs[-1] for _, points in drawn), default=0.0)
+    for curve, points in drawn:
         colour = curve.style.on(theme)
         panel.plot(points.epochs, points.middle, color=colour, linestyle=curve.style.linestyle, label=curve.label)
         panel.fill_between(points.epochs, points.low, points.high, color=colour, alpha=0.16, linewidth=0)
+        if points.epochs[-1] < last and not points.in_progress:
+            held = [points.middle[-1]] * 2
+            panel.plot([points.epochs[-1], last], held, color=colour, linestyle=curve.style.linestyle, linewidth=HELD)
         if curve.median_epoch is not None:
             place = int(abs(points.epochs - curve.median_epoch).argmin())
             panel.plot(
@@ -201,9 +216,10 @@ def _draw_baselines(panel: Axes, baselines: Mapping[str, float], theme: Theme) -
 
 
 def _note(panel: Axes, level: float, text: str, theme: Theme, below: bool = False) -> None:
-    """Write small text at the right end of a horizontal line."""
+    """Write small text at the right end of a horizontal line, on a ground that keeps it apart from curves."""
+    ground = {"facecolor": PALETTES[theme].ground, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
     panel.annotate(
         text, (1, level), xycoords=("axes fraction", "data"), xytext=(-2, -4 if below else 2),
         textcoords="offset points", fontsize=7, color=PALETTES[theme].quiet, ha="right",
-        va="top" if below else "bottom",
+        va="top" if below else "bottom", bbox=ground,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from semfocus.analysis.comparison import BASE
 from semfocus.errors import UsageError
 from semfocus.report.figures.curves import Column, Curve, about_seeds, draw_grid, median_epoch
 from semfocus.report.figures.declared_summaries import draw_scatter, draw_surface, draw_table
@@ -38,6 +39,7 @@ from semfocus.report.figures.drawing import (
 )
 from semfocus.report.figures.lines import draw_marked_line, quantiles
 from semfocus.report.figures.panel_values import (
+    MECHANISM,
     PERCENTILE,
     Panel,
     Results,
@@ -49,6 +51,7 @@ from semfocus.report.figures.panel_values import (
     metric_text,
     number,
 )
+from semfocus.report.figures.places import Places, sizes_of
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme
 from semfocus.training.objective import known_columns
 
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ACROSS = 4  # columns of one figure
+SHORT = 4  # characters of a label that needs no slant
 Points = dict[float, list[float]]  # x -> a value for each seed; NaN for one that never converged
 
 
@@ -66,6 +70,7 @@ class PointLine:
     label: str
     style: MechanismStyle
     points: Points
+    reference: Sequence[float] = ()  # a value for each seed of full attention, where the x axis has no place for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +110,7 @@ def draw_panels(
 def _draw_curves(sheet: Sheet) -> list[Path]:
     panel = sheet.panel
     if panel.along != "epoch" or not known_columns().keys() >= {*panel.metrics}:
-        return _draw_points(sheet, [], _measured_points)
+        return _draw_points(sheet, Places(title=metric_text(panel.along)), _measured_points)
     columns = []
     for title, runs in sheet.columns():
         runs = runs.only([record for record in runs.records if record.metrics])
@@ -139,44 +144,52 @@ def _measured_points(sheet: Sheet, metric: str, runs: Runs, label: str) -> Point
 
 def _draw_sweep(sheet: Sheet) -> list[Path]:
     swept = [key[0] for key in sheet.runs.split([sheet.panel.along])]
-    numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in swept)
+    places = Places.of(sheet.panel.along, swept)
+    sized = sheet.panel.along == MECHANISM and bool(sizes_of(map(str, swept)))
+    shown = [value for value in swept if not sized or value != BASE]
 
     def points(sheet: Sheet, metric: str, runs: Runs, label: str) -> Points:
         swept_points: Points = {}
         for (value,), own in runs.split([sheet.panel.along]).items():
             check_alike(sheet.panel.title, f"{label}, {key_text([sheet.panel.along], (value,))}", own.records)
-            values = own.values(metric)
+            values = own.values(metric) if value in shown else []
             if values:
-                swept_points[float(value) if numeric else float(swept.index(value))] = values
+                swept_points[float(shown.index(value)) if places.names else float(value)] = values
         return swept_points
 
-    return _draw_points(sheet, [] if numeric else [str(value) for value in swept], points)
+    return _draw_points(sheet, places, points, reference=sized)
 
 
 def _draw_points(
-    sheet: Sheet, names: Sequence[str], points_of: Callable[[Sheet, str, Runs, str], Points]
+    sheet: Sheet,
+    places: Places,
+    points_of: Callable[[Sheet, str, Runs, str], Points],
+    *,
+    reference: bool = False,
 ) -> list[Path]:
-    """Draw a grid of panels, metrics down and columns across; `names` label the x axis where it has no numbers."""
+    """Draw a grid of panels, metrics down and columns across; `reference` draws full attention as a level line."""
     columns = []
     for title, runs in sheet.columns():
         lines = sheet.lines(runs)
+        full = runs.only([record for record in runs.records if reference and record.mechanism == BASE])
         rows = [
-            [PointLine(label, style, points_of(sheet, metric, own, label)) for label, style, own in lines]
+            [PointLine(label, style, points_of(sheet, metric, own, label), full.values(metric))
+             for label, style, own in lines]
             for metric in sheet.panel.metrics
-        ]
+        ]  # fmt: skip
         if any(line.points for row in rows for line in row):
             columns.append(PointColumn(title, runs, rows))
     written = []
     for stem, part in sheet.parts(columns, ACROSS):
-        written += _draw_point_grid(sheet, part, names, stem)
+        written += _draw_point_grid(sheet, part, places, stem)
     return written
 
 
-def _draw_point_grid(sheet: Sheet, columns: Sequence[PointColumn], names: Sequence[str], stem: Path) -> list[Path]:
+def _draw_point_grid(sheet: Sheet, columns: Sequence[PointColumn], places: Places, stem: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     panel = sheet.panel
-    sequential = bool(names) and all(len(row) == 1 for column in columns for row in column.rows)
+    sequential = bool(places.names) and all(len(row) == 1 for column in columns for row in column.rows)
     never = False
     with drawing(sheet.theme):
         size = (max(4.2, 0.9 + 2.75 * len(columns)), 1.0 + 2.2 * len(panel.metrics))
@@ -185,45 +198,73 @@ def _draw_point_grid(sheet: Sheet, columns: Sequence[PointColumn], names: Sequen
         for column, down in zip(columns, axes.T, strict=True):
             for axis, lines in zip(down, column.rows, strict=True):
                 for line in lines:
-                    never |= _draw_point_line(axis, line, sheet, column.runs.horizon, sequential)
+                    never |= _draw_point_line(axis, line, sheet, column.runs.horizon, places if sequential else None)
             heading(down[0], column.title)
-            down[-1].set_xlabel(metric_text(panel.along))
+            down[-1].set_xlabel(places.title)
         for across, metric in zip(axes, panel.metrics, strict=True):
             across[0].set_ylabel("\n".join(textwrap.wrap(metric_text(metric), 32)))
             for axis in across:  # when all are drawn: they share an axis, and to set its end stops it from growing
-                _label_axes(axis, metric, sheet.theme, names)
+                _label_axes(axis, metric, sheet.theme, places)
         text = about_seeds(max(column.runs.seeds for column in columns), panel.quantiles, panel.title)
         text += f"; percentile {PERCENTILE}" if any(map(sheet.runs.percentiles, panel.metrics)) else ""
+        text += "; dotted: full attention" if any(map(_has_reference, columns)) else ""
         caption(figure, text + ("; hollow: the median seed never converged" if never else ""))
         if not sequential:
             legend(figure, list(axes.flat))
         return save(figure, stem, sheet.formats)
 
 
-def _draw_point_line(axis: Axes, line: PointLine, sheet: Sheet, horizon: float, sequential: bool) -> bool:
-    """Draw median and band; True where a median seed never converged and a hollow mark stands at the horizon."""
+def _draw_point_line(axis: Axes, line: PointLine, sheet: Sheet, horizon: float, sequence: Places | None) -> bool:
+    """Draw median and band; True where a median seed never converged and a hollow mark stands at the horizon.
+
+    With a `sequence` of places each mark has the colour of its place.
+    """
     theme, places = sheet.theme, sorted(line.points)
     bands = [quantiles(np.array(line.points[place])[:, None], sheet.panel.quantiles) for place in places]
     low, middle, high = ([float(band[i][0]) for band in bands] for i in range(3))
     colour, style = line.style.on(theme), line.style
-    if sequential:  # the marks have colours of their own
-        colour, style = PALETTES[theme].quiet, line.style._replace(dash=())
+    if sequence is not None:
+        colour, style = PALETTES[theme].quiet, line.style._replace(dash=(), marker="")
     draw_marked_line(axis, places, middle, style, theme, label=line.label, color=colour, markersize=4)
     if any(len(values) > 1 for values in line.points.values()):
         axis.fill_between(places, low, high, color=colour, alpha=0.14, linewidth=0)
     for i, (place, value) in enumerate(zip(places, middle, strict=True)):
-        own = sequential_colour(i / max(1, len(places) - 1), theme) if sequential else colour
+        own, marker = colour, "o"
+        if sequence is not None and sequence.styles:
+            own, marker = sequence.styles[int(place)].on(theme), sequence.styles[int(place)].marker
+        elif sequence is not None:
+            own = sequential_colour(i / max(1, len(places) - 1), theme)
         if math.isnan(value):
-            axis.plot(place, horizon, "o", markerfacecolor=PALETTES[theme].ground, color=own, markersize=7)
-        elif sequential:
-            axis.plot(place, value, "o", color=own, markersize=7, zorder=3)
+            axis.plot(place, horizon, marker, markerfacecolor=PALETTES[theme].ground, color=own, markersize=7)
+        elif sequence is not None:
+            axis.plot(place, value, marker, color=own, markersize=7, zorder=3)
+    if line.reference:
+        _draw_reference(axis, line.reference, sheet)
     return any(map(math.isnan, middle))
 
 
-def _label_axes(axis: Axes, metric: str, theme: Theme, names: Sequence[str]) -> None:
-    if names:
-        axis.set_xticks(range(len(names)), names, rotation=45, ha="right")
-        axis.set_xlim(-0.5, len(names) - 0.5)
+def _has_reference(column: PointColumn) -> bool:
+    return any(line.reference for row in column.rows for line in row)
+
+
+def _draw_reference(axis: Axes, values: Sequence[float], sheet: Sheet) -> None:
+    """Draw the median seed of full attention as a level line, or say that it never converged."""
+    palette = PALETTES[sheet.theme]
+    level = float(quantiles(np.array(values)[:, None], sheet.panel.quantiles)[1][0])
+    if not math.isnan(level):
+        axis.axhline(level, color=palette.ink, linewidth=1.2, linestyle=(0, (1, 1.5)), zorder=1)
+        return
+    place = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": 7.5}
+    axis.annotate("full: never", (1, 0), (-2, 3), color=palette.quiet, ha="right", va="bottom", **place)
+
+
+def _label_axes(axis: Axes, metric: str, theme: Theme, places: Places) -> None:
+    if places.names:
+        slanted = max(map(len, places.names)) > SHORT
+        axis.set_xticks(
+            range(len(places.names)), places.names, rotation=45 if slanted else 0, ha="right" if slanted else "center"
+        )
+        axis.set_xlim(-0.5, len(places.names) - 0.5)
     elif is_wide(axis.dataLim.intervalx):
         logarithmic(axis, "x")
     else:

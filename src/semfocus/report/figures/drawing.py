@@ -45,6 +45,7 @@ def drawing(theme: Theme = "light") -> Iterator[None]:
         "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
         "axes.grid": True, "axes.grid.axis": "y", "grid.color": line, "grid.linewidth": 0.6, "axes.axisbelow": True,
         "lines.linewidth": 1.7, "lines.dash_capstyle": "butt", "lines.scale_dashes": False,
+        "figure.constrained_layout.wspace": 0.06,  # the last tick of a panel and the first of the next stay apart
         "xtick.major.size": 3, "ytick.major.size": 0, "xtick.major.width": 0.8,
         "text.parse_math": False,  # a task may be called $x$
         "svg.fonttype": "none", "svg.hashsalt": "semfocus", "pdf.fonttype": 42,
@@ -151,8 +152,8 @@ def sequential_colour(place: float, theme: Theme) -> tuple[float, ...]:
 
 
 def percent(axis: Any) -> None:
-    """Write shares of 1 as per cent."""
-    axis.set_major_formatter(lambda value, place: f"{value:.0%}")
+    """Write shares of 1 as per cent; there is no share above 1, though an axis may end above it."""
+    axis.set_major_formatter(lambda value, place: f"{value:.0%}" if value < 1 + 1e-9 else "")
 
 
 def log_scale(panel: Axes, which: Literal["x", "y"]) -> bool:

@@ -12,7 +12,7 @@ from semfocus.analysis.groups import Group, base_first
 from semfocus.analysis.multiple import ALPHA
 from semfocus.report.figures.drawing import FORMATS, caption, drawing, save
 from semfocus.report.figures.style import PALETTES, Theme
-from semfocus.report.text import interval_text, ratio_text
+from semfocus.report.text import at_odds, interval_text, ratio_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,13 +38,16 @@ def strength(value: float | None) -> float:
 
 
 def cell_texts(arm: Arm) -> tuple[str, str]:
-    """The large and the small text of a cell: `5.2x` and `4.1 to 6.6`; `never` and `0.7x or less`."""
+    """The large and the small text of a cell: `5.2x` and `4.1 to 6.6`; `never` and `0.7x or less`.
+
+    An interval that leaves out 1 is not shown beside a test that finds nothing beyond chance.
+    """
     ratio = arm.speed_up.ratio if arm.speed_up is not None else None
     if ratio is None or ratio.value is None:
         return ("never", "nor does full") if len(arm.times) else ("", "")
     if ratio.sign == "<=":
         return "never", f"{ratio.value:.2g}x or less"
-    return ratio_text(ratio), interval_text(arm)
+    return ratio_text(ratio), "may be chance" if at_odds(arm) else interval_text(arm)
 
 
 def draw_heatmap(

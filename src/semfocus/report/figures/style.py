@@ -1,6 +1,8 @@
 """One style for each mechanism: figures and the page draw `topk:5` alike, in light and in dark.
 
 A family has a colour, a dash and a marker. A size other than 5 changes the shade and the dash, and so do global tokens.
+The sizes of top-k are a scale of their own, in light from amber (one key) over orange to plum: the larger k, the
+further from the background.
 A value without a shade of its own (a large size, sinks, a window, a seed) is encoded in the dash digit by digit, so
 that any two mechanisms differ. Colours differ in every kind of colour vision and have a contrast of at least 3 : 1 to
 the background. Dashes differ without any colour.
@@ -71,6 +73,16 @@ _OTHERS = (
     MechanismStyle("#8c4a2f", "#d8a184", (10, 2, 1, 2), "p"),
     MechanismStyle("#2f7f86", "#7fd0d6", (5, 2, 5, 4), "*"),
 )
+# log2(k / 5) -> colour on light and on dark, of top-k; between them it is interpolated. 9 keys are as they always were.
+_TOPK_SCALE = (
+    (-2.33, "#bd8600", "#a9552f"),
+    (-0.74, "#cf6d00", "#e06c2a"),
+    (0.0, "#d1500b", "#ff8a3d"),
+    (0.85, "#b5450a", "#ff9a57"),
+    (1.58, "#932a22", "#ffb580"),
+    (2.0, "#741d33", "#ffc8a0"),
+    (3.0, "#4a0d3d", "#ffe0cb"),
+)
 STYLES = (*_FAMILIES.values(), *_OTHERS)  # for lines that do not stand for mechanisms
 _STEP_DASHES: tuple[Dash, ...] = ((6, 2), (2.5, 1.5), (8, 2, 2, 2), (1, 1.2), (12, 3), (4, 1, 1, 1, 1, 1))
 _MARKERS_WITH_EXTRAS = ("d", "<", ">", "H", "8")  # of no family
@@ -89,6 +101,8 @@ def mechanism_style(mechanism: str) -> MechanismStyle:
     style = _with_globals(parts.family, count) if count else _FAMILIES.get(parts.family) or _hashed_style(parts.family)
     if parts.size is not None and parts.size != USUAL_SIZE:
         style = _with_size(style, parts.size)
+    if parts.family == "topk" and parts.size is not None:
+        style = _on_scale(style, parts.size)
     style = _with_extras(style, extras) if any(extras.values()) else style
     for value in parts.marked.values():
         style = _with_mark(style, value)
@@ -133,6 +147,17 @@ def _with_size(base: MechanismStyle, size: int) -> MechanismStyle:
     share = 0.16 * abs(away) if away > 0 else 0.08 * abs(away)
     dash += _digits(size) if doublings > MOST_DOUBLINGS else ()
     return _darker(base, share)._replace(dash=dash)
+
+
+def _on_scale(base: MechanismStyle, size: int) -> MechanismStyle:
+    """The colour of top-k at this k."""
+    doublings = math.log2(size / USUAL_SIZE)
+    place = max(_TOPK_SCALE[0][0], min(doublings, _TOPK_SCALE[-1][0]))
+    upper = next(i for i, (at, _, _) in enumerate(_TOPK_SCALE) if place <= at)
+    (low, *before), (high, *after) = _TOPK_SCALE[max(upper - 1, 0)], _TOPK_SCALE[upper]
+    share = (place - low) / (high - low) if high > low else 0.0
+    colour, dark = (_mix(one, other, share) for one, other in zip(before, after, strict=True))
+    return base._replace(colour=colour, dark=dark)
 
 
 def _with_extras(base: MechanismStyle, extras: dict[str, int]) -> MechanismStyle:

@@ -76,6 +76,7 @@ def draw_surfaces(
 ) -> list[Path]:
     """Draw a column for each name: the surface above, its heat map below. Losses that are not finite are red."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     kinds = {surface.meta.directions for surface in surfaces.values()}
     if len(kinds) > 1:
@@ -84,7 +85,9 @@ def draw_surfaces(
         )
     scale = Scale.of(list(surfaces.values()))
     with drawing(theme):
-        figure = Figure(figsize=(0.5 + 3.1 * len(surfaces), 5.9), layout="constrained")
+        # The relief keeps no room for the labels beside the maps.
+        layout = ConstrainedLayoutEngine(rect=(0.03, 0, 0.97, 1))
+        figure = Figure(figsize=(0.7 + 3.1 * len(surfaces), 5.9), layout=layout)
         below: list[Axes] = []
         grid = figure.add_gridspec(2, len(surfaces), height_ratios=(1.05, 1))
         for column, (name, surface) in enumerate(surfaces.items()):

@@ -22,7 +22,16 @@ from semfocus.report.figures.diagnosis import (
 )
 from semfocus.report.page.markup import policy, style_sheet, template
 from semfocus.report.page.pictures import PictureSpec, picture
-from semfocus.report.text import condition_table, layer_table, newest_rows, norm_table, run_label, spread_table
+from semfocus.report.text import (
+    condition_table,
+    layer_table,
+    newest_rows,
+    norm_table,
+    run_label,
+    spread_findings,
+    spread_headline,
+    spread_table,
+)
 from semfocus.store.atomic import write_text
 
 Json = Mapping[str, Any]
@@ -44,7 +53,7 @@ def write_model_page(document: Json, path: Path) -> Path:
     measured = any(layer["queries"] for layer in document["layers"])
     draw = partial(draw_heat_maps, document)
     values = {
-        "title": f"{document['model']}, k = {document['k']}",
+        "title": _model_headline(document),
         "over": f"How {document['model']} attends, and what keeping {document['k']} keys would do",
         "findings": document["findings"],
         "pictures": [picture(PictureSpec("Layers and heads", MAPS_NOTE, draw), beside=_beside(path, "heads"))]
@@ -77,13 +86,21 @@ def write_runs_page(runs: Sequence[Json], rows: Sequence[Json], stabilities: Seq
         draw = partial(draw_mask_stability, stabilities)
         pictures.append(picture(PictureSpec("Stability of the masks", note, draw), beside=_beside(path, "masks")))
     values = {
-        "title": "How trained runs attend",
-        "over": ", ".join(map(run_label, runs)),
-        "findings": [],
+        "title": spread_headline(newest),
+        "over": f"How trained runs attend: {', '.join(map(run_label, runs))}",
+        "findings": spread_findings(newest),
         "pictures": pictures,
         "tables": [*map(condition_table, newest), norm_table(runs), *map(spread_table, runs)],
     }
     return _write(path, values)
+
+
+def _model_headline(document: Json) -> str:
+    """The first finding without its details, in plain words; the model's name where no query could be counted."""
+    first = next(iter(document["findings"]), "")
+    if not first or first.startswith("Warning") or not any(layer["queries"] for layer in document["layers"]):
+        return f"{document['model']}, k = {document['k']}"
+    return first.partition(":")[0].rstrip(".")
 
 
 def _beside(page: Path, name: str) -> Path:

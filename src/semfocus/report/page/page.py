@@ -13,28 +13,37 @@ from pathlib import Path
 from typing import Any
 
 from semfocus.analysis.results import Results
-from semfocus.report.figures.gallery import main_groups
 from semfocus.report.page import sections
 from semfocus.report.page.markup import asset, policy, shown, style_sheet, template
 from semfocus.report.page.measured import measured
 from semfocus.report.page.pictures import PictureMaker, picture
-from semfocus.report.page.summary import goal_text, summarise
+from semfocus.report.page.summary import About, goal_text, summarise
 from semfocus.store import atomic
 
 REFRESH = 5  # seconds after which a page of unfinished runs reloads
 _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def write_page(runs: Results | Path, out: Path, *, title: str | None = None, live: bool = False) -> Path:
-    """Write the page of these results, or of a store. A `live` page reloads itself while runs are unfinished."""
+def write_page(
+    runs: Results | Path, out: Path, *, title: str | None = None, about: About | None = None, live: bool = False
+) -> Path:
+    """Write the page of these results, or of a store.
+
+    `about` says which question the runs were trained for. A `live` page reloads itself while runs are unfinished.
+    """
     results = runs if isinstance(runs, Results) else Results.load(runs)
     refresh = REFRESH if live and "running" in results.states else None
-    atomic.write_text(Path(out), render(results, title=title, refresh=refresh))
+    atomic.write_text(Path(out), render(results, title=title, about=about, refresh=refresh))
     return Path(out)
 
 
 def render(
-    results: Results, *, title: str | None = None, refresh: int | None = None, picture: PictureMaker = picture
+    results: Results,
+    *,
+    title: str | None = None,
+    about: About | None = None,
+    refresh: int | None = None,
+    picture: PictureMaker = picture,
 ) -> str:
     """The page as text; `picture` draws its figures."""
     from markupsafe import Markup
@@ -42,20 +51,23 @@ def render(
     mechanisms = results.mechanisms
     script = asset("chart.js") + asset("page.js").removeprefix('"use strict";\n')
     css = style_sheet(mechanisms)
-    groups = [sections.group(place, group, mechanisms) for place, group in enumerate(results.groups)]
+    groups = [sections.group(place, group, mechanisms, picture) for place, group in enumerate(results.groups)]
+    summary = summarise(results.groups, about)
+    on_top = sections.first_screen(results.groups, summary.meant)
     measurements = measured(results, picture)
-    verdicts = [sections.verdict(verdict) for verdict in results.verdicts]
+    verdicts = [sections.verdict(verdict) for verdict in results.verdicts] if results.has_paper_tasks else []
     values: dict[str, Any] = {
-        "title": shown(title or sections.title(results)),
+        "title": shown(title or sections.title(results, about)),
         "policy": policy(script, css),
         "css": Markup(css),  # files of this package, with nothing from a run
         "script": Markup(script),
         "data": Markup(embedded(sections.data(results, mechanisms))),
         "refresh": refresh,
         "goal": goal_text(results.groups),
-        "summary": summarise(results.groups),
+        "summary": summary,
         "states": results.states,
-        "heat": sections.heat(main_groups(results.groups), results.groups, mechanisms),
+        "heat": sections.heat(on_top, results.groups, mechanisms),
+        "below": len(results.groups) - len(on_top),
         "decided": [verdict for verdict in verdicts if verdict["decided"]],
         "undecided": [verdict for verdict in verdicts if not verdict["decided"]],
         "tasks": sections.tasks(results.groups, groups, mechanisms),
@@ -63,7 +75,7 @@ def render(
         "runs": sections.runs(results),
         "measured": measurements,
         "faults": [*((shown(fault.name), shown(fault.text)) for fault in results.faults), *measurements.faults],
-        "made": sections.made(results),
+        "made": sections.made(results, about),
     }
     return template("page.html.j2").render(values)
 

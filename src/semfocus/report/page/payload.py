@@ -71,6 +71,8 @@ def _arm(group: Group, arm: Arm, place: int, epochs: Floats, points: int, few: i
         if curve is None:
             continue
         entry |= {"runs": curve.runs, "inProgress": curve.in_progress}
+        if not curve.in_progress and curve.epochs[-1] < grid[-1]:
+            entry["heldFrom"] = _plain(curve.epochs[-1:])[0]  # all of its runs stopped here; drawn thin from here on
         # A value is held until the next measurement; past the last epoch of runs in progress there is none.
         known = grid <= curve.epochs[-1] if curve.in_progress else np.ones(len(grid), dtype=bool)
         lines = [curve.middle] if curve.runs == 1 else [curve.middle, curve.low, curve.high]

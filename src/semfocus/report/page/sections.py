@@ -7,18 +7,21 @@ import shlex
 from math import isinf
 from typing import TYPE_CHECKING, Any
 
-from semfocus.analysis.comparability import setting_text
+from semfocus.analysis.comparability import differing, setting_text
 from semfocus.analysis.groups import Group, short_name
 from semfocus.analysis.multiple import ALPHA
 from semfocus.analysis.results import Results
+from semfocus.report.figures.gallery import base_group, main_groups
 from semfocus.report.figures.heatmap import cell_texts, speed_cells, strength
 from semfocus.report.figures.style import mechanism_style
 from semfocus.report.page import rows
+from semfocus.report.page.by_size import by_size_picture
 from semfocus.report.page.markup import shown
 from semfocus.report.page.payload import charts, metric_texts, shapes
+from semfocus.report.page.pictures import PictureMaker
 from semfocus.report.page.provenance import command, commit, config_for_training, facts_of
-from semfocus.report.page.summary import summary_text
-from semfocus.report.text import facts_text
+from semfocus.report.page.summary import About, summary_text
+from semfocus.report.text import at_odds, facts_text
 from semfocus.training.objective import CLASSIFICATION
 
 if TYPE_CHECKING:
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
     from semfocus.analysis.verdicts import Verdict
 
 Json = dict[str, Any]
+MOST_ON_FIRST_SCREEN = 24  # groups in the heat map there
+ROOMY = 6  # rows of a heat map, beyond which each has one line
+MANY_SETTINGS = 4  # of a task, from which on a row is named by how it differs from the base
 # The settings in a group's heading, in this order; its configuration on the page has all of them.
 HEADING_SETTINGS = (
     "task.options.length", "task.train_rows", "model.blocks", "model.heads", "model.d_model", "model.activation",
@@ -41,8 +47,10 @@ MARKS = {
 }
 
 
-def title(results: Results) -> str:
-    """The page's title where none is given: tasks and the number of runs."""
+def title(results: Results, about: About | None) -> str:
+    """The page's title where none is given: the study or the tasks, and the number of runs."""
+    if about is not None:
+        return f"{about.name}: {len(results.records)} runs"
     tasks = list(dict.fromkeys(group.task for group in results.groups))
     many = ", ".join(tasks[:4]) + (f" and {len(tasks) - 4} more" if len(tasks) > 4 else "")
     return f"{many or 'no runs'}: {len(results.records)} runs"
@@ -79,11 +87,13 @@ def data(results: Results, mechanisms: list[str]) -> Json:
     }
 
 
-def group(place: int, group: Group, mechanisms: list[str]) -> Json:
+def group(place: int, group: Group, mechanisms: list[str], picture: PictureMaker) -> Json:
     """The section of one group: settings, findings, tables, configuration, and the command that trains it."""
     comparison = group.comparison
     tables = (rows.convergence(group), rows.accuracy(group))
     convergence, accuracy = ([_shown_row(row, mechanisms) for row in table] for table in tables)
+    for row, arm in zip(convergence, comparison.arms, strict=True):
+        row["unseen"] = "" if arm.final_heldout.median is None else f"{arm.final_heldout.median:.1%}"
     horizon = comparison.horizon
     return {
         "anchor": f"group-{place}",
@@ -98,14 +108,16 @@ def group(place: int, group: Group, mechanisms: list[str]) -> Json:
         "findings": summary_text(group),
         "facts": facts_text(group.comparison.facts),
         "curve_note": _curve_note(group),
+        "by_size": by_size_picture(group, picture),
         "convergence": convergence,
         "convergence_titles": rows.CONVERGENCE,
         "epoch_ticks": [(rows.REACH * tick / horizon, f"{tick:g}") for tick in rows.ticks(horizon)],
         "unfinished": len(comparison.unfinished),
+        "interval_note": _interval_note(group),
         "accuracy": accuracy,
         "accuracy_titles": rows.ACCURACY,
         "baselines": rows.baseline_marks(group.baselines),
-        "share_ticks": [(share, f"{share} %") for share in (0, 25, 50, 75, 100)],
+        "share_ticks": [(share, f"{share} %") for share in (0, 50, 100)],
         "config": json.dumps(config_for_training(group.records[0].config), indent=2, ensure_ascii=False),
         "command": command(group),
     }
@@ -114,7 +126,26 @@ def group(place: int, group: Group, mechanisms: list[str]) -> Json:
 def _curve_note(group: Group) -> str:
     seeds = group.comparison.seeds
     many = f"Median and quartiles over {seeds} seeds" if seeds > 1 else "One seed"
-    return f"{many}; a run that stopped early keeps its last value; the mark is where half of the seeds had learned."
+    return (
+        f"{many}; a run that stopped early keeps its last value, and where all have stopped the line is thin; the mark "
+        "is where half of the seeds had learned."
+    )
+
+
+def _interval_note(group: Group) -> str:
+    """Why an interval may leave out 1 beside a large p; empty where none does."""
+    odd = [arm for arm in group.comparison.arms if at_odds(arm)]
+    if not odd:
+        return ""
+    pairs = max(arm.speed_up.pairs for arm in odd if arm.speed_up is not None)
+    others = sum(arm.speed_up is not None for arm in group.comparison.arms)
+    least = min(1.0, others * 2.0 ** (1 - pairs))
+    count = f"{pairs} seeds and {others} {'comparison' if others == 1 else 'comparisons'}"
+    return (
+        f"Where an interval leaves out 1 and p is above {ALPHA:g}, go by p: it is exact and counts all comparisons of "
+        f"this table ({count} cannot give less than {least:.2g}); the interval takes the logarithms of the ratios as "
+        "normal, and each mechanism alone."
+    )
 
 
 def _shown_row(row: rows.Row, mechanisms: list[str]) -> Json:
@@ -144,13 +175,22 @@ def tasks(groups: list[Group], described: list[Json], mechanisms: list[str]) -> 
     for task in dict.fromkeys(group.task for group in groups):
         own = [group for group in groups if group.task == task]
         sections = [described[groups.index(group)] for group in own]
-        cells = heat(own, groups, mechanisms) if len(own) > 1 else None
+        cells = heat(own, groups, mechanisms) if 1 < len(own) < len(groups) else None  # else the one on top is the same
         entries.append({"name": task, "anchor": f"task-{len(entries)}", "groups": sections, "heat": cells})
     return entries
 
 
+def first_screen(groups: list[Group], meant: list[Group]) -> list[Group]:
+    """The groups at the top of the page: all, or of very many those that the headline means and each task's base."""
+    if len(groups) <= MOST_ON_FIRST_SCREEN:
+        return groups
+    wanted = {id(group) for group in (*meant[:MOST_ON_FIRST_SCREEN], *main_groups(groups))}
+    return [group for group in groups if id(group) in wanted]
+
+
 def heat(shown_groups: list[Group], groups: list[Group], mechanisms: list[str]) -> Json:
     """A heat map of speed-ups over full attention: a row for each group shown, a column for each mechanism."""
+    shown_groups = _bases_first(shown_groups)
     names, table = speed_cells(shown_groups)
     lines = [
         {
@@ -161,12 +201,32 @@ def heat(shown_groups: list[Group], groups: list[Group], mechanisms: list[str]) 
         for group, arms in zip(shown_groups, table, strict=True)
     ]
     shown_mechanisms = [_mechanism(name, mechanisms.index(name)) for name in names]
-    return {"mechanisms": shown_mechanisms, "rows": lines if names else []}
+    return {"mechanisms": shown_mechanisms, "rows": lines if names else [], "dense": len(lines) > ROOMY}
+
+
+def _bases_first(groups: list[Group]) -> list[Group]:
+    """Each task's base before its other groups, where rows are named by how they differ from it."""
+    by_task: dict[str, list[Group]] = {}
+    for group in groups:
+        by_task.setdefault(group.task, []).append(group)
+    ordered = []
+    for own in by_task.values():
+        base = base_group(own)
+        ordered += own if len(own) < MANY_SETTINGS else [base, *(group for group in own if group is not base)]
+    return ordered
 
 
 def _heading(group: Group, among: list[Group]) -> str:
-    one_task = len({other.task for other in among}) == 1 and len(among) > 1
-    return group.details if one_task else short_name(group, among)
+    """The settings of a row: of many under one task, those that differ from the base of the task's ablations."""
+    own = [other for other in among if other.task == group.task]
+    task = "" if len(own) == len(among) else f"{group.task}, "
+    if len(own) < MANY_SETTINGS:
+        return group.details if len(own) == len(among) > 1 else short_name(group, among)
+    base = base_group(own)
+    if group is base:
+        return f"{task}base: {base.details}"
+    changed = differing([base.settings, group.settings])
+    return task + ", ".join(setting_text(name, group.settings.get(name)) for name in changed)
 
 
 def _heat_cell(arm: Arm | None) -> Json:
@@ -208,7 +268,7 @@ def runs(results: Results) -> list[Json]:
     ]  # fmt: skip
 
 
-def made(results: Results) -> Json:
+def made(results: Results, about: About | None) -> Json:
     """How the page and its runs were made, and the command that writes the page again."""
     from semfocus import __version__
 
@@ -219,5 +279,7 @@ def made(results: Results) -> Json:
         ("runs as of", f"{results.as_of:%Y-%m-%d %H:%M:%S} UTC" if results.as_of else "no runs"),
         ("seeds", ", ".join(map(str, seeds)) or "none"),
     ]
+    if about is not None:
+        lines.insert(0, ("study", f"{about.name}; `semfocus run` with the same options writes its page again"))
     again = shlex.join(["semfocus", "report", shown(results.root.name) or ".", "--out", "report.html"])
     return {"lines": lines, "facts": facts_of(results.runs), "page_command": again}

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from semfocus.analysis.accuracy import accuracy_difference
 from semfocus.analysis.comparison import BASE, Arm
-from semfocus.analysis.groups import Group, base_first
+from semfocus.analysis.groups import Group, base_first, short_name
+from semfocus.analysis.intervals import ACCURACY_MARGIN
 from semfocus.analysis.multiple import ALPHA, not_enough
 from semfocus.report.text import ratio_words
 from semfocus.training.objective import Learned
 
 _SHOWN = 8  # names in a sentence
+
+
+class About(NamedTuple):
+    """What a page is about, where its runs were trained to answer one question."""
+
+    name: str  # as `semfocus run` takes it
+    title: str
+    question: str
 
 
 @dataclass(frozen=True)
@@ -21,14 +33,21 @@ class Summary:
     headline: str
     asked: str
     findings: list[str]
+    meant: list[Group] = field(default_factory=list)  # the groups that the headline speaks of; none: all
 
 
-def summarise(groups: Sequence[Group]) -> Summary:
-    """Summarise all groups; a single group has its own findings."""
+def summarise(groups: Sequence[Group], about: About | None = None) -> Summary:
+    """Summarise all groups; a single group has its own findings.
+
+    The title and the question of what the page is about come first; the answer is then the first of the findings.
+    """
     if not groups:
         return Summary("No runs yet", "Nothing was asked: the directory holds no run that can be read.", [])
+    headline, meant = _headline(groups)
     findings = summary_text(groups[0]) if len(groups) == 1 else _over_groups(groups)
-    return Summary(_headline(groups), _asked(groups), findings)
+    if about is None:
+        return Summary(headline, _asked(groups, _question(groups)), findings, meant)
+    return Summary(about.title, _asked(groups, about.question), [f"{headline}.", *findings], meant)
 
 
 def goal_text(groups: Sequence[Group], text: Callable[[Learned], str] = Learned.text) -> str:
@@ -45,45 +64,77 @@ def summary_text(group: Group) -> list[str]:
     return [f"{_joined(names)}{predicate}" for predicate, names in mechanisms.items()]
 
 
-def _asked(groups: Sequence[Group]) -> str:
-    mechanisms = base_first(m for group in groups for m in group.mechanisms)
+def _question(groups: Sequence[Group]) -> str:
     tasks = list(dict.fromkeys(group.task for group in groups))
+    settings = f" under {len(groups)} settings" if len(groups) > len(tasks) else ""
+    what = f"{_joined(tasks)}{settings}"
+    return f"Which attention learns {what} in the fewest epochs, and which is right on rows it has not seen?"
+
+
+def _asked(groups: Sequence[Group], question: str) -> str:
+    mechanisms = base_first(m for group in groups for m in group.mechanisms)
     seeds = [group.comparison.seeds for group in groups]
     many = f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
-    settings = f" under {len(groups)} settings" if len(groups) > len(tasks) else ""
     return (
-        f"Which attention learns {_joined(tasks)}{settings} in the fewest epochs, and which is right on rows it has "
-        f"not seen? {_joined(mechanisms)}, with {many} {'seed' if max(seeds) == 1 else 'seeds'} each; learned means "
+        f"{question} {_joined(mechanisms)}, with {many} {'seed' if max(seeds) == 1 else 'seeds'} each; learned means "
         f"{goal_text(groups)}."
     )
 
 
-def _headline(groups: Sequence[Group]) -> str:
-    """The best-supported answer in one line."""
+def _headline(groups: Sequence[Group]) -> tuple[str, list[Group]]:
+    """The best-supported answer in one line, and the groups that it speaks of; none means all."""
     if not any(arm.times for group in groups for arm in group.comparison.arms):
-        return "No run has ended yet"
+        return "No run has ended yet", []
+    if not any(arm.reached for group in groups for arm in group.comparison.arms):
+        return "Nothing learned: no conclusion", []
     pairs = _pairs(groups)
     if not pairs:
-        return "No run of full attention to compare with"
-    wins = {name: [arm for _, arm in arms if _faster(arm)] for name, arms in pairs.items()}
-    proven = {name: [arm for arm in arms if _decided(arm)] for name, arms in wins.items()}
-    best = max(proven, key=lambda name: len(proven[name]))
+        return "No run of full attention to compare with", []
+    wins = {name: [pair for pair in arms if _faster(pair[1])] for name, arms in pairs.items()}
+    proven = {name: [pair for pair in own if _decided(pair[1])] for name, own in wins.items()}
+    best = max(proven, key=lambda name: _lead(proven[name]))
     if proven[best]:
-        return f"{best} learns {_span(proven[best])} as fast as full attention{_places(len(proven[best]), pairs[best])}"
-    best = max(wins, key=lambda name: len(wins[name]))
+        line = _fewer(best, proven[best], pairs[best], "beyond chance ")
+        return line, [group for group, _ in proven[best]]
+    best = max(wins, key=lambda name: _lead(wins[name]))
     if wins[best] and any(_doubt(group) for group in groups):
-        return f"{best} learns {_span(wins[best])} as fast as full attention: a hint, too few seeds for a proof"
-    return "No mechanism learns faster than full attention beyond chance"
+        line = f"{_fewer(best, wins[best], pairs[best])}: a hint, too few seeds for a proof"
+        return line, [group for group, _ in wins[best]]
+    return "No mechanism needs fewer epochs than full attention beyond chance", []
+
+
+Pairs = Sequence[tuple[Group, Arm]]
+
+
+def _lead(won: Pairs) -> tuple[int, float]:
+    """In how many groups a mechanism needs fewer epochs, and by how much on average."""
+    ratios = [arm.speed_up.ratio.value or 1.0 for _, arm in won if arm.speed_up is not None]
+    return len(won), sum(map(math.log, ratios)) / max(len(ratios), 1)
+
+
+def _fewer(name: str, won: Pairs, every: Pairs, sure: str = "") -> str:
+    """`topk:5 needs 2.6x fewer epochs than full attention on parity`, or over several groups in how many."""
+    span = _span([arm for _, arm in won])
+    if len(won) == 1:
+        return f"{name} needs {span} fewer epochs than full attention on {won[0][0].name}"
+    return f"{name} needs fewer epochs than full attention: {span}, {sure}in {len(won)} of {len(every)} comparisons"
 
 
 def _over_groups(groups: Sequence[Group]) -> list[str]:
     """A sentence for each mechanism; mechanisms with the same finding share one."""
+    lost = [group for group in groups if group.comparison.nothing_learned]
+    if len(lost) == len(groups):
+        runs = sum(len(arm.times) for group in groups for arm in group.comparison.arms)
+        return [f"None of {runs} runs reached {goal_text(groups)}; how often each is right on rows not seen, below."]
     said: dict[str, list[str]] = {}
     for name, arms in _pairs(groups).items():
         level = goal_text([group for group, _ in arms], Learned.level)
-        said.setdefault(_about([arm for _, arm in arms], level), []).append(name)
+        said.setdefault(_about([arm for _, arm in arms], level) + _on_unseen(arms), []).append(name)
     lines = [f"{_joined(names)}: {text}." for text, names in said.items()]
-    weak = [group for group in groups if _doubt(group)]
+    if lost and len(lost) < len(groups):
+        names = [short_name(group, groups) for group in lost]
+        lines.append(f"Nothing learned, full attention included, in {len(lost)} of {len(groups)}: {_joined(names)}.")
+    weak = [group for group in groups if _doubt(group) and not group.comparison.nothing_learned]
     if weak:
         lines.append(f"A hint, not a proof, in {len(weak)} of {len(groups)}: {_doubt(weak[0])}.")
     return lines or ["Without full attention among the mechanisms there is nothing to compare with."]
@@ -93,15 +144,33 @@ def _about(arms: Sequence[Arm], level: str) -> str:
     faster = [arm for arm in arms if _faster(arm)]
     slower = [arm for arm in arms if _decided(arm) and not _faster(arm)]
     never = sum(bool(len(arm.times)) and not arm.reached for arm in arms)
-    parts = [f"in {len(faster)} of {len(arms)} comparisons faster than full attention"]
+    parts = [f"fewer epochs than full attention in {len(faster)} of {len(arms)} comparisons"]
     if faster:
         proven = [arm for arm in faster if _decided(arm)]
-        parts.append(f"{_span(faster)} as fast, beyond chance in {len(proven)}")
+        parts[0] += f" ({_span(faster)} fewer, beyond chance in {len(proven)})"
     if slower:
-        parts.append(f"slower beyond chance in {len(slower)}")
+        parts.append(f"more epochs beyond chance in {len(slower)}")
     if never:
         parts.append(f"in {never} no seed reached {level}")
     return "; ".join(parts)
+
+
+def _on_unseen(pairs: Pairs) -> str:
+    """In how many groups a mechanism is right on unseen rows as often as full attention, or more or less often."""
+    differences = []
+    for group, arm in pairs:
+        base = group.comparison.arm(BASE)
+        mean = accuracy_difference(base.final_heldout, arm.final_heldout).mean
+        if mean is not None:
+            differences.append(mean)
+    if not differences:
+        return ""
+    better = sum(mean > ACCURACY_MARGIN.high for mean in differences)
+    worse = sum(mean < ACCURACY_MARGIN.low for mean in differences)
+    alike = len(differences) - better - worse
+    counts = {"more often": better, "as often (within 2 points)": alike, "less often": worse}
+    said = ", ".join(f"{words} in {count}" for words, count in counts.items() if count)
+    return f"; right on rows not seen, on average against full attention: {said}"
 
 
 def _pairs(groups: Sequence[Group]) -> dict[str, list[tuple[Group, Arm]]]:
@@ -139,12 +208,6 @@ def _span(arms: Sequence[Arm]) -> str:
     if f"{low.value:.2g}" == f"{high.value:.2g}":
         return f"{least}{low.value:.2g}x{more}"
     return f"{low.value:.2g}x to {high.value:.2g}x{more}"
-
-
-def _places(won: int, arms: Sequence[tuple[Group, Arm]]) -> str:
-    if len(arms) == 1:
-        return f" on {arms[0][0].name}"
-    return f", beyond chance in {won} of {len(arms)} comparisons"
 
 
 def _joined(names: Sequence[str]) -> str:

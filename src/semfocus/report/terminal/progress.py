@@ -2,7 +2,8 @@
 
 `ProgressTable` is for the cohorts of one comparison, `StudyProgressTable` for a study. Cohorts of one line of a study
 may train one after the other or side by side in several processes, and the cost of a step differs between them. The
-time left is therefore computed from the work of each run: remaining steps times cost of a step.
+time left is therefore computed from the work of each run: remaining steps times cost of a step. Each cohort also has to
+start: a process, data, a compilation. That time is measured on those that have started and counted for those that wait.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import statistics
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -177,6 +178,8 @@ class StudyProgressTable(ProgressTable):
         self.finished = finished  # runs that had ended before
         self.to_go = {run_id: each.steps for run_id, each in work.items()}
         self.cohorts: dict[str, _Cohort] = {}  # by the id of each of their members
+        self.freed: list[float] = []  # when a cohort ended, and nothing has begun in its place yet
+        self.left = f"{finished} of {finished + len(work)} runs done, starting"
 
     def __call__(self, progress: Progress) -> None:
         members = [member.run.id for member in progress.members if member.run.id in self.work]
@@ -185,9 +188,12 @@ class StudyProgressTable(ProgressTable):
         first = members[0]
         self.active = self.work[first].line
         if progress.session_steps == 0 or first not in self.cohorts:
-            cohort = _Cohort(self.active, frozenset(members))
-            self.cohorts |= dict.fromkeys(members, cohort)
+            since = self.freed.pop(0) if self.freed else self.began
+            delay = max(0.0, self.clock() - progress.seconds - since)
+            self.cohorts |= dict.fromkeys(members, _Cohort(self.active, frozenset(members), delay))
         self._update_work(self.cohorts[first], members, progress)
+        if not progress.going_on:
+            self.freed.append(self.clock())
         line = self.lines[self.active]
         self._update_line(line, progress)
         if progress.session_steps:
@@ -201,25 +207,26 @@ class StudyProgressTable(ProgressTable):
         made = progress.session_steps - cohort.steps
         cohort.work += made * sum(self.work[run_id].cost for run_id in members)
         cohort.steps, cohort.seconds = progress.session_steps, progress.seconds
+        if made and cohort.first is None:
+            cohort.first = cohort.work, cohort.seconds
         for run_id in cohort.ids.difference(members):  # no longer a member: it has ended or diverged
             self.to_go[run_id] = 0
         for run_id in members:
             self.to_go[run_id] = progress.total_steps - progress.step if progress.going_on else 0
 
     def _time_left(self, steps: int, per_member: float) -> str:
-        """An upper bound: runs may stop early."""
-        spent: dict[str, float] = defaultdict(float)
-        made: dict[str, float] = defaultdict(float)
-        for cohort in set(self.cohorts.values()):
-            spent[cohort.line] += cohort.seconds
-            made[cohort.line] += cohort.work
-        overall = sum(spent.values()) / sum(made.values()) if sum(made.values()) else 0.0
-        seconds = 0.0
+        """An upper bound: runs may stop early. Cohorts that wait take as long to start as the others did."""
+        cohorts = set(self.cohorts.values())
+        overall = _rate(cohorts)
+        seconds, waiting = 0.0, 0
         for run_ids, line in self._by_line():
-            name = line.mechanism
-            rate = spent[name] / made[name] if made[name] else overall
+            rate = _rate(cohort for cohort in cohorts if cohort.line == line.mechanism) or overall
             seconds += rate * sum(self.to_go[run_id] * self.work[run_id].cost for run_id in run_ids)
-        at_once = max(1.0, sum(spent.values()) / max(self.clock() - self.began, 1e-9))
+            waiting += not any(run_id in self.cohorts for run_id in run_ids)
+        starts = [cohort.delay + cohort.warm_up(overall) for cohort in cohorts if cohort.first is not None]
+        seconds += waiting * (statistics.mean(starts) if starts else 0.0)
+        spent = sum(cohort.delay + cohort.seconds for cohort in cohorts)
+        at_once = max(1.0, spent / max(self.clock() - self.began, 1e-9))
         done = self.finished + sum(not steps for steps in self.to_go.values())
         whole = self.finished + len(self.work)
         return f"{done} of {whole} runs done, at most {duration(seconds / at_once)} left"
@@ -245,6 +252,25 @@ class _Cohort:
 
     line: str
     ids: frozenset[str]
+    delay: float  # seconds from when it could begin to the begin of its own clock
     steps: int = 0
     work: float = 0.0
     seconds: float = 0.0
+    first: tuple[float, float] | None = None  # work and seconds when its first steps were made
+
+    def steady(self) -> tuple[float, float]:
+        """Work and seconds after the first steps, which a compilation may be part of; without any, all there are."""
+        work, seconds = self.first or (0.0, 0.0)
+        return (self.work - work, self.seconds - seconds) if self.work > work else (self.work, self.seconds)
+
+    def warm_up(self, overall: float) -> float:
+        """Seconds that the first steps took beyond those that steps take."""
+        work, seconds = self.first or (0.0, 0.0)
+        return max(0.0, seconds - work * (_rate([self]) or overall))
+
+
+def _rate(cohorts: Iterable[_Cohort]) -> float:
+    """Seconds for one unit of work; 0 while no step is made."""
+    pairs = [cohort.steady() for cohort in cohorts]
+    work = sum(done for done, _ in pairs)
+    return sum(seconds for _, seconds in pairs) / work if work else 0.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from semfocus.analysis.accuracy import Accuracies
 from semfocus.analysis.comparison import Comparison
 from semfocus.analysis.multiple import ALPHA
-from semfocus.report.text import TextTable, correlation_text, epochs_text, layer_table
+from semfocus.report.text import TextTable, correlation_text, epochs_text, layer_table, learning_time_text
 from semfocus.training.objective import known_columns
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """One row for each mechanism: epochs until it learned, speed-up over full attention, held-out accuracy."""
+    """One row for each mechanism: epochs until it learned and their time, against full attention, accuracy."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -31,7 +31,8 @@ def comparison_table(comparison: Comparison) -> Table:
         f"epochs to {comparison.learned.level()}",
         "range",
         "seeds there",
-        "speed-up",
+        "time",
+        "times fewer epochs",
         "held out, final",
         "best",
     ):
@@ -45,7 +46,7 @@ def comparison_table(comparison: Comparison) -> Table:
         seeds = f"{arm.reached} of {len(arm.times.seeds)}"
         shares = [_share(arm.final_heldout), _share(arm.best_heldout)]
         shares += [_share(arm.others[name]) if name in arm.others else "" for name in others]
-        table.add_row(arm.mechanism, median, spread, seeds, speed, *shares)
+        table.add_row(arm.mechanism, median, spread, seeds, learning_time_text(arm), speed, *shares)
     return table
 
 

@@ -2,7 +2,7 @@
 // A line chart in SVG: medians, bands, steps and marks. It can be hovered, moved by keys and zoomed by dragging.
 // It does not depend on the rest of the page.
 class Chart {
-  // spec(): {lines: [{css, dash, name, x, y, low, high, step, thin, mark}], refs: [{y, text}], x: [from, to],
+  // spec(): {lines: [{css, dash, name, x, y, low, high, step, thin, mark, heldFrom}], refs: [{y, text}], x: [from, to],
   //          y: [from, to], log, yText, xTitle, yTitle}
   constructor(box, spec, say) {
     this.box = box; this.spec = spec; this.say = say; this.range = null; this.at = null; this.from = null;
@@ -78,7 +78,7 @@ class Chart {
   draw() {
     const s = this.spec(), w = this.box.clientWidth, h = this.box.clientHeight;
     if (!w || !h) return;
-    this.left = 52; this.width = Math.max(60, w - 52 - 12); this.top = 14; this.height = h - 14 - 40;
+    this.left = 52; this.width = Math.max(60, w - 52 - 12); this.top = 22; this.height = h - 22 - 40;
     const [a, b] = this.range || s.x, first = Math.max(a, s.log ? s.least : a);
     const t = s.log ? x => Math.log(Math.max(x, s.least)) : x => x, back = s.log ? Math.exp : x => x;
     this.toX = x => this.left + this.width * (t(x) - t(first)) / (t(b) - t(first) || 1);
@@ -100,21 +100,28 @@ class Chart {
     svg.append(node("text", {x: this.left + this.width, y: bottom + 34, "text-anchor": "end"}, s.xTitle));
     svg.append(node("text", {x: 0, y: 6}, s.yTitle));
     const inside = node("g", {"clip-path": `url(#${clip})`});
-    for (const ref of s.refs) if (ref.y >= low && ref.y <= high) {
-      inside.append(node("line", {class: "ref", x1: this.left, x2: this.left + this.width, y1: toY(ref.y), y2: toY(ref.y)}));
-      svg.append(node("text", {class: "ref-text", x: this.left + this.width - 2, y: toY(ref.y) + 13, "text-anchor": "end"}, ref.text));
+    const refs = s.refs.filter(ref => ref.y >= low && ref.y <= high).sort((p, q) => q.y - p.y);
+    for (const ref of refs) inside.append(node("line", {class: "ref", x1: this.left, x2: this.left + this.width, y1: toY(ref.y), y2: toY(ref.y)}));
+    for (const names of together(refs, toY)) {  // levels that lie too near for a label each share one below the lowest
+      const text = names.map(ref => ref.text).join(", "), y = toY(names[names.length - 1].y) + 13;
+      svg.append(node("text", {class: "ref-text", x: this.left + this.width - 2, y, "text-anchor": "end"}, text));
     }
     for (const line of s.lines) if (line.low) inside.append(node("path", {class: `band ${line.css}`, d: this.area(line, toY)}));
-    for (const line of s.lines) inside.append(node("path", {class: `${line.thin ? "one" : "line"} ${line.css}`, "stroke-dasharray": line.thin ? "" : line.dash.join(" "), d: this.path(line, toY)}));
+    for (const line of s.lines) {
+      const dash = line.thin ? "" : line.dash.join(" "), cut = line.heldFrom ?? Infinity;
+      inside.append(node("path", {class: `${line.thin ? "one" : "line"} ${line.css}`, "stroke-dasharray": dash, d: this.path(line, toY, -Infinity, cut)}));
+      if (cut < Infinity) inside.append(node("path", {class: `held ${line.css}`, "stroke-dasharray": dash, d: this.path(line, toY, cut, Infinity)}));
+    }
     for (const line of s.lines) if (line.mark) inside.append(node("circle", {class: `mark ${line.css}`, cx: this.toX(line.mark[0]), cy: toY(line.mark[1]), r: 5.5}));
     svg.append(inside);
     this.cross = node("g"); svg.append(this.cross);
     this.box.replaceChildren(svg, this.tip);
     this.drawCross();
   }
-  path(line, toY) {
+  path(line, toY, from, to) {
     let d = "", pen = false;
     line.x.forEach((x, i) => {
+      if (x < from || x > to) return;
       const y = line.y[i];
       if (y === null || y === undefined) { pen = false; return; }
       const px = this.toX(x).toFixed(1), py = toY(y).toFixed(1);
@@ -159,6 +166,14 @@ function node(name, attributes = {}, inner = []) {
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   if (typeof inner === "string") element.textContent = inner; else element.append(...inner);
   return element;
+}
+function together(refs, toY) {
+  const groups = [];
+  for (const ref of refs) {
+    const last = groups[groups.length - 1];
+    if (last && toY(ref.y) - toY(last[last.length - 1].y) < 14) last.push(ref); else groups.push([ref]);
+  }
+  return groups;
 }
 function number(value) {
   return Math.abs(value) >= 100 ? String(Math.round(value)) : String(Number(value.toPrecision(3)));

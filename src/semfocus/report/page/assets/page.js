@@ -43,6 +43,7 @@ function curveSpec(group, metric, each, log) {
     if (!curve) continue;
     const [y, low, high] = curve, line = {css: `m${arm.m}`, dash: shape.dash, name: shape.name, x: group.epochs, y};
     if (low && !each) Object.assign(line, {low, high});
+    if (arm.heldFrom !== undefined) line.heldFrom = arm.heldFrom;
     if (arm.median !== null) {
       const place = group.epochs.reduce((best, x, i) => Math.abs(x - arm.median) < Math.abs(group.epochs[best] - arm.median) ? i : best, 0);
       if (y[place] !== null) line.mark = [arm.median, y[place]];

@@ -1,0 +1,213 @@
+"""The findings of a comparison as values and as sentences, with no claim beyond what the seeds support.
+
+    for finding in findings_of(comparison):
+        print(finding.text)
+
+    topk:5 reached 95% training accuracy in 8 epochs (median; 3 of 3 seeds), on average 2.59x fewer than full attention
+    (1 of 3 seeds); it is right on 99.8% of the rows it has not seen, on average 29.7 points more than full attention
+    (-38.8 to +98.3).
+
+Each mechanism has one sentence, which answers both questions: in how many epochs it learned, and whether it is right on
+rows that it has not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Literal
+
+from semfocus.analysis.accuracy import accuracy_difference
+from semfocus.analysis.intervals import ACCURACY_MARGIN, Interval
+from semfocus.analysis.multiple import ALPHA, not_enough
+from semfocus.analysis.speedup import Ratio
+from semfocus.training.objective import ACCURACY, CLASSIFICATION, Learned
+
+if TYPE_CHECKING:
+    from semfocus.analysis.comparison import Arm, Comparison
+
+BASE = "full"
+FindingKind = Literal[
+    "no_base", "base_alone", "no_bar", "nothing_learned",
+    "no_run", "unlearned", "base", "never", "undefined", "speed_up",
+    "hint", "beyond_chance", "no_difference",
+]  # fmt: skip  # the second line is about one mechanism, the others about the whole comparison
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """How often a mechanism is right on rows that it has not seen, at the end of training."""
+
+    median: float  # share, over seeds
+    difference: float | None = None  # to full attention, the mean over shared seeds; None for full attention itself
+    interval: Interval | None = None  # of that mean
+    without_learning: float | None = None  # the best accuracy that needs no learning
+    is_hint: bool = False  # whether the seeds are too few for a test to decide
+
+    def text(self, space: str = "") -> str:
+        """`right on 99.8% of the rows it has not seen, on average 29.7 points more than full attention`."""
+        share = f"right on {100 * self.median:.1f}{space}% of the rows it has not seen"
+        return f"{share}{self._compared(space)}{self._guessed(space)}"
+
+    def _compared(self, space: str) -> str:
+        if self.difference is None:
+            return ""
+        points = 100 * self.difference
+        amount = (
+            "as often as full attention"
+            if abs(points) < 0.05
+            else f"{abs(points):.1f} points {'more' if points > 0 else 'less'} than full attention"
+        )
+        if self.interval is None or self.interval.high - self.interval.low < 5e-4:
+            return f", on average {amount}"
+        ends = f"{100 * self.interval.low:+.1f} to {100 * self.interval.high:+.1f}"
+        if self.interval.low <= 0 <= self.interval.high:
+            return f", on average {amount}, which may be chance ({ends})"
+        return f", on average {amount} ({'a hint: ' if self.is_hint else ''}95{space}% interval {ends})"
+
+    def _guessed(self, space: str) -> str:
+        if self.without_learning is None or self.median > self.without_learning + ACCURACY_MARGIN.high:
+            return ""
+        return f"; {100 * self.without_learning:.1f}{space}% needs no learning"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One statement that the data support; `mechanism` is empty when it is about the whole comparison."""
+
+    kind: FindingKind
+    mechanism: str = ""
+    reached: tuple[int, int] = (0, 0)  # seeds at the threshold, of how many
+    base_reached: tuple[int, int] = (0, 0)  # the same of full attention
+    epochs: float | None = None  # the median over seeds; None if half of them never got there
+    ratio: Ratio | None = None
+    unseen: Unseen | None = None
+    horizon: float = 0.0
+    comparisons: int = 0
+    decided: tuple[tuple[str, float], ...] = ()  # mechanism and p, of differences beyond chance
+    doubt: str = ""  # why the seeds cannot decide
+    learned: Learned = CLASSIFICATION.learned
+    baseline: float = 0.0  # the best accuracy that needs no learning
+
+    @property
+    def text(self) -> str:
+        """The whole sentence."""
+        return self.mechanism + self.predicate()
+
+    def predicate(self, space: str = "", ratio_text: Callable[[Ratio], str] = attrgetter("text")) -> str:
+        """The sentence without its mechanism. `space` stands before a percent sign; `ratio_text` writes a ratio."""
+        match self.kind:
+            case "no_base":
+                return "Without full attention among the mechanisms there is nothing to compare with."
+            case "base_alone":
+                return "Full attention alone: nothing to compare with."
+            case "no_bar":
+                told = f"Without learning {100 * self.baseline:.1f}{space}% are right: {self.learned.text(space)}"
+                return f"{told} shows nothing; compare with --option metrics=balanced."
+            case "nothing_learned":
+                return (
+                    f"Nothing learned: no conclusion. None of {self.reached[1]} runs reached "
+                    f"{self.learned.text(space)} within {self.horizon:g} epochs."
+                )
+            case "no_run":
+                return ": no finished run."
+            case "hint":
+                return f"A hint, not a proof: {self.doubt}."
+            case "beyond_chance":
+                names = ", ".join(f"{mechanism} (p = {p:.2g})" for mechanism, p in self.decided)
+                return f"Beyond chance, after Holm over {self.comparisons} comparisons: {names}."
+            case "no_difference":
+                return (
+                    "None of the differences in epochs is beyond chance after Holm over "
+                    f"{self.comparisons} comparisons."
+                )
+        if self.kind == "unlearned":
+            return "" if self.unseen is None else f" is {self.unseen.text(space)}."
+        unseen = "" if self.unseen is None else f"; it is {self.unseen.text(space)}"
+        return f"{self._epochs(space)}{self._against(ratio_text)}{unseen}."
+
+    def _epochs(self, space: str) -> str:
+        """` reached 95 % training accuracy in 8 epochs (median; 3 of 3 seeds)`."""
+        share = f"{self.reached[0]} of {self.reached[1]} seeds"
+        goal = self.learned.text(space)
+        if self.kind == "never" or not self.reached[0]:
+            return f" never reached {goal} within {self.horizon:g} epochs ({share})"
+        if self.epochs is None:
+            return f" reached {goal} in more than {self.horizon:g} epochs (median; {share})"
+        return f" reached {goal} in {self.epochs:g} epoch{'' if self.epochs == 1 else 's'} (median; {share})"
+
+    def _against(self, ratio_text: Callable[[Ratio], str]) -> str:
+        if self.kind != "speed_up" or self.ratio is None or self.ratio.value is None:
+            return ""
+        fewer = self.ratio.value >= 1
+        ratio = self.ratio if fewer else self.ratio.inverse
+        base = f"{self.base_reached[0]} of {self.base_reached[1]} seeds"
+        amount = "as many as" if f"{self.ratio.value:.3g}" == "1" and self.ratio.sign == "=" else (
+            f"{ratio_text(ratio)} {'fewer' if fewer else 'more'} than"
+        )  # fmt: skip
+        return f", on average {amount} full attention ({base})"
+
+
+def findings_of(comparison: Comparison) -> list[Finding]:
+    """A sentence for each mechanism, then what the differences amount to."""
+    others = [arm for arm in comparison.arms if arm.mechanism != BASE]
+    base = next((arm for arm in comparison.arms if arm.mechanism == BASE), None)
+    if comparison.nothing_learned:
+        return _nothing_learned(comparison)
+    learned, baseline = comparison.learned, comparison.baseline
+    is_trivial = learned.metric == ACCURACY and baseline >= learned.threshold
+    abouts = [Finding("no_bar", learned=learned, baseline=baseline)] if is_trivial else []
+    abouts += [_about(arm, base, comparison) for arm in comparison.arms]
+    if base is None:
+        return [Finding("no_base"), *abouts]
+    if not others:
+        return [*abouts, Finding("base_alone")]
+    decided = tuple((arm.mechanism, arm.p) for arm in others if arm.p is not None and arm.p <= ALPHA)
+    doubt = not_enough(len(base.times.seeds), len(others))
+    kind: FindingKind = "hint" if doubt else "beyond_chance" if decided else "no_difference"
+    return [*abouts, Finding(kind, comparisons=len(others), decided=decided, doubt=doubt)]
+
+
+def _nothing_learned(comparison: Comparison) -> list[Finding]:
+    """That nothing follows, and how often each mechanism is right all the same."""
+    runs = sum(len(arm.times) for arm in comparison.arms)
+    nothing = Finding("nothing_learned", reached=(0, runs), horizon=comparison.horizon, learned=comparison.learned)
+    shares = [(arm.mechanism, _unseen(arm, None, comparison)) for arm in comparison.arms]
+    return [nothing, *(Finding("unlearned", name, unseen=unseen) for name, unseen in shares if unseen is not None)]
+
+
+def _about(arm: Arm, base: Arm | None, comparison: Comparison) -> Finding:
+    ratio = arm.speed_up.ratio if arm.speed_up else None
+    kind: FindingKind = "speed_up"
+    if not arm.times.seeds:
+        kind = "no_run"
+    elif arm is base:
+        kind = "base"
+    elif not arm.reached:
+        kind = "never"
+    elif ratio is None or ratio.value is None:
+        kind = "undefined"
+    return Finding(
+        kind,
+        arm.mechanism,
+        reached=(arm.reached, len(arm.times.seeds)),
+        base_reached=(0, 0) if base is None else (base.reached, len(base.times.seeds)),
+        epochs=arm.times.median,
+        ratio=ratio,
+        unseen=_unseen(arm, base, comparison),
+        horizon=comparison.horizon,
+        learned=comparison.learned,
+    )
+
+
+def _unseen(arm: Arm, base: Arm | None, comparison: Comparison) -> Unseen | None:
+    share = arm.final_heldout.median
+    if share is None:
+        return None
+    without = comparison.baseline if comparison.baselines else None
+    if base is None or arm is base:
+        return Unseen(share, without_learning=without)
+    difference = accuracy_difference(base.final_heldout, arm.final_heldout)
+    few = bool(not_enough(difference.pairs, max(1, len(comparison.arms) - 1)))
+    return Unseen(share, difference.mean, difference.interval, without, few)

@@ -1,0 +1,78 @@
+"""What an experiment takes, printed before it begins: for `--dry-run` of `semfocus compare` and `semfocus run`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from semfocus.cli.shared import console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from semfocus.experiments.run import Plan
+    from semfocus.training import Runtime
+
+
+def heading(job: Plan) -> str:
+    """`From one key to all: 42 runs, 3 there, 39 to train`."""
+    there = len(job.jobs) - len(job.waiting)
+    return f"{job.experiment.title}: {counted(len(job.jobs), 'run')}, {there} there, {len(job.waiting)} to train"
+
+
+def print_estimate(job: Plan, runtime: Runtime, as_json: bool) -> None:
+    """Print the runs, steps, time and disk space of an experiment. Nothing is trained, and nothing written."""
+    from semfocus.experiments.estimate import SOURCES, estimate
+    from semfocus.report.text import duration
+
+    cost = estimate(job, runtime)
+    jobs = runtime.num_jobs() if runtime.torch_device().type == "cpu" else 1  # cohorts of a GPU share it
+    rows = cost.by_task()
+    if as_json:
+        total = {"steps": cost.steps, "seconds": cost.seconds, "bytes": cost.bytes, "free": cost.free}
+        how = {source: SOURCES[source] for source in cost.sources}
+        typer.echo(json.dumps({"study": job.experiment.name, **total, "time": how, "tasks": rows}, indent=2))
+        return
+    typer.echo(f"{heading(job)}\n")
+    console().print(_size_table(rows))
+    if cost.steps:
+        known = cost.sources.items()
+        how = "; ".join(f"{SOURCES[source]} ({counted(count, 'shape')})" for source, count in known)
+        sure = "at most" if cost.may_stop_early else "about"
+        shared = f", {duration(cost.seconds / jobs)} at best with {jobs} at a time" if jobs > 1 else ""
+        typer.echo(f"\n{cost.steps:,} steps in all: {sure} {duration(cost.seconds)} one after the other{shared}")
+        typer.echo(f"time {how}")
+    typer.echo(f"{_room(cost.bytes)} of disk space at most; {_room(cost.free)} free at {job.store.root}")
+
+
+def _size_table(rows: list[dict[str, Any]]) -> Table:
+    from rich.table import Table
+
+    from semfocus.report.text import duration
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("task", "runs", "there", "to train", "steps a run", "steps in all", "time", "disk"):
+        table.add_column(title, justify="left" if title == "task" else "right", no_wrap=True)
+    for row in rows:
+        least, most = row["steps_per_run"]
+        span = f"{least:,}" if least == most else f"{least:,}-{most:,}"
+        cells = [str(row[name]) for name in ("runs", "there", "waiting")]
+        table.add_row(row["task"], *cells, span, f"{row['steps']:,}", duration(row["seconds"]), _room(row["bytes"]))
+    return table
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _room(count: int) -> str:
+    """`74 MB`, `1.2 GB`."""
+    size = float(count)
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"
