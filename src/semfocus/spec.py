@@ -67,7 +67,7 @@ class Spec:
         is_aligned = padded + extra >= LONG and mechanism.ignores_trailing_padding
         alignment_padding = -(padded + extra) % ALIGNMENT if is_aligned else 0
         normaliser = own_normaliser(mechanism, parse_normaliser(self.attention.normaliser), self.is_causal)
-        sizes = LayerSizes(self.model.d_model, self.model.heads, self.model.head_dim, self.seq_len)
+        sizes = LayerSizes(self.model.d_model, self.model.heads, self.model.head_dim)
         for name, value in {
             "mechanism": mechanism,
             "normaliser": normaliser,

@@ -165,11 +165,6 @@ def test_centroids_move_in_training_towards_their_mean_and_not_in_evaluation_nor
     torch.testing.assert_close(layer.learned.centroids, moved)
 
 
-def test_routing_in_a_layer_must_say_how_many_clusters() -> None:
-    with pytest.raises(UsageError, match=r"routing:3 in a layer.*'routing:3\+8c'"):
-        layer_of(16, 2, "routing:3")
-
-
 def test_the_layer_refuses_a_pair_without_a_meaning_when_it_is_made() -> None:
     with pytest.raises(UsageError, match="doubly with causal=True"):
         layer_of(16, 2, Full(), normaliser="doubly", causal=True)

@@ -274,7 +274,7 @@ def test_all_of_them_are_registered_with_the_numbers_they_were_published_with() 
     assert [str(parse_normaliser(name)) for name in ("entmax", "asentmax", "lssar", "sparsemax")] == [
         "entmax:1.5", "asentmax", "lssar", "sparsemax",
     ]  # fmt: skip
-    sizes = LayerSizes(d_model=8, heads=2, head_dim=4, seq_len=10)
+    sizes = LayerSizes(d_model=8, heads=2, head_dim=4)
     shapes = {name: part.shape for name, part in parse_normaliser("asentmax").learned(sizes).items()}
     assert shapes == {"beta": (8, 2), "gamma": (8, 2)}
 

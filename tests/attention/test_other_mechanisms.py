@@ -189,7 +189,8 @@ def test_the_text_form_leads_back_to_the_value(text, value) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda q: attend(q, q, q, "routing:3+9c"), "it has 9 clusters for 6 keys; choose at most 6, or 0"),
+        (lambda q: attend(q, q, q, "routing:3+9c"), "it has 9 clusters for 6 keys; choose at most 6"),
+        (lambda q: attend(q, q, q, "routing:3+0c"), "Routing.clusters = 0 must be at least 1"),
         (lambda q: attend(q, q, q, "lsh:3+1b"), "LSH.buckets = 1 must be a whole number from 2"),
         (lambda q: attend(q, q, q, "lsh:3+0h"), "LSH.rounds = 0 must be a whole number from 1"),
         (lambda q: LSH(3).keep(q @ q.mT, queries=q, keys=q[..., :2]), "queries are 5 wide and keys 2"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -24,18 +23,24 @@ class Routing(ScoreRanked):
     """Of the keys in the query's cluster, the k with the largest scores.
 
     The clusters of the Routing Transformer (Roy et al. 2020, arXiv 2003.05997): queries and keys, scaled to unit
-    length, belong to the centroid of largest dot product. A layer's centroids follow the mean of their queries and keys
-    by a moving average in training and stand still in evaluation. Where nothing is learned they are random directions
-    drawn from `seed`, which a layer's start from too. The paper gives every cluster the same number of tokens; here a
-    cluster has as many as fall to it, and the cap k makes budgets comparable with top-k. 0 clusters: sqrt(keys).
+    length, belong to the centroid of largest dot product. A layer's centroids follow the mean of their queries and
+    keys by a moving average in training and stand still in evaluation. Where nothing is learned they are random
+    directions drawn from `seed`. The paper gives every cluster the same number of tokens; here a cluster has as many
+    as fall to it, and the cap k makes budgets comparable with top-k. The paper advises sqrt(keys) clusters; their
+    number is fixed here, so that padding changes nothing.
     """
 
     name = "routing"
     suffixes = {"c": "clusters", "r": "seed"}
     learns = ("centroids",)
 
-    clusters: int = 0
+    clusters: int = 4
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clusters < 1:
+            raise UsageError("Routing.clusters = 0 must be at least 1: every key belongs to a cluster")
 
     @property
     def uses_positions(self) -> bool:
@@ -43,21 +48,15 @@ class Routing(ScoreRanked):
 
     @property
     def ignores_trailing_padding(self) -> bool:
-        return self.clusters > 0
+        return True
 
     def refuses(self, queries: int, keys: int) -> str | None:
         if self.clusters <= keys or not keys:
             return None
-        return f"it has {self.clusters} clusters for {keys} keys; choose at most {keys}, or 0 for their square root"
-
-    def count(self, keys: int) -> int:
-        """How many clusters there are."""
-        return self.clusters or max(1, math.isqrt(keys))
+        return f"it has {self.clusters} clusters for {keys} keys; choose at most {keys}"
 
     def learned(self, sizes: LayerSizes) -> dict[str, Learned]:
-        if not self.clusters and sizes.seq_len is None:
-            raise UsageError(f"{self} in a layer: its length is not known, so say how many clusters, e.g. '{self}+8c'")
-        shape = (sizes.heads, self.count(sizes.seq_len or 0), sizes.head_dim)
+        shape = (sizes.heads, self.clusters, sizes.head_dim)
         return {"centroids": Learned(shape, "directions", average=1 - DECAY)}
 
     def gaps(
@@ -94,7 +93,7 @@ class Routing(ScoreRanked):
             return inputs.learned["centroids"].detach().to(inputs.queries.dtype)
         device, keys = inputs.queries.device, inputs.keys
         seed = torch.full((), self.seed, dtype=torch.int64, device=device)
-        rows = torch.arange(self.count(keys.shape[-2]), dtype=torch.int32, device=device).unsqueeze(-1)
+        rows = torch.arange(self.clusters, dtype=torch.int32, device=device).unsqueeze(-1)
         columns = torch.arange(keys.shape[-1], dtype=torch.int32, device=device)
         return unit(standard_normal(seed, rows, columns).to(keys.dtype))
 

@@ -24,7 +24,6 @@ class LayerSizes:
     d_model: int
     heads: int
     head_dim: int
-    seq_len: int | None = None  # of the sequences it is made for; None: not known
 
 
 @dataclass(frozen=True)
