@@ -12,7 +12,21 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.core
 
-from semfocus.cli import archive, cluster, compare, diagnose, landscape, report, runs, studies, tasks, theory, verdicts
+from semfocus.cli import (
+    archive,
+    attention,
+    cluster,
+    compare,
+    diagnose,
+    landscape,
+    lengths,
+    report,
+    runs,
+    studies,
+    tasks,
+    theory,
+    verdicts,
+)
 from semfocus.errors import SemfocusError, StorageError, UsageError, printable
 
 
@@ -72,6 +86,8 @@ app.command("verdicts")(verdicts.verdicts_command)
 app.command("export")(verdicts.export_command)
 app.command("report")(report.report_command)
 app.command("diagnose")(diagnose.diagnose_command)
+app.command("show-attention")(attention.show_attention_command)
+app.command("lengths")(lengths.lengths_command)
 app.command("surface")(landscape.surface_command)
 app.command("sharpness")(landscape.sharpness_command)
 app.add_typer(tasks.app, name="tasks")

@@ -134,11 +134,11 @@ class Runtime:
         """What members of one cohort must share beside their sizes: attention itself where it cannot be mixed.
 
         Long sequences fill a GPU with one mechanism. Random choices of keys need seeds that others do not, and a
-        mechanism that fused kernels refuse would deny them to all.
+        mechanism that fused kernels refuse would deny them to all. Learned parameters of attention make other rows.
         """
         where = self.torch_device() if device is None else torch.device(device)
         may_mix = where.type == "cuda" if self.mix is None else self.mix
-        if not may_mix or spec.mechanism.is_stochastic or spec.length > MAX_MIXED_LENGTH:
+        if not may_mix or spec.mechanism.is_stochastic or spec.learned or spec.length > MAX_MIXED_LENGTH:
             return (spec.attention,)
         return spec.padded_len, spec.alignment_padding, spec.extra_tokens, refuses(spec, where) is None
 
