@@ -30,7 +30,7 @@ from semfocus.cli.shared import (
     print_files,
     print_run,
 )
-from semfocus.cli.sizing import print_estimate
+from semfocus.cli.sizing import print_estimates
 
 
 def compare_command(
@@ -131,8 +131,7 @@ def compare_command(
     )
     first = None if tune is None else plan_tuning(experiment, tune, out)
     if dry_run:
-        for size in [*([first] if first else []), plan(experiment, out)]:
-            print_estimate(size, runtime, as_json)
+        print_estimates([*([first] if first else []), plan(experiment, out)], runtime, as_json)
         return
     tuning: list[str] = []
     if first is not None:
