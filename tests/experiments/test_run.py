@@ -64,7 +64,7 @@ def test_a_study_trains_prints_a_table_a_task_and_draws_its_curves(tmp_path: Pat
     assert "4 runs, 0 there, 4 to train" in err
     assert "4 of 4 runs done" in err
     for activation in ("gelu", "mish"):
-        assert f"listops, activation {activation}: 1 seeds" in out
+        assert f"listops, activation {activation}: 1 seed," in out
     assert {path.name for path in tmp_path.glob("figure_2*")} == {"figure_2.svg", "figure_2.png"}
     drawn = (tmp_path / "figure_2.svg").read_text()
     assert all(f"listops, activation {activation}" in drawn for activation in ("gelu", "mish")), "a column each"
@@ -220,7 +220,7 @@ def test_a_study_file_runs_by_the_same_command(tmp_path: Path, capsys, undrawn: 
     few = ["--scale", "smoke", "--seeds", "1", "--tasks", "parity", "--set", "training.epochs=2", *ALONE]
     semfocus("run", file, *few, "--out", out)
     shown = capsys.readouterr().out
-    assert all(f"parity, blocks {blocks}: 1 seeds" in shown for blocks in (2, 4, 8))
+    assert all(f"parity, blocks {blocks}: 1 seed," in shown for blocks in (2, 4, 8))
 
 
 @pytest.mark.parametrize("scale", ["smoke", "quick", "paper"])
@@ -285,7 +285,7 @@ def test_a_damaged_run_is_named_and_left_out_and_the_others_are_compared(tmp_pat
     run(job, RUNTIME)
     damaged = job.jobs[0].run
     (damaged.path / "metrics.jsonl").write_text('{"step": 1, "epoch": 1, "train_accuracy": "high"}\n')
-    with pytest.raises(CorruptData, match="1 runs are damaged and left out"):
+    with pytest.raises(CorruptData, match="1 run damaged and left out"):
         semfocus("run", "controls", *FLAGS, "--out", str(tmp_path), *ALONE)
     out, err = capsys.readouterr()
     assert f"{damaged.id} is left out: corrupt" in err

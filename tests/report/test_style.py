@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from semfocus.attention.base import size_fields
-from semfocus.attention.mechanisms import mechanism_class, mechanism_names
+from semfocus.attention.mechanisms import mechanism_class, mechanism_names, parse_mechanism
 from semfocus.recipes import COMPACT, GRID
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
 
@@ -67,7 +67,8 @@ def forms(name: str) -> list[str]:
 
 def test_any_two_mechanisms_differ_in_colour_dash_or_marker() -> None:
     strangers = ["hashed:8", "hashed:9", "somebody's own", "", "<script>", "topk:", "grouped:4+2c"]
-    names = [*(text for name in mechanism_names() for text in forms(name)), *strangers]
+    registered = (text for name in mechanism_names() for text in forms(name))
+    names = [*dict.fromkeys(str(parse_mechanism(text)) for text in registered), *strangers]
     assert len(set(names)) == len(names) > 300
     by_style: dict[tuple[object, ...], str] = {}
     for name in names:

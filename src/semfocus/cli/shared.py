@@ -183,8 +183,10 @@ def fail_if_needed(outcomes: Sequence[RunOutcome], faults: Sequence[Fault] = ())
     failed = {outcome.run.id: outcome.reason for outcome in outcomes if outcome.state == "failed"}
     diverged = sum(outcome.state == "diverged" for outcome in outcomes)
     if corrupt:
+        from semfocus.report.text import counted
+
         reasons = "; ".join(f"{run_id}: {reason}" for run_id, reason in corrupt.items())
-        raise CorruptData(f"{len(corrupt)} runs are damaged and left out: {reasons}")
+        raise CorruptData(f"{counted(len(corrupt), 'run')} damaged and left out: {reasons}")
     if held:
         holders = "; ".join(f"{run.id} by {run.holder() or 'another process'}" for run in held)
         raise Locked(f"{len(held)} runs are held elsewhere and left out: {holders}")

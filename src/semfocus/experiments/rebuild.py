@@ -67,9 +67,11 @@ def rebuild(folder: Path, build: Path, *, scale: Scale = "paper", overrides: Seq
 
 
 def _whole(jobs: Sequence[Job], there: Collection[str]) -> set[str]:
-    """The ids of the runs of every task that has all of its runs: half a comparison is no figure."""
-    lacking = {job.config.task.name for job in jobs if job.id not in there}
-    return {job.id for job in jobs if job.config.task.name not in lacking}
+    """The ids of the runs of every task that has all of its runs of the seeds it has: half a comparison is no figure."""
+    begun = {(job.config.task.name, job.config.seed) for job in jobs if job.id in there}
+    places = [(job.id, job.config.task.name, job.config.seed) for job in jobs]
+    lacking = {task for id, task, seed in places if (task, seed) in begun and id not in there}
+    return {id for id, task, seed in places if (task, seed) in begun and task not in lacking}
 
 
 def _draw(experiment: Experiment, planned: Plan, results: Results, stem: Path) -> list[Path]:
