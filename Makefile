@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt requirements.txt
 # The versions of constraints.txt, what they need in turn, and the hashes of all files of each. Needs uv.
 lock:
 	echo "hatchling\neditables" | uv pip compile pyproject.toml - --extra dev --constraint constraints.txt --universal \
-	  --python-version 3.11 --generate-hashes --no-emit-package torch --no-emit-index-url --no-emit-find-links \
+	  --python-version 3.11.5 --generate-hashes --no-emit-package torch --no-emit-index-url --no-emit-find-links \
 	  --no-annotate --no-header $(LOCK_OPTIONS) --output-file requirements.txt
 
 demo: $(READY)

@@ -1,6 +1,7 @@
 """Exact top-k and windowed attention beside what people use today: time and memory, forward + backward.
 
     python benchmarks/attention.py                                      # CPU, two threads
+    python benchmarks/attention.py --only other                         # LSH, routing, FAST, entmax, ... beside full
     python benchmarks/attention.py --device cuda                        # on a GPU, FlexAttention included
     python benchmarks/attention.py --device cuda --dtype bfloat16
 
@@ -77,8 +78,8 @@ def entmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _Entmax15.apply((q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5) @ v
 
 
-def ours(mechanism, backend: str | None = None) -> Contestant:
-    return lambda q, k, v: attend(q, k, v, mechanism, backend=backend)
+def ours(mechanism, backend: str | None = None, normaliser: str = "softmax") -> Contestant:
+    return lambda q, k, v: attend(q, k, v, mechanism, backend=backend, normaliser=normaliser)
 
 
 def flex(mechanism: Banded | BlockLocal, length: int) -> Contestant:
@@ -237,6 +238,21 @@ def short_rows(place: Place) -> None:
         race(f"the paper's shape: B {batch}, H 1, L 40, D 64", contestants, (batch, 1, 40, 64), place, 20)
 
 
+def other_ways(place: Place) -> None:
+    """What each other mechanism and normaliser costs beside full attention (docs/mechanisms.md)."""
+    for shape in ((25, 1, 40, 64), (1, 1, 1024, 16)):
+        contestants: dict[str, Contestant] = {"torch SDPA (full)": scaled_dot_product_attention}
+        for mechanism in ("full", "topk:5", "topk:5~0.1", "lsh:5", "routing:5", "fast:1", "fast:2"):
+            contestants[f"semfocus {mechanism}"] = ours(mechanism)
+        contestants["semfocus fast:2, all scores"] = ours("fast:2", "dense")
+        for normaliser in ("sigmoid", "entmax:1.5", "sparsemax", "entmax:1.3", "ssmax", "asentmax", "lssar", "doubly"):
+            contestants[f"semfocus full, {normaliser}"] = ours("full", normaliser=normaliser)
+        contestants["semfocus topk:5, entmax:1.5"] = ours("topk:5", normaliser="entmax:1.5")
+        contestants["entmax 1.5 by hand"] = entmax
+        batch, heads, length, width = shape
+        race(f"other ways: B {batch}, H {heads}, L {length}, D {width}", contestants, shape, place, 5)
+
+
 def long_rows(place: Place, length: int = 4096) -> None:
     gpu, shape = place.device == "cuda", (1, 4, length, 64)
     contestants = {
@@ -275,14 +291,16 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", choices=["short", "other", "long", "memory"], help="one kind of table alone")
     chosen = parser.parse_args()
     place = Place(chosen.device, getattr(torch, chosen.dtype), chosen.threads)
     torch.set_num_threads(place.threads)
     where = torch.cuda.get_device_name() if place.device == "cuda" else f"CPU, {place.threads} threads"
     print(f"torch {torch.__version__}, {where}, {chosen.dtype}, forward + backward, medians")
-    short_rows(place)
-    long_rows(place)
-    memory(place)
+    tables = {"short": short_rows, "other": other_ways, "long": long_rows, "memory": memory}
+    for name, table in tables.items():
+        if chosen.only in (None, name):
+            table(place)
 
 
 if __name__ == "__main__":

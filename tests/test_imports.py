@@ -31,12 +31,15 @@ ALLOWED: dict[str, set[str]] = {
     "config_files": {"errors", "config"},
     "recipes": {"errors", "config", "tasks"},
     "spec": {"errors", "config", "attention", "randomness"},
-    "model": {"spec", "attention", "counter_rng"},
+    "encodings": {"errors", "spec", "counter_rng"},
+    "model": {"spec", "encodings", "attention", "counter_rng"},
     "fused": {"attention", "spec", "model"},
     "training": {
         "errors", "lazy", "registry", "config", "spec", "model", "fused", "store", "tasks", "counter_rng", "randomness",
     },
-    "execution": {"errors", "lazy", "registry", "plugins", "config", "tasks", "store", "training"},
+    "execution": {
+        "errors", "lazy", "registry", "plugins", "config", "tasks", "store", "training", "archive", "__init__",
+    },
     "analysis": {
         "errors", "lazy", "randomness", "config", "store", "tasks", "attention", "recipes", "measurements", "training",
         "theory",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,9 +33,11 @@ from semfocus.tasks.registry import task_class
 from semfocus.tasks.stored import is_stored, stored_path
 
 FORMAT = 1  # of `RunConfig.identity`: increase it when the same config gives another result
+POSITIONS = ("sine", "learned", "none", "alibi", "rope", "randomized")
+RANGED = ("learned", "randomized")  # may say how many positions there are: learned:64, randomized:2048
 OLD_NAMES = {"until": "stop_accuracy"}  # of training's fields, before 0.2
-# Fields of training that came later. At their defaults they are not written, so that runs keep their ids.
-LATER = {"patience_on": "training", "evaluate_test": False, "tuned": ""}
+# Fields that came later. At their defaults they are not written, so that runs keep their ids.
+LATER = {"patience_on": "training", "evaluate_test": False, "tuned": "", "lengths": None, "positions": "sine"}
 
 MAX_TOKENS = 2**28  # of one split: two gigabytes while it is drawn
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
@@ -48,14 +51,42 @@ Rate = Annotated[float, Field(gt=0, le=3e38, allow_inf_nan=False)]  # what a flo
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    @model_serializer(mode="wrap")
+    def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = handler(self)
+        return {name: value for name, value in fields.items() if name not in LATER or value != LATER[name]}
+
 
 class TaskConfig(_Part):
-    """What is learned: a task's name or a data file, its options, and the number of examples (None: all of a file)."""
+    """What is learned: a task's name or a data file, its options, and the number of examples (None: all of a file).
+
+    With `lengths` (`1-40`) each training batch has one length drawn from that span, and each held-out example its own;
+    without, every example has the length that the options give.
+    """
 
     name: str
     options: dict[str, Any] = {}
     train_rows: Positive | None = 5000
     heldout_rows: Positive | None = 2000
+    lengths: str | None = None
+
+    @field_validator("lengths")
+    @classmethod
+    def _known_span(cls, text: str | None) -> str | None:
+        if text is None:
+            return None
+        match = re.fullmatch(r"\s*(\d{1,9})\s*-\s*(\d{1,9})\s*", text, flags=re.ASCII)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise ValueError(f"task.lengths = {text!r} must be a shortest and a longest length, for example 1-40")
+        return f"{int(match[1])}-{int(match[2])}"
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The shortest and the longest length of an example, where lengths are drawn."""
+        if self.lengths is None:
+            return None
+        low, _, high = self.lengths.partition("-")
+        return int(low), int(high)
 
     @field_validator("options")
     @classmethod
@@ -75,7 +106,9 @@ class TaskConfig(_Part):
             )
             if is_endless:
                 rows = {"train_rows": cls.default_train_rows, "heldout_rows": cls.default_heldout_rows}
-        return TaskConfig(name=name, options=options or {}, **rows)
+        return TaskConfig(
+            name=name, options=options or {}, train_rows=rows["train_rows"], heldout_rows=rows["heldout_rows"]
+        )
 
     def build(self, root: Path | None = None) -> Task:
         """The task itself; data that were given from memory lie in the store at `root`."""
@@ -98,6 +131,16 @@ class AttentionConfig(_Part):
     @classmethod
     def _canonical_normaliser(cls, text: str) -> str:
         return str(parse_normaliser(text))
+
+    @model_validator(mode="after")
+    def _pair_has_a_meaning(self) -> AttentionConfig:
+        own = self.value.normaliser
+        if own is not None and self.normaliser not in ("softmax", str(own)):
+            raise ValueError(
+                f"attention.mechanism = {self.mechanism} weighs keys by itself: leave attention.normaliser = "
+                f"{self.normaliser} out, or choose another mechanism"
+            )
+        return self
 
     @property
     def value(self) -> Mechanism:
@@ -130,12 +173,44 @@ class ModelConfig(_Part):
     pad_to_multiple: bool = False  # sparse mechanisms pad sequences to a multiple of k; full attention does not
     dropout_in_evaluation: bool = False  # of attention weights
     first_norm_exact: bool = False  # epsilon 0 in the first attention's LayerNorm
+    positions: str = "sine"  # one of POSITIONS; learned:64 and randomized:2048 say how many there are
+
+    @field_validator("positions")
+    @classmethod
+    def _known_positions(cls, text: str) -> str:
+        kind, colon, number = text.strip().lower().partition(":")
+        if kind not in POSITIONS:
+            raise ValueError(f"model.positions = {text!r} is not one of {', '.join(POSITIONS)}")
+        if not colon:
+            return kind
+        if kind not in RANGED:
+            raise ValueError(f"model.positions = {text!r}: {kind} positions take no number; write {kind!r}")
+        if not (number.isascii() and number.isdigit() and 1 <= int(number) < 2**24):
+            raise ValueError(
+                f"model.positions = {text!r}: {number!r} must be a number of positions, for example {kind}:64"
+            )
+        return f"{kind}:{int(number)}"
 
     @model_validator(mode="after")
     def _heads_fit(self) -> ModelConfig:
         if self.head_width == "split" and self.d_model % self.heads:
             raise ValueError(f"model.d_model = {self.d_model} is not a multiple of model.heads = {self.heads}")
+        if self.position_kind == "rope" and self.head_dim % 2:
+            raise ValueError(
+                f"model.positions = rope turns pairs of channels; heads are {self.head_dim} wide: choose an even width"
+            )
         return self
+
+    @property
+    def position_kind(self) -> str:
+        """One of POSITIONS."""
+        return self.positions.partition(":")[0]
+
+    @property
+    def position_count(self) -> int | None:
+        """How many positions are learned or drawn from, where it is given."""
+        number = self.positions.partition(":")[2]
+        return int(number) if number else None
 
     @property
     def head_dim(self) -> int:
@@ -166,11 +241,6 @@ class TrainingConfig(_Part):
     evaluate_test: bool = False  # the test split too, at each evaluation; nothing is decided by it
     tuned: Annotated[str, Field(max_length=200)] = ""  # how the learning rate was chosen; empty: it was given
 
-    @model_serializer(mode="wrap")
-    def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = handler(self)
-        return {name: value for name, value in fields.items() if name not in LATER or value != LATER[name]}
-
     @model_validator(mode="before")
     @classmethod
     def _old_names(cls, fields: Any) -> Any:
@@ -200,6 +270,10 @@ class RunConfig(_Part):
                 f"attention.mechanism = {self.attention.mechanism}: {kind} = {size} exceeds the sequence length "
                 f"{task.seq_len} of task {self.task.name}; choose {kind} <= {task.seq_len}"
             )
+        self._check_lengths(task)
+        reason = self.attention.value.refuses(task.seq_len, task.seq_len)
+        if reason is not None:
+            raise UsageError(f"attention.mechanism = {self.attention.mechanism}: {reason}")
         for field, split in (("train_rows", "train"), ("heldout_rows", "heldout")):
             wanted, available = getattr(self.task, field), task.size(split)
             if wanted is None and available is None:
@@ -218,6 +292,18 @@ class RunConfig(_Part):
 
         if self.training.evaluate_test and task.size("test") == 0:
             raise UsageError("training.evaluate_test needs rows of a test split; choose test_share above 0")
+
+    def _check_lengths(self, task: Task) -> None:
+        if self.task.span is None:
+            return
+        if task.size("train") is not None:
+            raise UsageError(
+                f"task.lengths = {self.task.lengths}: the examples of {self.task.name} have lengths of their own; "
+                "leave it out"
+            )
+        if self.training.drop_one_row:
+            raise UsageError("training.drop_one_row breaks up batches of one length; leave it or task.lengths out")
+        task.sample(1, seed=0, lengths=self.task.span)
 
     def test_rows(self, task: Task) -> int:
         """The number of test examples of a run that evaluates them: all of them, or as many as are held out."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semfocus import counter_rng
+from semfocus.attention.learned import Follow, of_call
 from semfocus.attention.operator import attend
+from semfocus.encodings import distance_bias, encoding, rotated
+from semfocus.encodings import positional_encoding as positional_encoding
+from semfocus.encodings import sinusoidal_encoding as sinusoidal_encoding
 from semfocus.spec import Spec
 
 ACTIVATIONS = {"relu": functional.relu, "gelu": functional.gelu, "mish": functional.mish}
@@ -47,29 +50,6 @@ def valid_mask(lengths: Tensor, spec: Spec) -> Tensor:
     return (position < lengths.unsqueeze(-1)) | (position >= spec.padded_len + spec.alignment_padding)
 
 
-@lru_cache(maxsize=64)
-def sinusoidal_encoding(
-    length: int, width: int, device: torch.device, padding_end: int = 0, alignment_padding: int = 0
-) -> Tensor:
-    """(L, d) fixed sines and cosines, for any length. Cached: a captured GPU step cannot copy from the host.
-
-    Positions from `padding_end` on are numbered as if there were no alignment padding.
-    """
-    with torch.inference_mode(False):  # the cached tensor must serve later callers outside of inference mode
-        position = torch.arange(length, dtype=torch.float64).unsqueeze(-1)
-        position = torch.where(position >= padding_end, position - alignment_padding, position)
-        rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
-        encoding = torch.stack([(position * rate).sin(), (position * rate).cos()], dim=-1).flatten(-2)
-        # torch.func wraps every tensor made inside of a transform; the cache outlives the transform.
-        return torch.func.debug_unwrap(encoding[:, :width].float().to(device))
-
-
-def positional_encoding(spec: Spec, device: torch.device) -> Tensor:
-    """(L, d) the encoding of a spec's positions."""
-    padding_end = spec.padded_len + spec.alignment_padding
-    return sinusoidal_encoding(spec.length, spec.model.d_model, device, padding_end, spec.alignment_padding)
-
-
 class Padding(NamedTuple):
     """Padding as `attend` takes it: lengths, which kernels skip, or a mask where extra tokens stand behind it."""
 
@@ -87,7 +67,8 @@ class Padding(NamedTuple):
 
     def only(self, members: slice) -> Padding:
         """Of these members alone."""
-        return Padding(*(None if part is None else part[members] for part in self))
+        # A mask of distances is the same for all members.
+        return Padding(*(part if part is None or part.dim() == 3 else part[members] for part in self))
 
 
 def forward(
@@ -104,12 +85,14 @@ def forward(
     the dropout of a training step; None: evaluation.
     """
     parts = parts or EAGER
-    pos_enc = positional_encoding(spec, tokens.device)
+    own_positions = _position_seeds(spec, tokens) if seeds is None else seeds[0]
+    pos_enc = encoding(spec, parameters.get("positions"), lengths, own_positions, tokens)
     x = parts.embed(parameters["embedding"], tokens, pos_enc, spec, None if seeds is None else seeds[0])
     own_seeds = _evaluation_seeds(spec, tokens) if seeds is None else seeds[1:].unflatten(0, (spec.model.blocks, -1))
     padding = Padding.of(lengths, spec)
     for i in range(spec.model.blocks):
-        weights = [parameters[f"blocks.{i}.{name}"] for name in BLOCK_PARAMETERS]
+        own = [*BLOCK_PARAMETERS, *(f"attention.{name}" for name, _ in spec.learned)]
+        weights = [parameters[f"blocks.{i}.{name}"] for name in own]
         epsilon = 0.0 if spec.model.first_norm_exact and i == 0 else NORM_EPSILON
         block_seeds = None if own_seeds is None else own_seeds[i]
         x = parts.block(x, weights, padding, block_seeds, spec, epsilon, seeds is not None)
@@ -124,8 +107,8 @@ def block(
 ) -> Tensor:
     """One block: attention, then an MLP, each with a residual; LayerNorm before (pre) or after (post) each.
 
-    `weights` are those of `BLOCK_PARAMETERS`, in this order. `seeds` (4, E) decide dropout; in evaluation, (4, E, B)
-    decide that of attention weights, if there is any.
+    `weights` are those of `BLOCK_PARAMETERS`, in this order, then those that attention learns. `seeds` (4, E) decide
+    dropout; in evaluation, (4, E, B) decide that of attention weights, if there is any.
     """
     p = spec.model.dropout if train else 0.0
 
@@ -135,13 +118,18 @@ def block(
     def norm(tensor: Tensor, eps: float) -> Tensor:
         return functional.layer_norm(tensor, (tensor.shape[-1],), eps=eps)
 
-    qkv_weight, qkv_bias, o_weight, o_bias, mlp_in_weight, mlp_in_bias, mlp_out_weight, mlp_out_bias = weights
+    qkv_weight, qkv_bias, o_weight, o_bias, mlp_in_weight, mlp_in_bias, mlp_out_weight, mlp_out_bias = weights[:8]
+    learned = {name: weight.unsqueeze(1) for (name, _), weight in zip(spec.learned, weights[8:], strict=True)}
     pre = spec.model.norm == "pre"
     y = norm(x, epsilon) if pre else x
     q, k, v = (
         _split_heads(part, spec) for part in _linear(y, qkv_weight, qkv_bias).chunk(3, dim=-1)
     )  # (E, B, H, L, w)
-    attn_out = _attention(q, k, v, padding, seeds, spec, train)
+    if spec.model.position_kind == "rope":
+        q, k = rotated(q, spec), rotated(k, spec)
+    attn_out = _attention(q, k, v, padding, seeds, spec, train, of_call(spec.mechanism, spec.normaliser, learned, y))
+    if train and any(part.average is not None for _, part in spec.learned):
+        attn_out = _following(attn_out, learned, q, k, padding, spec)
     x = drop(_linear(attn_out.transpose(2, 3).flatten(3), o_weight, o_bias), 1).add_(x)
     x = x if pre else norm(x, epsilon)
     hidden = drop(_linear(norm(x, NORM_EPSILON) if pre else x, mlp_in_weight, mlp_in_bias), 2)
@@ -150,15 +138,39 @@ def block(
 
 
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, padding: Padding, seeds: Tensor | None, spec: Spec, train: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Padding,
+    seeds: Tensor | None,
+    spec: Spec,
+    train: bool,
+    learned: dict[str, Tensor] | None = None,
 ) -> Tensor:
     """(E, B, H, L, w): each member by its own mechanism; members of one mechanism stand together."""
     outs = []
+    if spec.model.position_kind == "alibi":
+        bias = distance_bias(spec, q.device, q.dtype)
+        hidden = bias if padding.mask is None else torch.where(padding.mask, bias, float("-inf"))
+        padding = padding._replace(mask=hidden)
     for part, members in spec.by_attention:
         settings = attention_settings(None if seeds is None else seeds[:, members], part, train)
         own = padding.only(members)._asdict()
-        outs.append(attend(q[members], k[members], v[members], part.mechanism, **own, **settings))
+        outs.append(attend(q[members], k[members], v[members], part.mechanism, learned=learned, **own, **settings))
     return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def _following(
+    attn_out: Tensor, learned: dict[str, Tensor], q: Tensor, k: Tensor, padding: Padding, spec: Spec
+) -> Tensor:
+    """The same, with the gaps of averaged parameters as their gradients."""
+    valid = padding.mask[..., 0, :] if padding.mask is not None else None
+    if padding.lengths is not None:
+        valid = (torch.arange(k.shape[-2], device=k.device) < padding.lengths[..., None])[:, :, None]
+    own = {name: weight.squeeze(1) for name, weight in learned.items()}
+    for name, gap in spec.mechanism.gaps(own, q, k, valid).items():
+        attn_out = Follow.apply(attn_out, learned[name], gap.unsqueeze(1))
+    return attn_out
 
 
 def attention_settings(seeds: Tensor | None, spec: Spec, train: bool) -> dict[str, Any]:
@@ -175,7 +187,10 @@ def attention_settings(seeds: Tensor | None, spec: Spec, train: bool) -> dict[st
 
 
 def embed(table: Tensor, tokens: Tensor, pos_enc: Tensor, spec: Spec, seed: Tensor | None) -> Tensor:
-    """(E, B, L, d): the vectors of tokens (E, B, L) in each member's table (E, V, d), scaled, plus positions."""
+    """(E, B, L, d): the vectors of tokens (E, B, L) in each member's table (E, V, d), scaled, plus positions.
+
+    `pos_enc` is broadcastable to the result.
+    """
     members, ids, d = table.shape
     offsets = (torch.arange(members, device=table.device) * ids).view(-1, 1, 1)
     x = functional.embedding(tokens + offsets, table.flatten(0, 1)) * math.sqrt(d)
@@ -219,6 +234,11 @@ def _split_heads(x: Tensor, spec: Spec) -> Tensor:
     return x.unflatten(-1, (spec.model.heads, spec.model.head_dim)).transpose(2, 3)
 
 
+def _position_seeds(spec: Spec, tokens: Tensor) -> Tensor | None:
+    """(E, B) what draws randomized positions in evaluation: an example's own tokens, as for other random choices."""
+    return _content(spec, tokens) if spec.model.position_kind == "randomized" else None
+
+
 def _evaluation_seeds(spec: Spec, tokens: Tensor) -> Tensor | None:
     """Seeds (blocks, 4, E, B) of what is random in evaluation: dropout as a quirk, and random choices of keys.
 
@@ -227,12 +247,18 @@ def _evaluation_seeds(spec: Spec, tokens: Tensor) -> Tensor | None:
     """
     if not spec.model.dropout_in_evaluation and not spec.mechanism.is_stochastic:
         return None
+    zero = torch.zeros((), dtype=torch.int64, device=tokens.device)
+    content = _content(spec, tokens)
+    return counter_rng.fold_in(content, zero, spec.num_dropout_sites)[1:].unflatten(0, (spec.model.blocks, -1))
+
+
+def _content(spec: Spec, tokens: Tensor) -> Tensor:
+    """(E, B) int64: a hash of each example's tokens, or of its first token in a causal model."""
     first = getattr(spec.mechanism, "seed", 0)
     seen = tokens[..., :1] if spec.is_causal else tokens
-    zero = torch.zeros((), dtype=torch.int64, device=tokens.device)
+    seed = torch.full((), first, dtype=torch.int64, device=tokens.device)
     position = torch.arange(seen.shape[-1], dtype=torch.int32, device=tokens.device)
-    content = counter_rng.random_bits(zero + first, seen.to(torch.int32), position).to(torch.int64).sum(dim=-1)
-    return counter_rng.fold_in(content, zero, spec.num_dropout_sites)[1:].unflatten(0, (spec.model.blocks, -1))
+    return counter_rng.random_bits(seed, seen.to(torch.int32), position).to(torch.int64).sum(dim=-1)
 
 
 @dataclass(frozen=True)

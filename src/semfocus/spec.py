@@ -16,13 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from semfocus.attention.learned import learned_by, starting_value
 from semfocus.attention.mechanisms import Mechanism
 from semfocus.attention.normalisers import Normaliser, parse_normaliser
+from semfocus.attention.pairs import own_normaliser
+from semfocus.attention.weights import LayerSizes, Learned
 from semfocus.config import AttentionConfig, ModelConfig
 from semfocus.errors import UsageError
 from semfocus.randomness import stream
 
 DROPOUT_SITES_PER_BLOCK = 4  # dropout on attention weights, after attention, inside the MLP, after the MLP
+DEFAULT_RANGE = 2048  # of randomized positions, as in the paper that proposed them
 ALIGNMENT, LONG = 8, 128  # sequences of at least LONG positions are padded to a multiple of ALIGNMENT
 
 
@@ -49,6 +53,7 @@ class Spec:
     alignment_padding: int = field(init=False)  # invisible positions that make long sequences suit tensor cores
     extra_tokens: int = field(init=False)  # a CLS token if that is pooled, then the global tokens
     length: int = field(init=False)
+    learned: tuple[tuple[str, Learned], ...] = field(init=False)  # by each block's attention, by name
     # The spec of each attention of the mixture, and the members that have it; without a mixture, this one and all.
     by_attention: tuple[tuple[Spec, slice], ...] = field(init=False, compare=False, repr=False)
 
@@ -61,15 +66,19 @@ class Spec:
         extra = self.attention.globals + (self.model.pooling == "cls")
         is_aligned = padded + extra >= LONG and mechanism.ignores_trailing_padding
         alignment_padding = -(padded + extra) % ALIGNMENT if is_aligned else 0
+        normaliser = own_normaliser(mechanism, parse_normaliser(self.attention.normaliser), self.is_causal)
+        sizes = LayerSizes(self.model.d_model, self.model.heads, self.model.head_dim)
         for name, value in {
             "mechanism": mechanism,
-            "normaliser": parse_normaliser(self.attention.normaliser),
+            "normaliser": normaliser,
+            "learned": tuple(learned_by(mechanism, normaliser, sizes).items()),
             "padded_len": padded,
             "alignment_padding": alignment_padding,
             "extra_tokens": extra,
             "length": padded + alignment_padding + extra,
         }.items():
             object.__setattr__(self, name, value)
+        self._check_positions()
         object.__setattr__(self, "by_attention", self._by_attention())
         lengths = {(part.padded_len, part.alignment_padding, part.extra_tokens) for part, _ in self.by_attention}
         if len(lengths) > 1:
@@ -83,6 +92,13 @@ class Spec:
             parts.append((replace(self, attention=attention, mixture=()), slice(first, first + count)))
             first += count
         return tuple(parts)
+
+    def _check_positions(self) -> None:
+        if self.model.position_kind in ("learned", "randomized") and self.num_positions > self.position_range:
+            raise UsageError(
+                f"model.positions = {self.model.positions}: sequences have {self.num_positions} positions; write "
+                f"{self.model.position_kind}:{self.num_positions} or more"
+            )
 
     def _check_objective(self) -> None:
         if self.is_causal and self.attention.globals:
@@ -101,14 +117,26 @@ class Spec:
         return self.vocab_size + 1 + self.extra_tokens
 
     @property
+    def num_positions(self) -> int:
+        """How many positions tokens stand at: alignment padding has none of its own."""
+        return self.padded_len + self.extra_tokens
+
+    @property
+    def position_range(self) -> int:
+        """The positions that are learned, or that randomized ones are drawn from."""
+        default = DEFAULT_RANGE if self.model.position_kind == "randomized" else self.num_positions
+        return self.model.position_count or default
+
+    @property
     def num_dropout_sites(self) -> int:
         """How many seeds of a member a training step needs."""
         return 1 + DROPOUT_SITES_PER_BLOCK * self.model.blocks
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether a training step needs random numbers: for dropout, or to choose keys."""
-        return self.model.dropout > 0 or any(part.mechanism.is_stochastic for part, _ in self.by_attention)
+        """Whether a training step needs random numbers: for dropout, to choose keys, or to draw positions."""
+        drawn = self.model.dropout > 0 or self.model.position_kind == "randomized"
+        return drawn or any(part.mechanism.is_stochastic for part, _ in self.by_attention)
 
     @cached_property
     def layout(self) -> Layout:
@@ -120,12 +148,15 @@ class Layout:
     """Names, shapes and columns of the parameters in a member's row."""
 
     shapes: dict[str, tuple[int, ...]]
+    averages: dict[str, float] = field(default_factory=dict)  # the rates of those that follow a moving average
 
     @staticmethod
     def of(spec: Spec) -> Layout:
         model = spec.model
         d, m, inner = model.d_model, model.d_mlp, model.heads * model.head_dim
         shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.num_ids, d)}
+        if model.position_kind == "learned":
+            shapes["positions"] = (spec.position_range, d)
         for i in range(model.blocks):
             for name, (inputs, outputs) in {
                 "qkv": (d, 3 * inner),
@@ -135,9 +166,16 @@ class Layout:
             }.items():
                 shapes[f"blocks.{i}.{name}.weight"] = (inputs, outputs)
                 shapes[f"blocks.{i}.{name}.bias"] = (outputs,)
+            shapes |= {f"blocks.{i}.attention.{name}": part.shape for name, part in spec.learned}
         shapes["readout.weight"] = (d, spec.num_classes)
         shapes["readout.bias"] = (spec.num_classes,)
-        return Layout(shapes)
+        averages = {
+            f"blocks.{i}.attention.{name}": part.average
+            for i in range(model.blocks)
+            for name, part in spec.learned
+            if part.average is not None
+        }
+        return Layout(shapes, averages)
 
     @cached_property
     def offsets(self) -> dict[str, int]:
@@ -157,6 +195,13 @@ class Layout:
     @cached_property
     def num_parameters(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def rates(self) -> Tensor | None:
+        """(P,) the rates of the columns that follow a moving average, 0 for others; None where there are none."""
+        if not self.averages:
+            return None
+        parts = (torch.full((1, math.prod(shape)), self.averages.get(name, 0.0)) for name, shape in self.shapes.items())
+        return self.join(parts)[0]
 
     def split(self, matrix: Tensor) -> dict[str, Tensor]:
         """Views (E, *shape) of a matrix (E, P), by name."""
@@ -182,11 +227,21 @@ def _aligned(size: int) -> int:
 def initial(spec: Spec, seed: int) -> Tensor:
     """(P,) the parameters a seed starts from: one stream per parameter, so that an extra token changes no other.
 
-    Embedding and head are uniform in +-0.1, the head's bias is 0, linear layers are uniform in +-1/sqrt(inputs).
+    Embedding and head are uniform in +-0.1, the head's bias is 0, linear layers are uniform in +-1/sqrt(inputs). What
+    attention learns starts as its mechanism or normaliser says.
     """
-    parts = []
+    parts, learned = [], dict(spec.learned)
     for name, shape in spec.layout.shapes.items():
         size = math.prod(shape)
+        own = learned.get(name.rpartition(".")[2]) if ".attention." in name else None
+        if own is not None:
+            draws = stream(seed, f"init/{name}")
+            parts.append(starting_value(own, lambda count, draws=draws: torch.from_numpy(draws.uniform(count)))[None])
+            continue
+        if name == "positions":  # as large as sines
+            uniform = torch.from_numpy(stream(seed, f"init/{name}").uniform(size))
+            parts.append((2 * uniform - 1).float().unsqueeze(0))
+            continue
         if name == "readout.bias":
             parts.append(torch.zeros(1, size))
             continue

@@ -100,7 +100,7 @@ def test_a_users_normaliser_works_by_value_and_by_name() -> None:
     with NORMALISERS.temporarily(Softplus):
         assert torch.equal(attend(q, k, v, normaliser="softplus"), attend(q, k, v, normaliser=Softplus()))
         assert AttentionConfig(normaliser=" Softplus").normaliser == "softplus"
-        with pytest.raises(UsageError, match="computes softmax only, not softplus"):
+        with pytest.raises(UsageError, match="by the kept keys alone, not softplus"):
             attend(q, k, v, TopK(3), normaliser="softplus", backend="chunked")
 
 

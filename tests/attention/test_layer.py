@@ -132,3 +132,39 @@ def test_heads_may_be_as_wide_as_the_model() -> None:
     assert layer(drawn(2, 5, 16))[0].shape == (2, 5, 16)
     with pytest.raises(UsageError, match="not a multiple of heads = 3; give head_dim"):
         Attention(16, 3, TopK(2))
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "normaliser", "names"),
+    [("full", "ssmax", ["scale"]), ("topk:3", "asentmax", ["beta", "gamma"]), ("routing:3+2c", "softmax", [])],
+)
+def test_the_layer_learns_what_its_normaliser_or_mechanism_needs(mechanism, normaliser, names) -> None:
+    layer = layer_of(16, 2, mechanism, normaliser=normaliser)
+    assert [name for name, _ in layer.learned.named_parameters()] == names
+    assert [name for name, _ in layer.learned.named_buffers()] == ([] if names else ["centroids"])
+    x = drawn(3, 7, 16)
+    layer(x)[0].square().sum().backward()
+    assert all(part.grad.abs().sum() > 0 for part in layer.learned.parameters())
+    again = layer_of(16, 2, mechanism, normaliser=normaliser)
+    again.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(again.eval()(x)[0], layer.eval()(x)[0])
+
+
+def test_centroids_move_in_training_towards_their_mean_and_not_in_evaluation_nor_to_padding() -> None:
+    layer = layer_of(16, 2, "routing:3+2c")
+    x, start = drawn(3, 7, 16), layer.learned.centroids.clone()
+    layer.eval()(x)
+    assert torch.equal(layer.learned.centroids, start)
+    padding = torch.arange(7, device=DEVICE).expand(3, 7) >= 5
+    layer.train()(x, key_padding_mask=padding)
+    moved = layer.learned.centroids.clone()
+    assert not torch.equal(moved, start)
+    layer.learned.centroids.copy_(start)
+    other = torch.where(padding[..., None], 9.0, x)
+    layer(other, key_padding_mask=padding)
+    torch.testing.assert_close(layer.learned.centroids, moved)
+
+
+def test_the_layer_refuses_a_pair_without_a_meaning_when_it_is_made() -> None:
+    with pytest.raises(UsageError, match="doubly with causal=True"):
+        layer_of(16, 2, Full(), normaliser="doubly", causal=True)

@@ -23,6 +23,7 @@ from semfocus.attention.kernels.backend import long_refuses
 from semfocus.attention.mechanisms import Mechanism, mechanism_class
 from semfocus.attention.normalisers import Softmax
 from semfocus.attention.operator import BACKENDS, Backend, attend
+from semfocus.attention.pairs import own_normaliser
 from semfocus.errors import UsageError
 from tests.conftest import DEVICE
 
@@ -57,9 +58,23 @@ def mechanism_examples() -> list[Mechanism]:
 
 
 def normaliser_examples() -> list[Normaliser]:
-    """Each registered normaliser, and with a number if it takes one."""
+    """Each registered normaliser, and with a number if it takes one: the first of a few that it does not refuse."""
     plain = [parse_normaliser(name) for name in normaliser_names()]
-    return plain + [parse_normaliser(f"{value.name}:0.5") for value in plain if value.__match_args__]
+    examples = list(plain)
+    for value in plain:
+        if not value.__match_args__:
+            continue
+        taken = [form for number in ("0.5", "2.7", "7") if (form := _parsed(f"{value.name}:{number}")) is not None]
+        assert taken, f"{value.name} takes none of the numbers that this suite tries"
+        examples.append(taken[0])
+    return examples
+
+
+def _parsed(text: str) -> Normaliser | None:
+    try:
+        return parse_normaliser(text)
+    except UsageError:
+        return None
 
 
 def tensors(queries: int, keys: int, *, lead=(2, 3), width=5, dtype=torch.float64, integers=False, seed=0):
@@ -100,6 +115,10 @@ class Case:
     def interpreted(self) -> bool:
         """Whether a kernel is run step by step on the CPU."""
         return self.backend in ("triton", "long") and DEVICE.type == "cpu"
+
+    def fits(self, queries: int, keys: int) -> bool:
+        """Whether the mechanism can choose among so many keys at all."""
+        return self.mechanism.refuses(queries, keys) is None
 
     def tensors(self, queries: int, keys: int, **options):
         return tensors(queries, keys, **{"width": self.width, "dtype": self.dtype} | options)
@@ -174,7 +193,8 @@ def case_for(mechanism: Mechanism, backend: str) -> Case | None:
     """At the widest type and then the narrowest head that the backend serves on this device, if any."""
     for dtype, width in product((torch.float64, torch.float32, torch.bfloat16), (5, 16, 64)):
         q = torch.zeros(1, 2, 8, width, dtype=dtype, device=DEVICE)
-        if BACKENDS[backend].refuses(AttentionInputs(q, q, q, mechanism, Softmax()), False) is None:
+        inputs = AttentionInputs(q, q, q, mechanism, own_normaliser(mechanism, Softmax()))
+        if BACKENDS[backend].refuses(inputs, False) is None:
             return Case(mechanism, backend, dtype, width)
     return None
 

@@ -30,6 +30,8 @@ SIZES = [(1, 1), (2, 2), (7, 7), (7, 63), (63, 63), (63, 7), (111, 111), (1, 257
 @pytest.mark.parametrize("integers", [False, True], ids=["real", "ties"])
 def test_outputs_and_gradients_equal_the_oracle_at_odd_sizes(case, integers) -> None:
     for queries, keys in [(1, 1), (7, 7), (7, 63)] if case.interpreted else SIZES:
+        if not case.fits(queries, keys):
+            continue
         lead = (1, 2) if queries * keys > 10_000 else (2, 3)
         case.check(case.tensors(queries, keys, lead=lead, integers=integers))
 
@@ -100,6 +102,8 @@ def eager(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
 @every_case
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_narrow_types_err_at_most_twice_as_much_as_eager(case, dtype) -> None:
+    if case.mechanism.normaliser is not None:
+        pytest.skip(f"{case.mechanism} is not weighed by the softmax of attention by hand")
     # Small integers for q and k: the product is exact in every type, so that all agree on the kept set.
     inputs = [*case.tensors(63, 63, dtype=dtype, integers=True)[:2], *case.tensors(63, 63, dtype=dtype, seed=1)[2:]]
     ours = case.run(inputs)

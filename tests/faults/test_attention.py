@@ -139,7 +139,12 @@ def nested() -> torch.Tensor:
         (lambda: attend(Q, Q, Q, backend="trition"), UsageError, "unknown backend 'trition'"),
         (lambda: attend(Q, Q, Q, TopK(2), backend="local"), UsageError, "cannot serve this call: topk:2"),
         (lambda: attend(Q, Q, Q, Full(), backend="chunked"), UsageError, "does not choose a short list"),
-        (lambda: attend(Q, Q, Q, TopK(2), normaliser=Sigmoid(), backend="chunked"), UsageError, "softmax only"),
+        (
+            lambda: attend(Q, Q, Q, TopK(2), normaliser="doubly", backend="chunked"),
+            UsageError,
+            "cannot serve this call: it",
+        ),
+        (lambda: attend(Q, Q, Q, normaliser=Sigmoid(), backend="sdpa"), UsageError, "softmax only"),
         (lambda: attend(Q, Q, Q, mask=torch.ones(6) > 0, backend="sdpa"), UsageError, "masks and lengths"),
         (lambda: Sigmoid(bias=float("inf")), UsageError, "Sigmoid.bias = inf"),
         (lambda: Attention(0, 1, TopK(1)), UsageError, "d_model = 0"),

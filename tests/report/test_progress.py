@@ -22,6 +22,7 @@ class Told:
     members: list[Any] = field(init=False)
     total_steps: int = 100
     steps_per_epoch: int = 10
+    worker: str = ""
 
     def __post_init__(self) -> None:
         row = {"train_loss": 0.5, "train_accuracy": 0.75, "heldout_accuracy": 0.7}
@@ -97,6 +98,7 @@ class Report:
     total_steps: int = 100
     steps_per_epoch: int = 10
     ended: int = 0
+    worker: str = ""
 
     @property
     def going_on(self) -> int:
@@ -217,3 +219,15 @@ def test_a_run_that_is_not_of_the_study_is_passed_over() -> None:
     board(Report(["z"], 0, 0, 0.0))
     board(Report([], 0, 0, 0.0))
     assert board.active is None
+
+
+def test_the_machines_that_train_a_mechanism_stand_in_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    work = {run_id: Work("even_pairs full", 100, 1.0) for run_id in "abcd"}
+    with StudyProgressTable(work) as table:
+        table(Report(["a", "b"], 50, 50, 5.0, worker="node-1"))
+        table(Report(["c", "d"], 50, 50, 5.0, worker="node-2"))
+        assert table.lines["even_pairs full"].where == "node-1, node-2"
+        assert [column.header for column in table.table().columns][-1] == "on"
+        table(Report(["a", "b"], 100, 100, 9.0, ended=2, worker="node-1"))
+    assert table.lines["even_pairs full"].where == "node-2"
+    assert "on node-1" in capsys.readouterr().err

@@ -27,10 +27,13 @@ from semfocus.analysis.verdicts import Verdict, judge
 from semfocus.analysis.verdicts.settings import TASKS
 from semfocus.errors import CorruptData, StorageError, UsageError
 from semfocus.store import RunDirectory, RunStore
+from semfocus.store.board import BOARD
 from semfocus.store.directory import CONFIG, LOCK, METRICS, STATUS
 from semfocus.store.measurements import FOLDER
+from semfocus.store.runs import CLUSTER
 
 STATES = ("done", "running", "interrupted", "diverged", "failed", "empty")  # the order in which they are shown
+BOARD_EVERY = 10  # seconds between two looks at who trains what
 LATEST_S = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 Stamps = dict[str, tuple[int, int]]  # file -> (time of the last change in ns, size)
 
@@ -175,7 +178,15 @@ def fingerprint(root: Path) -> object:
     """
     locks = file_stamps(root, files=[LOCK])
     held = [name for name in locks if _is_held((root / name).parent)]
-    return file_stamps(root), locks, held
+    return file_stamps(root), locks, held, _board_stamps(root)
+
+
+def _board_stamps(root: Path) -> list[tuple[str, int]]:
+    """When drivers of a cluster last wrote who trains what, to a few seconds: they do so all the time."""
+    return [
+        (path.parent.name, int(path.stat().st_mtime / BOARD_EVERY))
+        for path in sorted((root / CLUSTER).glob(f"*/{BOARD}"))
+    ]
 
 
 def _is_held(path: Path) -> bool:

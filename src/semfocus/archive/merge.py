@@ -15,7 +15,8 @@ refused     anything else, by name; ours stays
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
@@ -23,7 +24,7 @@ from typing import Literal, Self
 from semfocus.archive.contents import CORE, ENDED, Files, limit_of, read_files, with_folders
 from semfocus.config import check_recorded_id
 from semfocus.errors import CorruptData, SemfocusError, UsageError
-from semfocus.store import RunDirectory, RunStore, atomic, checkpoints, is_run_id, safe_json
+from semfocus.store import RunDirectory, RunStore, RunWriter, atomic, checkpoints, is_run_id, safe_json
 from semfocus.store.directory import CHECKPOINTS, CONFIG, METRICS
 
 Fate = Literal["added", "same", "completed", "replaced", "older", "refused"]
@@ -47,10 +48,10 @@ class Merged:
 
 
 class Arrivals:
-    """Runs that were written beside a store and are not yet part of it."""
+    """Runs that were written beside a store and are not yet part of it; `held` are writers of runs locked already."""
 
-    def __init__(self, store: RunStore) -> None:
-        self._store = store
+    def __init__(self, store: RunStore, held: Mapping[str, RunWriter] | None = None) -> None:
+        self._store, self._held = store, held or {}
         self._ids: list[str] = []
         self._stack = ExitStack()
 
@@ -92,10 +93,11 @@ class Arrivals:
         ours, theirs = RunDirectory(target), RunDirectory(path)
         different = _differing(ours, theirs)
         if not different:
-            return _complete(ours, read_files(theirs, "all"))
+            return self._complete(ours, read_files(theirs, "all"))
         if CONFIG not in different:
             if not _has_ended(ours) and _goes_on(theirs, ours):
-                with ours.lock():
+                with self._lock(ours) as writer:
+                    writer.share_lock(path)
                     atomic.move_directory(path, target)
                 return "replaced"
             if not _has_ended(theirs) and _goes_on(ours, theirs):
@@ -103,6 +105,34 @@ class Arrivals:
         raise UsageError(
             f"{target} is the same run with another {', '.join(different)}; unpack into another store, or remove ours"
         )
+
+    def _complete(self, ours: RunDirectory, theirs: Files) -> Fate:
+        """Add the checkpoints and measurements that ours lacks; UsageError where one differs."""
+        new: Files = {}
+        for name, data in theirs.items():
+            present = safe_json.read(ours.path / name, limit_of(name) or 0)
+            if present is None:
+                new[name] = data
+            elif present != data:
+                raise UsageError(f"{ours.path / name} has another content; remove ours to take the new one")
+        if not new:
+            return "same"
+        folders: dict[Path, Files] = {}
+        for name, data in new.items():
+            path = ours.path / name
+            folders.setdefault(path.parent, {})[path.name] = data
+        with self._lock(ours):
+            for folder, files in folders.items():
+                if folder.parent.name == CHECKPOINTS:
+                    atomic.create_directories([(folder, dict(files))])
+                else:
+                    atomic.make_directories(folder)
+                    atomic.ensure_writable(folder)
+                    atomic.replace_all({folder / name: data for name, data in files.items()})
+        return "completed"
+
+    def _lock(self, run: RunDirectory) -> AbstractContextManager[RunWriter]:
+        return nullcontext(self._held[run.id]) if run.id in self._held else run.lock()
 
 
 def check_run(run: RunDirectory) -> None:
@@ -150,32 +180,6 @@ def _lasting(run: RunDirectory) -> bytes:
         return b""
     mark = checkpoints.marks_in(checkpoints.read_manifest(run.path / CHECKPOINTS, steps[0])).get(METRICS)
     return rows[: mark.bytes] if mark else b""
-
-
-def _complete(ours: RunDirectory, theirs: Files) -> Fate:
-    """Add the checkpoints and measurements that ours lacks; UsageError where one differs."""
-    new: Files = {}
-    for name, data in theirs.items():
-        present = safe_json.read(ours.path / name, limit_of(name) or 0)
-        if present is None:
-            new[name] = data
-        elif present != data:
-            raise UsageError(f"{ours.path / name} has another content; remove ours to take the new one")
-    if not new:
-        return "same"
-    folders: dict[Path, Files] = {}
-    for name, data in new.items():
-        path = ours.path / name
-        folders.setdefault(path.parent, {})[path.name] = data
-    with ours.lock():
-        for folder, files in folders.items():
-            if folder.parent.name == CHECKPOINTS:
-                atomic.create_directories([(folder, dict(files))])
-            else:
-                atomic.make_directories(folder)
-                atomic.ensure_writable(folder)
-                atomic.replace_all({folder / name: data for name, data in files.items()})
-    return "completed"
 
 
 def _is_empty(path: Path) -> bool:

@@ -24,7 +24,7 @@ from semfocus.store import Entry, RunDirectory, RunStore, atomic
 SUFFIX = ".tar.xz"
 MIB = 2**20
 _PIECE_BYTES = 24 * MIB  # of runs that are compressed together
-_END = bytes(2 * tarfile.BLOCKSIZE)
+END = bytes(2 * tarfile.BLOCKSIZE)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _archive(part: list[_Piece], about: Mapping[str, str]) -> list[bytes]:
     """The streams of one archive."""
     runs = {run_id: run for piece in part for run_id, run in piece.runs.items()}
     head = member(manifest.NAME, manifest.encode(runs, about))
-    return [xz.compress(head), *(piece.data for piece in part), xz.compress(_END)]
+    return [xz.compress(head), *(piece.data for piece in part), xz.compress(END)]
 
 
 def _numbered(out: Path, place: int) -> Path:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from semfocus.archive import manifest
 from semfocus.archive.contents import Files
@@ -23,6 +24,15 @@ from semfocus.store import RunStore
 
 MAX_BYTES = 4 * 2**30  # that an archive may unpack to, unless the caller allows more
 _BLOCK = tarfile.BLOCKSIZE
+
+
+class Content(Protocol):
+    """What an archive holds once it is not compressed."""
+
+    name: str
+
+    def read(self, size: int) -> bytes: ...
+    def read_at_most(self, size: int) -> bytes: ...
 
 
 def unpack(paths: Sequence[Path], store: RunStore, max_bytes: int = MAX_BYTES) -> Merged:
@@ -45,19 +55,25 @@ def read_archive(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str, 
     with file:
         # Headers and padding take less than two blocks a file; the limit is for the content.
         reader = Reader(file, str(path), 2 * max_bytes + manifest.MAX_BYTES)
-        runs = manifest.decode(_member(reader, manifest.NAME, manifest.MAX_BYTES), str(path), max_bytes)
-        for run_id, run in runs.items():
-            files: Files = {}
-            for name, packed in run.files.items():
-                files[name] = _member(reader, f"{run_id}/{name}", packed.bytes)
-                packed.check(files[name], f"{path}: {run_id}/{name}")
-            yield run_id, files
-        end = reader.read(2 * _BLOCK)
-        if any(end) or reader.read_at_most(1):
-            raise CorruptData(f"{path} holds more than its manifest lists, and is refused")
+        yield from runs_in(reader, max_bytes)
 
 
-def _member(reader: Reader, name: str, limit: int) -> bytes:
+def runs_in(reader: Content, max_bytes: int) -> Iterator[tuple[str, Files]]:
+    """Each run of an archive's content, which must be exactly what its manifest says."""
+    name = reader.name
+    runs = manifest.decode(_member(reader, manifest.NAME, manifest.MAX_BYTES), name, max_bytes)
+    for run_id, run in runs.items():
+        files: Files = {}
+        for path, packed in run.files.items():
+            files[path] = _member(reader, f"{run_id}/{path}", packed.bytes)
+            packed.check(files[path], f"{name}: {run_id}/{path}")
+        yield run_id, files
+    end = reader.read(2 * _BLOCK)
+    if any(end) or reader.read_at_most(1):
+        raise CorruptData(f"{name} holds more than its manifest lists, and is refused")
+
+
+def _member(reader: Content, name: str, limit: int) -> bytes:
     """The content of the next member, which must be a regular file of this name and of at most `limit` bytes."""
     try:
         info = tarfile.TarInfo.frombuf(reader.read(_BLOCK), "utf-8", "strict")

@@ -10,13 +10,16 @@ if TYPE_CHECKING:
     from semfocus.attention.inspection import AttentionInfo
     from semfocus.attention.layer import Attention
     from semfocus.attention.mechanisms import (
+        LSH,
         Banded,
         BlockLocal,
         BottomK,
+        Fast,
         Full,
         Mechanism,
         NoisyTopK,
         RandomK,
+        Routing,
         ShiftedBand,
         TopK,
         mechanism_names,
@@ -24,9 +27,16 @@ if TYPE_CHECKING:
         register_mechanism,
     )
     from semfocus.attention.normalisers import (
+        LSSAR,
+        ASEntmax,
+        Doubly,
+        Entmax,
+        FastWeights,
         Normaliser,
         Sigmoid,
         Softmax,
+        Sparsemax,
+        SSMax,
         normaliser_names,
         parse_normaliser,
         register_normaliser,
@@ -34,19 +44,29 @@ if TYPE_CHECKING:
     from semfocus.attention.operator import attend
 
 __all__ = [
+    "LSH",
+    "LSSAR",
+    "ASEntmax",
     "Attention",
     "AttentionInfo",
     "Banded",
     "BlockLocal",
     "BottomK",
+    "Doubly",
+    "Entmax",
+    "Fast",
+    "FastWeights",
     "Full",
     "Mechanism",
     "NoisyTopK",
     "Normaliser",
     "RandomK",
+    "Routing",
+    "SSMax",
     "ShiftedBand",
     "Sigmoid",
     "Softmax",
+    "Sparsemax",
     "TopK",
     "attend",
     "mechanism_names",
@@ -61,13 +81,14 @@ _HOMES = {
     "attend": "operator",
     "Attention": "layer",
     "AttentionInfo": "inspection",
-    "Normaliser": "normalisers",
-    "Sigmoid": "normalisers",
-    "Softmax": "normalisers",
-    "normaliser_names": "normalisers",
-    "parse_normaliser": "normalisers",
-    "register_normaliser": "normalisers",
-}
+    **dict.fromkeys(
+        (
+            "ASEntmax", "Doubly", "Entmax", "FastWeights", "LSSAR", "Normaliser", "SSMax", "Sigmoid", "Softmax",
+            "Sparsemax", "normaliser_names", "parse_normaliser", "register_normaliser",
+        ),
+        "normalisers",
+    ),
+}  # fmt: skip
 __getattr__, __dir__ = attach(
     __name__, {name: f"semfocus.attention.{_HOMES.get(name, 'mechanisms')}" for name in __all__}
 )

@@ -15,6 +15,7 @@ Shapes: Lq queries, Lk keys, D head width; leading dimensions (...) broadcast to
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from semfocus.attention.positions import Positions
+    from semfocus.attention.weights import LayerSizes, Learned, Normaliser
 
 LARGEST = 2**63 - 1
 LARGEST_MARKED = 1e6  # a number of this size plus a score is still finite in float32
@@ -46,6 +48,7 @@ class SelectionInputs:
     causal: bool = False
     seed: Tensor | None = None  # for random choices
     vectors: tuple[Tensor, Tensor] | None = None  # queries and keys
+    learned: Mapping[str, Tensor] | None = None  # parameters of a layer, by name
 
     @property
     def queries(self) -> Tensor:
@@ -61,6 +64,24 @@ class SelectionInputs:
     def allowed(self) -> Tensor:
         """(..., Lq, Lk) bool: the keys that each query may keep."""
         return self.positions.allowed(self.scores != float("-inf"), self.valid, self.causal)
+
+    @property
+    def valid_queries(self) -> Tensor | None:
+        """(..., Lq, 1) bool: the queries that are no padding, where it can be told; None where all may count.
+
+        In self-attention, query i stands at key i: where mask or lengths hide that key from all, both are padding.
+        """
+        where = self.positions
+        square = where.total == where.keys == where.queries
+        return self.valid.transpose(-1, -2) if square and self.valid is not None and self.valid.shape[-2] == 1 else None
+
+    def seed_or(self, own: int) -> Tensor:
+        """The seed of the call, or else a mechanism's own."""
+        import torch
+
+        if self.seed is not None:
+            return self.seed
+        return torch.full((), own, dtype=torch.int64, device=self.scores.device)
 
     def _vectors(self) -> tuple[Tensor, Tensor]:
         if self.vectors is None:
@@ -92,6 +113,8 @@ class Mechanism(ABC):
     is_stochastic: ClassVar[bool] = False  # takes random numbers
     is_ranked: ClassVar[bool] = False  # has a `ranking`
     is_local: ClassVar[bool] = False  # has `indices`: the keys of a query that is not global follow from its position
+
+    learns: ClassVar[tuple[str, ...]] = ()  # vectors of each head that a call may bring along
 
     keeps_all: ClassVar[bool] = False  # every allowed key
     keeps_blocks: ClassVar[bool] = False  # the query's aligned block of `size` keys, and global tokens
@@ -164,6 +187,29 @@ class Mechanism(ABC):
         For the positions that are taken by default; where others are given, `pattern` says what is kept.
         """
         raise TypeError(f"{self} does not give its keys by position")
+
+    def learned(self, sizes: LayerSizes) -> Mapping[str, Learned]:
+        """The parameters that a layer of these sizes has for this mechanism, by name."""
+        return {}
+
+    def gaps(
+        self, learned: Mapping[str, Tensor], queries: Tensor, keys: Tensor, valid: Tensor | None
+    ) -> dict[str, Tensor]:
+        """How far averaged parameters are from what they follow in training, by name.
+
+        Queries and keys are (*own, B, H, L, D), where parameters are (*own, *shape); `valid` (*own, B, 1, Lk) leaves
+        padding out.
+        """
+        return {}
+
+    @property
+    def normaliser(self) -> Normaliser | None:
+        """The normaliser that belongs to this mechanism, which then goes with no other; None: it goes with all."""
+        return None
+
+    def refuses(self, queries: int, keys: int) -> str | None:
+        """Why it cannot choose among so many keys; None if it can."""
+        return None
 
     @property
     def size(self) -> int | None:

@@ -19,9 +19,10 @@ from semfocus.attention.base import SelectionInputs
 from semfocus.attention.inputs import AttentionInputs, shared_product, slice_queries
 from semfocus.attention.inspection import AttentionInfo, check_listed
 from semfocus.attention.mechanisms import parse_mechanism
-from semfocus.attention.normalisers import Softmax, log_sum_exp
+from semfocus.attention.normalisers import log_sum_exp, parse_normaliser
 from semfocus.attention.positions import Positions
 from semfocus.attention.selection import best_indices, can_sync
+from semfocus.attention.weights import softmax_over
 
 # Scores, or gathered numbers, held at once: 4 MiB of float32 stay in the caches of a CPU and its allocator, 512 MiB
 # keep a GPU busy.
@@ -29,12 +30,13 @@ CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**20, 2**27
 
 
 def chunked(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
-    """Softmax attention for mechanisms that keep a short list of keys, by position or by rank."""
+    """Attention for mechanisms that keep a short list of keys, by position or by rank."""
     lead = inputs.lead
     out, indices, lse = gathered(
         inputs.q.expand(*lead, *inputs.q.shape[-2:]),
         inputs.k, inputs.v, inputs.mask, inputs.bias, inputs.lengths, inputs.q_positions, inputs.k_positions,
-        inputs.choice_seed, inputs.dropout_seed, str(inputs.mechanism), inputs.causal, inputs.scale, inputs.dropout_p,
+        inputs.choice_seed, inputs.dropout_seed, str(inputs.mechanism), str(inputs.normaliser),
+        inputs.causal, inputs.scale, inputs.dropout_p,
     )  # fmt: skip
     return out, listed_info(inputs, indices.long(), lse) if want_info else None
 
@@ -52,14 +54,15 @@ def gathered(
     choice_seed: Tensor | None,
     dropout_seed: Tensor | None,
     mechanism: str,
+    normaliser: str,
     causal: bool,
     scale: float,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (*lead, Lq, Dv), kept keys (*lead, Lq, n) int32 and log-sum-exp (*lead, Lq)."""
     inputs = AttentionInputs(
-        q, k, v, parse_mechanism(mechanism), Softmax(), causal, mask, bias, lengths, scale, dropout_p, dropout_seed,
-        choice_seed, q_positions=q_positions, k_positions=k_positions,
+        q, k, v, parse_mechanism(mechanism), parse_normaliser(normaliser), causal, mask, bias, lengths, scale,
+        dropout_p, dropout_seed, choice_seed, q_positions=q_positions, k_positions=k_positions,
     )  # fmt: skip
     out, indices, lse = _empty_results(inputs)
     keys, values = _Vectors.of(k, inputs), _Vectors.of(v, inputs)
@@ -77,8 +80,10 @@ def gathered(
 
 
 @gathered.register_fake
-def _(q, k, v, mask, bias, lengths, q_positions, k_positions, choice_seed, dropout_seed, mechanism, *others):
-    return _empty_results(AttentionInputs(q, k, v, parse_mechanism(mechanism), Softmax()))
+def _(
+    q, k, v, mask, bias, lengths, q_positions, k_positions, choice_seed, dropout_seed, mechanism, normaliser, *others
+):
+    return _empty_results(AttentionInputs(q, k, v, parse_mechanism(mechanism), parse_normaliser(normaliser)))
 
 
 @torch.library.custom_op("semfocus::gathered_backward", mutates_args=())
@@ -93,16 +98,17 @@ def gathered_backward(
     out: Tensor,
     indices: Tensor,
     mechanism: str,
+    normaliser: str,
     scale: float,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v for the kept set: p = softmax(score), ds = p (dp - sum p dp + dlse).
+    """Gradients of q, k and v for the kept set. Of softmax: p = softmax(score), ds = p (dp - sum p dp + dlse).
 
     p is computed anew, not as exp(score - lse): a log-sum-exp in the tens lacks the digits that small weights need.
     """
     inputs = AttentionInputs(
-        q, k, v, parse_mechanism(mechanism), Softmax(), bias=bias, scale=scale, dropout_p=dropout_p,
-        dropout_seed=dropout_seed,
+        q, k, v, parse_mechanism(mechanism), parse_normaliser(normaliser), bias=bias, scale=scale,
+        dropout_p=dropout_p, dropout_seed=dropout_seed,
     )  # fmt: skip
     keys, values = _Vectors.of(k, inputs), _Vectors.of(v, inputs)
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -120,10 +126,14 @@ def gathered_backward(
         p = inputs.normaliser.weights(scores, present)
         dropped = inputs.dropout(torch.ones_like(p), positions, kept)
         dp = (v_kept * grad_chunk.unsqueeze(-2)).sum(dim=-1) * dropped
-        total = (grad_chunk * out_chunk).sum(dim=-1, keepdim=True)
-        if grad_lse is not None:
-            total = total - grad_lse[..., chunk].unsqueeze(-1)
-        ds = torch.where(present, p * (dp - total), 0.0) * scale
+        dlse = None if grad_lse is None else grad_lse[..., chunk].unsqueeze(-1)
+        if inputs.normaliser.is_softmax:
+            total = (grad_chunk * out_chunk).sum(dim=-1, keepdim=True)
+            ds = p * (dp - (total if dlse is None else total - dlse))
+        else:
+            ds = inputs.normaliser.pull_back(scores, present, p, dp)
+            ds = ds if dlse is None else ds + dlse * softmax_over(scores, present)
+        ds = torch.where(present, ds, 0.0) * scale
         dq[..., chunk, :] = (ds.unsqueeze(-1) * k_kept).sum(dim=-2).to(dq.dtype)
         keys.scatter_add(dk, kept, ds.unsqueeze(-1) * q_chunk.unsqueeze(-2))
         values.scatter_add(dv, kept, (p * dropped).unsqueeze(-1) * grad_chunk.unsqueeze(-2))
@@ -131,13 +141,13 @@ def gathered_backward(
 
 
 @gathered_backward.register_fake
-def _(grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, mechanism, scale, dropout_p):
+def _(grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, mechanism, normaliser, scale, dropout_p):
     return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v))
 
 
 def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
-    q, k, v, _, bias, _, _, _, _, dropout_seed, ctx.mechanism, _, ctx.scale, ctx.dropout_p = inputs
+    q, k, v, _, bias, _, _, _, _, dropout_seed, ctx.mechanism, ctx.normaliser, _, ctx.scale, ctx.dropout_p = inputs
     out, indices, _ = output
     ctx.save_for_backward(q, k, v, bias, dropout_seed, out, indices)
 
@@ -147,14 +157,15 @@ def _backward(ctx, grad, _grad_indices, grad_lse):
     grad = torch.zeros_like(out) if grad is None else grad
     if torch.is_grad_enabled():  # the gradient is itself to be differentiated
         inputs = AttentionInputs(
-            q, k, v, parse_mechanism(ctx.mechanism), Softmax(), bias=bias, scale=ctx.scale, dropout_p=ctx.dropout_p,
-            dropout_seed=dropout_seed,
+            q, k, v, parse_mechanism(ctx.mechanism), parse_normaliser(ctx.normaliser), bias=bias, scale=ctx.scale,
+            dropout_p=ctx.dropout_p, dropout_seed=dropout_seed,
         )  # fmt: skip
-        return *_differentiable_grads(inputs, indices.long(), grad, grad_lse), *([None] * 11)
+        return *_differentiable_grads(inputs, indices.long(), grad, grad_lse), *([None] * 12)
     grads = gathered_backward(
-        grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, ctx.mechanism, ctx.scale, ctx.dropout_p
-    )
-    return *grads, *([None] * 11)
+        grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, ctx.mechanism, ctx.normaliser, ctx.scale,
+        ctx.dropout_p,
+    )  # fmt: skip
+    return *grads, *([None] * 12)
 
 
 def _differentiable_grads(

@@ -34,7 +34,7 @@ def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
     mechanism, normaliser = inputs.mechanism, inputs.normaliser
     selection = inputs.selection(scores, q, k, positions)
     keep = _keep(inputs, selection)
-    weights = normaliser.weights(scores, keep)
+    weights = normaliser.weigh(scores, keep, selection)
     info = None
     if want_info:
         whole = (*inputs.lead, *scores.shape[-2:])
@@ -42,7 +42,7 @@ def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
             scores.expand(whole), keep.expand(whole), weights.expand(whole), mechanism.max_kept(inputs.num_keys)
         )
     if inputs.straight_through:
-        soft = normaliser.weights(scores, selection.allowed)
+        soft = normaliser.weigh(scores, selection.allowed, selection)
         weights = soft + (weights - soft).detach()
     weights = inputs.dropout(weights, positions, positions.key_index)
     if inputs.assume_finite:

@@ -8,6 +8,7 @@ Shapes: `lead` = batch dimensions and heads, broadcast together; with grouped he
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from semfocus.attention.base import Mechanism, SelectionInputs
 from semfocus.attention.normalisers import Normaliser
+from semfocus.attention.pairs import broadcasts, check_learned, own_normaliser, standardised
 from semfocus.attention.positions import Positions
 from semfocus.attention.seeding import draw_seed
 from semfocus.counter_rng import dropped
@@ -44,6 +46,7 @@ class AttentionInputs:
     q_positions: Tensor | None = None  # both or none: where queries and keys stand; negative: no token
     k_positions: Tensor | None = None
     assume_finite: bool = False  # the caller guarantees finite values: nothing guards against others
+    learned: Mapping[str, Tensor] | None = None  # (.., Lq or 1, 1) of a normaliser, (.., C, D) of a mechanism
 
     @property
     def lead(self) -> torch.Size:
@@ -108,7 +111,9 @@ class AttentionInputs:
     def selection(self, scores: Tensor, queries: Tensor, keys: Tensor, positions: Positions) -> SelectionInputs:
         """What the mechanism sees: scores (.., C, Lk), queries (.., C, D) and keys (.., Lk, D) of the C `positions`."""
         valid = self.valid(positions.first - self.first_query, positions.queries)
-        return SelectionInputs(scores.detach(), positions, valid, self.causal, self.choice_seed, (queries, keys))
+        return SelectionInputs(
+            scores.detach(), positions, valid, self.causal, self.choice_seed, (queries, keys), self.learned
+        )
 
     def dropout(self, weights: Tensor, positions: Positions, columns: Tensor) -> Tensor:
         """Drop weights and scale up the rest. `columns` are their keys: every backend drops the same pairs."""
@@ -120,10 +125,10 @@ class AttentionInputs:
 
 def common_lead(q: Tensor, k: Tensor, v: Tensor) -> torch.Size:
     """The batch dimensions and heads of q, k and v, broadcast together."""
-    lead, others = q.shape[:-2], {k.shape[:-2], v.shape[:-2]}
-    if others == {lead}:  # torch.broadcast_shapes costs as much as a small attention
+    lead, shared = q.shape[:-2], k.shape[:-2] == v.shape[:-2]
+    if shared and lead == k.shape[:-2]:  # torch.broadcast_shapes costs as much as a small attention
         return lead
-    if len(others) == 1 and k.dim() == q.dim() and _broadcasts(k.shape[:-2], lead):
+    if shared and k.dim() == q.dim() and broadcasts(k.shape[:-2], lead):
         return lead
     return torch.broadcast_shapes(lead, k.shape[:-2], v.shape[:-2])
 
@@ -159,6 +164,7 @@ def prepare_inputs(
     enable_gqa: bool = False,
     straight_through: bool = False,
     assume_finite: bool = False,
+    learned: Mapping[str, Tensor] | None = None,
     q_positions: Tensor | None = None,
     k_positions: Tensor | None = None,
 ) -> AttentionInputs:
@@ -171,6 +177,11 @@ def prepare_inputs(
     if causal and not mechanism.serves_causal:
         why = "global tokens see and are seen by all" if mechanism.num_globals else "it has no causal form"
         raise UsageError(f"{mechanism} with causal=True: {why}; use one or the other")
+    normaliser = own_normaliser(mechanism, normaliser, causal)
+    if (reason := mechanism.refuses(q.shape[-2], k.shape[-2])) is not None:
+        raise UsageError(f"{mechanism} cannot serve this call: {reason}")
+    if normaliser.standardises:
+        q, k = standardised(q), standardised(k)
     if scale is not None and not math.isfinite(scale):
         raise UsageError(f"scale = {scale!r} must be a finite number, or None for 1 / sqrt(D)")
     _check_heads(q, k, v, enable_gqa)
@@ -185,6 +196,8 @@ def prepare_inputs(
         assume_finite=assume_finite,
     )
     lead = _lead_of_heads(q, k, v, enable_gqa)
+    if learned:
+        inputs = replace(inputs, learned=check_learned(learned, mechanism, normaliser, lead, q.shape[-2]))
     if seed is not None:
         inputs = _with_seed(inputs, seed, generator, lead)
     if mask is not None:
@@ -263,7 +276,7 @@ def _with_seed(
 ) -> AttentionInputs:
     if generator is not None:
         raise UsageError("give seed or generator, not both: they are two ways to say where randomness comes from")
-    if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or not _broadcasts(seed.shape, lead):
+    if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or not broadcasts(seed.shape, lead):
         given = f"{seed.dtype} {tuple(seed.shape)}" if isinstance(seed, Tensor) else repr(seed)
         raise UsageError(f"seed = {given} must be an int64 tensor that broadcasts to {tuple(lead)}")
     seed = seed[..., None, None]
@@ -278,7 +291,7 @@ def _with_mask(inputs: AttentionInputs, mask: Tensor, lead: torch.Size) -> Atten
     if mask.device != inputs.q.device:
         raise UsageError(f"q and mask differ in device: {inputs.q.device} and {mask.device}; move one of them")
     shape = (*lead, inputs.num_queries, inputs.num_keys)
-    if not _broadcasts(mask.shape, shape):
+    if not broadcasts(mask.shape, shape):
         raise UsageError(f"mask has shape {tuple(mask.shape)}, which does not broadcast to {shape}")
     mask = mask[(None,) * max(2 - mask.dim(), 0)]
     if mask.dtype == torch.bool:
@@ -291,7 +304,7 @@ def _with_lengths(inputs: AttentionInputs, lengths: Tensor, lead: torch.Size) ->
         raise TypeError("lengths must be a tensor of whole numbers, one for each batch row")
     if lengths.device != inputs.q.device and lengths.dim():
         raise UsageError(f"q and lengths differ in device: {inputs.q.device} and {lengths.device}; move one of them")
-    if not _broadcasts(lengths.shape, lead[:-1]):
+    if not broadcasts(lengths.shape, lead[:-1]):
         raise UsageError(f"lengths has shape {tuple(lengths.shape)}; the batch dimensions are {tuple(lead[:-1])}")
     heads = (None,) if len(lead) else ()
     return replace(inputs, lengths=lengths.to(inputs.q.device)[(..., *heads, None, None)])
@@ -323,14 +336,9 @@ def _checked_positions(name: str, positions: Tensor, shape: tuple[int, ...], dev
         raise TypeError(f"{name} must be a tensor of whole numbers, one for each token")
     if positions.device != device:
         raise UsageError(f"q and {name} differ in device: {device} and {positions.device}; move one of them")
-    if not _broadcasts(positions.shape, shape) or positions.shape[-1:] != shape[-1:]:
+    if not broadcasts(positions.shape, shape) or positions.shape[-1:] != shape[-1:]:
         raise UsageError(f"{name} has shape {tuple(positions.shape)}; it must broadcast to {shape}")
     return positions.long()
-
-
-def _broadcasts(shape: torch.Size, target: tuple[int, ...]) -> bool:
-    pairs = zip(reversed(shape), reversed(target), strict=False)
-    return len(shape) <= len(target) and all(size in (1, wanted) for size, wanted in pairs)
 
 
 def _grouped(inputs: AttentionInputs, heads: tuple[int, int]) -> AttentionInputs:
@@ -340,6 +348,8 @@ def _grouped(inputs: AttentionInputs, heads: tuple[int, int]) -> AttentionInputs
         if tensor is None or tensor.dim() < 3:
             return tensor
         return tensor.unflatten(-3, heads if tensor.shape[-3] != 1 else (1, 1))
+
+    learned = {name: part for name, tensor in (inputs.learned or {}).items() if (part := split(tensor)) is not None}
 
     def shared(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.unsqueeze(-3)
@@ -358,4 +368,5 @@ def _grouped(inputs: AttentionInputs, heads: tuple[int, int]) -> AttentionInputs
         k_positions=shared(inputs.k_positions),
         dropout_seed=dropout_seed,
         choice_seed=choice_seed,
+        learned=learned or None,
     )

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from semfocus.attention.inspection import AttentionInfo
+from semfocus.attention.learned import LearnedParameters
 from semfocus.attention.mechanisms import Mechanism
 from semfocus.attention.normalisers import Normaliser, Softmax
 from semfocus.attention.operator import as_mechanism, as_normaliser, attend
+from semfocus.attention.pairs import own_normaliser
+from semfocus.attention.weights import LayerSizes
 from semfocus.errors import UsageError, check_int
 
 
@@ -23,6 +26,7 @@ class Attention(nn.Module):
     keys are all hidden gives zeros instead of NaN. k defaults to q and v to k; `head_dim` to d_model // heads.
     causal       as in `attend`: the last query sees the last key, also where queries and keys differ in number
     generator    what RandomK and dropout draw from in training; evaluation is deterministic
+    learned      what SSMax, ASEntmax and Routing learn; centroids move in training and stand still in evaluation
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class Attention(nn.Module):
         self.mechanism = as_mechanism(mechanism)
         if not 0 <= dropout < 1:
             raise UsageError(f"dropout = {dropout!r} must be at least 0 and below 1")
-        self.normaliser = as_normaliser(normaliser)
+        self.normaliser = own_normaliser(self.mechanism, as_normaliser(normaliser), causal)
         self.causal = causal
         self.dropout = dropout
         self.generator = generator
@@ -59,6 +63,8 @@ class Attention(nn.Module):
             nn.Linear(d_model, inner, bias=bias, device=device, dtype=dtype) for _ in range(3)
         )
         self.out_proj = nn.Linear(inner, d_model, bias=bias, device=device, dtype=dtype)
+        sizes = LayerSizes(d_model, heads, self.head_dim)
+        self.learned = LearnedParameters(self.mechanism, self.normaliser, sizes, device, dtype)
 
     def forward(
         self,
@@ -98,7 +104,9 @@ class Attention(nn.Module):
             normaliser=self.normaliser,
             dropout_p=self.dropout if self.training else 0.0,
             generator=self.generator if self.training else None,
+            learned=self.learned.of_call(q),
         )
+        self.learned.follow(heads[0], heads[1], _visible(key_padding_mask))
         weights = None
         if need_weights:
             out, info = cast("tuple[Tensor, AttentionInfo]", call(return_info=True))
@@ -125,6 +133,13 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"mechanism={self.mechanism}, heads={self.heads}, head_dim={self.head_dim}, causal={self.causal}"
+
+
+def _visible(padding: Tensor | None) -> Tensor | None:
+    """(..., Lk) bool: True where a key is no padding."""
+    if padding is None:
+        return None
+    return padding != float("-inf") if padding.is_floating_point() else ~padding.bool()
 
 
 def _check_mask(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None:

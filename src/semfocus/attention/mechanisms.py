@@ -3,6 +3,8 @@
     TopK(5)                       topk:5             the five keys with the largest scores
     TopK(8, sinks=4, window=16)   topk:8+4s+16w      ... besides the first four keys and the sixteen nearest
     NoisyTopK(5, sigma=0.1)       topk:5~0.1         ... the five with the largest scores after noise is added
+    LSH(5), Routing(5)            lsh:5, routing:5   the five best of the keys in the query's bucket, or cluster
+    Fast(2)                       fast:2             every key, weighed by a polynomial at linear cost
     Banded(9, globals=1)          banded:9+1g        a window of nine; the last token sees all and is seen by all
 
 Query i of Lq stands at position p = i + Lk - Lq, so that the last query and the last key share a position, unless
@@ -21,11 +23,14 @@ from semfocus.attention.base import Positional as Positional
 from semfocus.attention.base import Ranking as Ranking
 from semfocus.attention.base import ScoreRanked as ScoreRanked
 from semfocus.attention.base import SelectionInputs as SelectionInputs
+from semfocus.attention.fast import Fast as Fast
+from semfocus.attention.lsh import LSH as LSH
 from semfocus.attention.registry import is_registered as is_registered
 from semfocus.attention.registry import mechanism_class as mechanism_class
 from semfocus.attention.registry import mechanism_names as mechanism_names
 from semfocus.attention.registry import parse_mechanism as parse_mechanism
 from semfocus.attention.registry import register_mechanism as register_mechanism
+from semfocus.attention.routing import Routing as Routing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -179,7 +184,7 @@ class RandomK(ScoreRanked):
 
         from semfocus.counter_rng import random_order
 
-        seed, positions = _seed(self.seed, inputs), inputs.positions
+        seed, positions = inputs.seed_or(self.seed), inputs.positions
         rows = positions.row_ids(inputs.scores.shape[:-2], seed)
         return random_order(seed, rows, positions.key_index.to(torch.int32))
 
@@ -210,7 +215,7 @@ class RandomKWithReplacement(Mechanism):
 
         from semfocus.counter_rng import random_bits
 
-        allowed, seed = inputs.allowed, _seed(self.seed, inputs)
+        allowed, seed = inputs.allowed, inputs.seed_or(self.seed)
         draws = torch.arange(self.k, dtype=torch.int32, device=inputs.scores.device)
         bits = random_bits(seed, inputs.positions.row_ids(inputs.scores.shape[:-2], seed), draws)
         rank = allowed.cumsum(dim=-1)  # 1 for the first key that may be drawn, 2 for the second, ...
@@ -242,7 +247,7 @@ class NoisyTopK(TopK):
 
         from semfocus.counter_rng import standard_normal
 
-        seed, positions = _seed(self.seed, inputs), inputs.positions
+        seed, positions = inputs.seed_or(self.seed), inputs.positions
         rows = positions.row_ids(inputs.scores.shape[:-2], seed)
         noise = standard_normal(seed, rows, positions.key_index.to(torch.int32))
         return inputs.scores + self.sigma * noise.to(inputs.scores.dtype)
@@ -278,12 +283,3 @@ class ShiftedBand(Local):
     def _start(self, positions: Positions) -> Tensor:
         """(Q, 1): the first key of each query's window, not yet brought back to the ring."""
         return positions.position + self.ahead - (self.width - 1) // 2
-
-
-def _seed(own: int, inputs: SelectionInputs) -> Tensor:
-    """The seed of the call, or the mechanism's own."""
-    import torch
-
-    if inputs.seed is not None:
-        return inputs.seed
-    return torch.full((), own, dtype=torch.int64, device=inputs.scores.device)

@@ -1,8 +1,11 @@
 """How much each kept key counts: frozen values beside the mechanisms, so that every pair of the two can be compared.
 
     Softmax()              softmax
-    Sigmoid()              sigmoid
     Sigmoid(bias=-2.5)     sigmoid:-2.5
+    Entmax(1.5)            entmax:1.5        exact zeros; sparsemax is entmax:2
+    SSMax()                ssmax             softmax, sharper in longer sequences; asentmax and lssar likewise
+    Doubly()               doubly            over queries, then over keys
+    FastWeights(2)         fast:2            a polynomial in place of exp
 
 A new normaliser is one class derived from `Normaliser` with `@register_normaliser`. Nothing here imports torch when it
 is imported.
@@ -10,42 +13,26 @@ is imported.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
+from semfocus.attention.doubly import Doubly as Doubly
+from semfocus.attention.entmax import Entmax as Entmax
+from semfocus.attention.entmax import Sparsemax as Sparsemax
+from semfocus.attention.fast import FastWeights as FastWeights
+from semfocus.attention.length_scaled import LSSAR as LSSAR
+from semfocus.attention.length_scaled import ASEntmax as ASEntmax
+from semfocus.attention.length_scaled import SSMax as SSMax
 from semfocus.attention.registry import normaliser_names as normaliser_names
 from semfocus.attention.registry import parse_normaliser as parse_normaliser
 from semfocus.attention.registry import register_normaliser as register_normaliser
+from semfocus.attention.weights import Normaliser as Normaliser
+from semfocus.attention.weights import log_sum_exp as log_sum_exp
+from semfocus.attention.weights import softmax_over
 from semfocus.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Normaliser(ABC):
-    """Turns scores into weights over the kept keys; a key that is not kept has weight zero and no gradient.
-
-    A frozen dataclass with at most one number as a field, which has a default.
-    """
-
-    name: ClassVar[str]
-    # Fused backends compute softmax by themselves. Not inherited: a subclass may compute other weights.
-    is_softmax: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "is_softmax" not in vars(cls):
-            cls.is_softmax = False
-
-    @abstractmethod
-    def weights(self, scores: Tensor, keep: Tensor) -> Tensor:
-        """(..., Lq, Lk) weights of scores (..., Lq, Lk), where the bool `keep` is True; a query without keys: zeros."""
-
-    def __str__(self) -> str:
-        changed = [f":{getattr(self, name)}" for name in self.__match_args__ if self != type(self)()]
-        return self.name + "".join(changed[:1])
 
 
 @register_normaliser
@@ -57,19 +44,19 @@ class Softmax(Normaliser):
     is_softmax = True
 
     def weights(self, scores: Tensor, keep: Tensor) -> Tensor:
-        import torch
-
-        kept = torch.where(keep, scores, float("-inf")).softmax(dim=-1)
-        # The outer choice turns the NaN of a query without keys into zeros; the inner one keeps its gradient away.
-        return torch.where(keep, kept, 0.0)
+        return softmax_over(scores, keep)
 
 
 @register_normaliser
 @dataclass(frozen=True)
 class Sigmoid(Normaliser):
-    """1 / (1 + exp(-(score + bias))): keys do not compete. The default bias is minus the log of the keys kept."""
+    """1 / (1 + exp(-(score + bias))): keys do not compete. The default bias is minus the log of the keys kept.
+
+    Sigmoid self-attention (Ramapuram et al. 2024, arXiv 2409.04431).
+    """
 
     name = "sigmoid"
+    serves_lists = True
 
     bias: float | None = None
 
@@ -84,9 +71,5 @@ class Sigmoid(Normaliser):
         bias = -count.log() if self.bias is None else self.bias
         return torch.where(keep, torch.sigmoid(torch.where(keep, scores, 0.0) + bias), 0.0)
 
-
-def log_sum_exp(scores: Tensor, keep: Tensor) -> Tensor:
-    """(..., Lq): log of the sum of exp over the kept scores; -inf for a query without keys."""
-    import torch
-
-    return torch.where(keep, scores, float("-inf")).logsumexp(dim=-1)
+    def pull_back(self, scores: Tensor, keep: Tensor, weights: Tensor, grad: Tensor) -> Tensor:
+        return weights * (1 - weights) * grad

@@ -7,7 +7,7 @@ out, info = attend(q, k, v, TopK(8), return_info=True)
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,10 +22,12 @@ from semfocus.attention.inputs import AttentionInputs, prepare_inputs
 from semfocus.attention.inspection import AttentionInfo, observers, report
 from semfocus.attention.kernels.backend import triton, triton_refuses
 from semfocus.attention.kernels.short.configs import MAX_SHORT_LENGTH, MAX_WHOLE_LENGTH
+from semfocus.attention.linear import linear, linear_refuses, suits_linear
 from semfocus.attention.local import local
 from semfocus.attention.mechanisms import Full, Mechanism, is_registered, parse_mechanism
 from semfocus.attention.normalisers import Normaliser, Softmax, parse_normaliser
 from semfocus.attention.reference import reference
+from semfocus.attention.registry import is_registered_normaliser
 from semfocus.counter_rng import in_functorch
 from semfocus.errors import UsageError, unknown
 
@@ -85,15 +87,20 @@ def _listed_refuses(inputs: AttentionInputs) -> str | None:
         return f"{type(inputs.mechanism).__name__} is not registered; decorate it with @register_mechanism"
     if in_functorch():
         return "torch.func needs plain tensor operations"
-    return _softmax_only(inputs, own_dropout=False)
+    if inputs.learned:
+        return "the gradient of learned parameters needs plain tensor operations"
+    normaliser = inputs.normaliser
+    if not normaliser.is_softmax and not (normaliser.serves_lists and is_registered_normaliser(normaliser)):
+        return f"it computes the normalisers that go by the kept keys alone, not {normaliser}"
+    return "straight_through needs the weights of dropped keys" if inputs.straight_through else None
 
 
-def _softmax_only(inputs: AttentionInputs, own_dropout: bool = True) -> str | None:
+def _softmax_only(inputs: AttentionInputs) -> str | None:
     if not inputs.normaliser.is_softmax:
-        return f"it computes softmax only, not {inputs.normaliser.name}"
+        return f"it computes softmax only, not {inputs.normaliser}"
     if inputs.straight_through:
         return "straight_through needs the weights of dropped keys"
-    if inputs.dropout_seed is not None and own_dropout:
+    if inputs.dropout_seed is not None:
         return "its dropout is not the one that every backend shares"
     return None
 
@@ -104,6 +111,7 @@ BACKENDS: dict[str, Backend] = {
     "sdpa": Backend(sdpa, _sdpa_refuses),
     "chunked": Backend(chunked, _chunked_refuses),
     "local": Backend(local, _local_refuses),
+    "linear": Backend(linear, linear_refuses),
     "triton": Backend(triton, triton_refuses),
 }
 
@@ -114,8 +122,8 @@ def attend(
     lengths: Tensor | None = ..., q_positions: Tensor | None = ..., k_positions: Tensor | None = ...,
     normaliser: Normaliser | str = ..., scale: float | None = ..., dropout_p: float = ...,
     generator: torch.Generator | None = ..., seed: Tensor | None = ..., enable_gqa: bool = ...,
-    straight_through: bool = ..., assume_finite: bool = ..., backend: str | None = ...,
-    return_info: Literal[False] = ...,
+    straight_through: bool = ..., assume_finite: bool = ..., learned: Mapping[str, Tensor] | None = ...,
+    backend: str | None = ..., return_info: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 
 
@@ -125,7 +133,8 @@ def attend(
     lengths: Tensor | None = ..., q_positions: Tensor | None = ..., k_positions: Tensor | None = ...,
     normaliser: Normaliser | str = ..., scale: float | None = ..., dropout_p: float = ...,
     generator: torch.Generator | None = ..., seed: Tensor | None = ..., enable_gqa: bool = ...,
-    straight_through: bool = ..., assume_finite: bool = ..., backend: str | None = ..., return_info: Literal[True],
+    straight_through: bool = ..., assume_finite: bool = ..., learned: Mapping[str, Tensor] | None = ...,
+    backend: str | None = ..., return_info: Literal[True],
 ) -> tuple[Tensor, AttentionInfo]: ...  # fmt: skip
 
 
@@ -148,6 +157,7 @@ def attend(
     enable_gqa: bool = False,
     straight_through: bool = False,
     assume_finite: bool = False,
+    learned: Mapping[str, Tensor] | None = None,
     backend: str | None = None,
     return_info: bool = False,
 ) -> Tensor | tuple[Tensor, AttentionInfo]:
@@ -169,7 +179,9 @@ def attend(
     enable_gqa   k and v may have fewer heads, each shared by consecutive heads of q
     straight_through   dropped keys get the gradient of attention over all keys (research; off)
     assume_finite      omit the guards against NaN and infinity in q, k and v, for callers who check by themselves
-    backend      reference, dense, sdpa, chunked, local or triton; None chooses. All agree up to rounding
+    learned      by name, what a layer has learned for mechanism or normaliser: {"scale": (..., H, Lq or 1)} of SSMax,
+                 {"beta": ..., "gamma": ...} of ASEntmax, {"centroids": (..., H, C, D)} of Routing
+    backend      reference, dense, sdpa, chunked, local, linear or triton; None chooses. All agree up to rounding
 
     The selection is a constant for the gradient; the weights of the kept keys are differentiated. A query without keys
     gives zeros. NaN in the value of a key that a query does not keep has no effect on it; a kept value that is not
@@ -193,6 +205,7 @@ def attend(
         enable_gqa=enable_gqa,
         straight_through=straight_through,
         assume_finite=assume_finite,
+        learned=learned,
     )
     if observers:
         report(inputs, enable_gqa)
@@ -250,6 +263,8 @@ def choose_backend(inputs: AttentionInputs, want_info: bool = False) -> str:
 
 def _suitable_backends(inputs: AttentionInputs) -> list[str]:
     """Backends that would be faster than dense, the fastest first, whether or not they can serve."""
+    if suits_linear(inputs):
+        return ["linear"]
     names = ["sdpa"] if inputs.mechanism.keeps_all else []
     if inputs.q.is_cuda:
         names.append("triton")

@@ -42,6 +42,11 @@ class Positions:
         return torch.arange(start, start + self.queries, device=self.device).unsqueeze(-1)
 
     @property
+    def at_the_end(self) -> bool:
+        """Whether every query is known to stand at the last key or behind it, so that no key is ahead of it."""
+        return self.given is None and self.first >= self.total - 1
+
+    @property
     def key(self) -> Tensor:
         """(..., 1, K) the position of each key."""
         return self.key_index if self.given is None else self.given[1]
@@ -119,4 +124,4 @@ class Positions:
             pattern = pattern & (self.position >= 0) & (self.key >= 0)
         if valid is not None:
             pattern = pattern & valid
-        return pattern & self.past() if causal else pattern
+        return pattern & self.past() if causal and not self.at_the_end else pattern

@@ -20,20 +20,13 @@ def reference(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor,
         scores = scores + inputs.bias
     scores = scores.expand(*inputs.lead, *scores.shape[-2:])
     positions = inputs.positions()
-    keep = inputs.mechanism.keep(
-        scores,
-        inputs.valid(),
-        causal=inputs.causal,
-        positions=positions,
-        seed=inputs.choice_seed,
-        queries=q,
-        keys=k,
-    ).expand(scores.shape)
-    weights = inputs.normaliser.weights(scores, keep)
+    call = inputs.selection(scores, q, k, positions)
+    keep = inputs.mechanism.choose(call).expand(scores.shape)
+    weights = inputs.normaliser.weigh(scores, keep, call)
     info = info_from_mask(scores, keep, weights, inputs.mechanism.max_kept(inputs.num_keys)) if want_info else None
     if inputs.straight_through:
         everything = positions.allowed(scores != float("-inf"), inputs.valid(), inputs.causal)
-        soft = inputs.normaliser.weights(scores, everything)
+        soft = inputs.normaliser.weigh(scores, everything, call)
         weights = soft + (weights - soft).detach()
     weights = inputs.dropout(weights, positions, positions.key_index)
     finite = v.isfinite().unsqueeze(-3)

@@ -71,6 +71,11 @@ def is_registered(mechanism: Mechanism) -> bool:
     return mechanism.name in MECHANISMS and MECHANISMS.get(mechanism.name) is type(mechanism)
 
 
+def is_registered_normaliser(normaliser: Normaliser) -> bool:
+    """Whether the text form of this value leads back to its very class."""
+    return normaliser.name in NORMALISERS and NORMALISERS.get(normaliser.name) is type(normaliser)
+
+
 def mechanism_class(name: str) -> type[Mechanism]:
     """The class registered under `name`."""
     return MECHANISMS.get(name)

@@ -12,7 +12,21 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.core
 
-from semfocus.cli import archive, compare, diagnose, landscape, report, runs, studies, tasks, theory, verdicts
+from semfocus.cli import (
+    archive,
+    attention,
+    cluster,
+    compare,
+    diagnose,
+    landscape,
+    lengths,
+    report,
+    runs,
+    studies,
+    tasks,
+    theory,
+    verdicts,
+)
 from semfocus.errors import SemfocusError, StorageError, UsageError, printable
 
 
@@ -60,6 +74,7 @@ app.command("train")(compare.train_command)
 app.command("resume")(compare.resume_command)
 app.command("studies")(studies.list_studies)
 app.command("run")(studies.run_study)
+app.command("status")(cluster.status_command)
 app.command("runs")(runs.list_runs)
 app.command("show")(runs.show_run)
 app.command("clean")(runs.clean_runs)
@@ -71,6 +86,8 @@ app.command("verdicts")(verdicts.verdicts_command)
 app.command("export")(verdicts.export_command)
 app.command("report")(report.report_command)
 app.command("diagnose")(diagnose.diagnose_command)
+app.command("show-attention")(attention.show_attention_command)
+app.command("lengths")(lengths.lengths_command)
 app.command("surface")(landscape.surface_command)
 app.command("sharpness")(landscape.sharpness_command)
 app.add_typer(tasks.app, name="tasks")

@@ -11,6 +11,7 @@ import typer
 
 from semfocus.cli.shared import (
     Compile,
+    Detach,
     Device,
     DryRun,
     EvaluateEvery,
@@ -65,7 +66,7 @@ def compare_command(
     ] = None,
     tune: Annotated[
         Literal["lr"] | None,
-        typer.Option(help="lr: choose the learning rate of each mechanism first, on seeds of its own."),
+        typer.Option(help="Choose the learning rate (lr) of each mechanism first, on seeds of its own."),
     ] = None,
     until: Annotated[float | None, typer.Option(hidden=True)] = None,
     option: Annotated[
@@ -81,6 +82,7 @@ def compare_command(
     evaluate_every: EvaluateEvery = None,
     keep: Keep = "",
     executor: ExecutorName = "auto",
+    detach: Detach = False,
     track: Track = None,
     dry_run: DryRun = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -96,6 +98,7 @@ def compare_command(
     semfocus compare reviews.csv --attention auto --tune lr --early-stop 5
     """
     from semfocus.analysis.recommend import recommend
+    from semfocus.cli import cluster
     from semfocus.execution.resuming import stale_runs
     from semfocus.experiments.compare import LADDER, comparison_of
     from semfocus.experiments.estimate import work_of
@@ -120,6 +123,9 @@ def compare_command(
         overrides=sets or (),
         out=out,
     )
+    if detach:
+        cluster.detach(out)
+        return
     runtime = Runtime(
         device=device,
         threads=threads,
@@ -131,7 +137,7 @@ def compare_command(
     )
     first = None if tune is None else plan_tuning(experiment, tune, out)
     if dry_run:
-        print_estimates([*([first] if first else []), plan(experiment, out)], runtime, as_json)
+        print_estimates([*([first] if first else []), plan(experiment, out)], runtime, as_json, executor)
         return
     tuning: list[str] = []
     if first is not None:
@@ -146,6 +152,7 @@ def compare_command(
     with (
         StudyProgressTable(work_of(job), there) as table,
         tracking(table, track or []) as on_progress,
+        cluster.may_detach(table, out),
     ):
         outcome = run(job, runtime, on_progress, executor)
     (comparison,) = outcome.comparisons

@@ -65,8 +65,13 @@ DryRun = Annotated[
 ExecutorName = Annotated[
     str,
     typer.Option(
-        "--executor", help="Who trains: auto, serial, processes, streams (one GPU), or one that a plugin registers."
+        "--executor",
+        help="Who trains: auto, serial, processes, streams (one GPU), ray, slurm, slurm-local, or one that a plugin "
+        "registers. Options follow a colon: ray:10.0.0.1:6379, slurm:partition=gpu,gpus=1,time=240.",
     ),
+]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Go on in the background, and return at once; see `semfocus status`.")
 ]
 Track = Annotated[
     list[str] | None,

@@ -25,36 +25,38 @@ def heading(job: Plan) -> str:
     return f"{job.experiment.title}: {counted(len(job.jobs), 'run')}, {there} there, {len(job.waiting)} to train"
 
 
-def print_estimates(jobs: Sequence[Plan], runtime: Runtime, as_json: bool) -> None:
+def print_estimates(jobs: Sequence[Plan], runtime: Runtime, as_json: bool, executor: str = "auto") -> None:
     """Print what experiments take that follow one another; as JSON a list, where there are several."""
     if as_json and len(jobs) > 1:
-        typer.echo(json.dumps([_estimate_values(job, runtime) for job in jobs], indent=2))
+        typer.echo(json.dumps([_estimate_values(job, runtime, executor) for job in jobs], indent=2))
         return
     for place, job in enumerate(jobs):
         if place:
             typer.echo("")
-        print_estimate(job, runtime, as_json)
+        print_estimate(job, runtime, as_json, executor)
 
 
-def _estimate_values(job: Plan, runtime: Runtime) -> dict[str, Any]:
+def _estimate_values(job: Plan, runtime: Runtime, executor: str) -> dict[str, Any]:
     from semfocus.experiments.estimate import SOURCES, estimate
 
+    at_a_time, machines, runtime = _machines(executor, runtime)
     cost = estimate(job, runtime)
     total = {"steps": cost.steps, "seconds": cost.seconds, "bytes": cost.bytes, "free": cost.free}
     how = {source: SOURCES[source] for source in cost.sources}
-    return {"study": job.experiment.name, **total, "time": how, "tasks": cost.by_task()}
+    where = {"machines": machines, "at_a_time": at_a_time} if machines else {}
+    return {"study": job.experiment.name, **total, **where, "time": how, "tasks": cost.by_task()}
 
 
-def print_estimate(job: Plan, runtime: Runtime, as_json: bool) -> None:
+def print_estimate(job: Plan, runtime: Runtime, as_json: bool, executor: str = "auto") -> None:
     """Print the runs, steps, time and disk space of an experiment. Nothing is trained, and nothing written."""
     from semfocus.experiments.estimate import SOURCES, estimate
     from semfocus.report.text import counted, duration
 
     if as_json:
-        typer.echo(json.dumps(_estimate_values(job, runtime), indent=2))
+        typer.echo(json.dumps(_estimate_values(job, runtime, executor), indent=2))
         return
+    jobs, machines, runtime = _machines(executor, runtime)
     cost = estimate(job, runtime)
-    jobs = runtime.num_jobs() if runtime.torch_device().type == "cpu" else 1  # cohorts of a GPU share it
     rows = cost.by_task()
     typer.echo(f"{heading(job)}\n")
     console().print(_size_table(rows))
@@ -65,7 +67,35 @@ def print_estimate(job: Plan, runtime: Runtime, as_json: bool) -> None:
         shared = f", {duration(cost.seconds / jobs)} at best with {jobs} at a time" if jobs > 1 else ""
         typer.echo(f"\n{cost.steps:,} steps in all: {sure} {duration(cost.seconds)} one after the other{shared}")
         typer.echo(f"time {how}")
+    if machines:
+        typer.echo(f"on {machines}")
     typer.echo(f"{_room(cost.bytes)} of disk space at most; {_room(cost.free)} free at {job.store.root}")
+
+
+def _machines(executor: str, runtime: Runtime) -> tuple[int, str, Runtime]:
+    """How many cohorts train at a time, on which machines, and a runtime by which a step can be measured here."""
+    from dataclasses import replace
+
+    from semfocus.errors import UsageError
+    from semfocus.execution.executor import AUTO, make_executor
+
+    machines = None
+    if executor != AUTO:
+        chosen = make_executor(executor, runtime)
+        try:
+            machines = chosen.machines()
+        finally:
+            chosen.close()
+    if machines is None:  # this one, whose cohorts share its GPU if it has one
+        return runtime.num_jobs() if runtime.torch_device().type == "cpu" else 1, "", runtime
+    try:
+        runtime = replace(runtime, device=machines.device)
+        runtime.torch_device()
+        where = ""
+    except UsageError:  # earlier runs may tell; else the CPU of this machine is all that can be measured
+        runtime = replace(runtime, device="cpu")
+        where = f"; measured on this machine, which has no {machines.device}: expect less"
+    return machines.slots, f"{machines.text}; {machines.slots} cohorts at a time{where}", runtime
 
 
 def _size_table(rows: list[dict[str, Any]]) -> Table:

@@ -9,6 +9,7 @@ import typer
 
 from semfocus.cli.shared import (
     Compile,
+    Detach,
     Device,
     DryRun,
     EvaluateEvery,
@@ -89,6 +90,7 @@ def run_study(
     compile: Compile = "auto",
     evaluate_every: EvaluateEvery = None,
     executor: ExecutorName = "auto",
+    detach: Detach = False,
     track: Track = None,
     dry_run: DryRun = False,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm a study of more than 5000 runs.")] = False,
@@ -103,6 +105,7 @@ def run_study(
     semfocus run figure_1 --dry-run
     semfocus run figure_1 --scale quick --seeds 3
     semfocus run my_study.toml --device cuda
+    semfocus run figure_3 --executor ray:10.0.0.1:6379 --detach
     """
     from semfocus.experiments.registry import find_study
     from semfocus.experiments.run import plan
@@ -118,7 +121,11 @@ def run_study(
         device=device, threads=threads, jobs=jobs, mix=mix, compile=compile, evaluate_every=evaluate_every
     )
     if dry_run:
-        print_estimate(job, runtime, as_json)
+        print_estimate(job, runtime, as_json, executor)
+    elif detach:
+        from semfocus.cli import cluster
+
+        cluster.detach(out)
     else:
         _run(job, runtime, executor, track or [], as_json)
 
@@ -137,6 +144,7 @@ def _studies_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: bool) -> None:
+    from semfocus.cli.cluster import may_detach
     from semfocus.cli.shared import fail_if_needed, print_comparison, print_files
     from semfocus.experiments.estimate import work_of
     from semfocus.experiments.run import run
@@ -146,7 +154,11 @@ def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: 
 
     typer.echo(heading(job), err=True)
     there = len(job.jobs) - len(job.waiting)
-    with StudyProgressTable(work_of(job), there) as table, tracking(table, track) as on_progress:
+    with (
+        StudyProgressTable(work_of(job), there) as table,
+        tracking(table, track) as on_progress,
+        may_detach(table, job.store.root),
+    ):
         outcome = run(job, runtime, on_progress, executor)
     if as_json:
         typer.echo(json.dumps([comparison.to_dict() for comparison in outcome.comparisons], indent=2))

@@ -58,18 +58,21 @@ def damaged_jobs(jobs: Sequence[Job]) -> dict[str, str]:
     return reasons
 
 
-def form_cohorts(jobs: Sequence[Job], runtime: Runtime) -> list[list[Job]]:
+def form_cohorts(
+    jobs: Sequence[Job], runtime: Runtime, device: str | None = None, workers: int | None = None
+) -> list[list[Job]]:
     """The jobs that have not ended, grouped by what may train together, as many together as memory allows.
 
     Runs that trained together before do so again: their results are then the same to the bit. Where several processes
-    train on a CPU, new cohorts are split until each process has one.
+    train on a CPU, new cohorts are split until each process has one. `device` and `workers` are those of other
+    machines, where others train; else those of this one.
     """
-    device = runtime.torch_device().type
+    device = device or runtime.torch_device().type
     waiting = {job.id: job for job in jobs if job.state not in (*ENDED, CORRUPT)}
     former = _former_cohorts(list(waiting.values()))
     groups: dict[tuple[str, tuple[str, ...]], list[Job]] = {}
     for job in waiting.values():
-        mixing = runtime.mixing_key(spec_of(job.config, job.task))
+        mixing = runtime.mixing_key(spec_of(job.config, job.task), device)
         groups.setdefault((cohort_key(job.config, job.task, mixing), former.get(job.id, ())), []).append(job)
     kept, new = [], []
     for (_, ids), group in groups.items():
@@ -81,7 +84,7 @@ def form_cohorts(jobs: Sequence[Job], runtime: Runtime) -> list[list[Job]]:
         size = runtime.cohort_size or limit
         (kept if ids else new).extend(group[i : i + size] for i in range(0, len(group), size))
     if device == "cpu" and runtime.cohort_size is None:
-        new = _split_for(new, runtime.num_jobs() - len(kept))
+        new = _split_for(new, (runtime.num_jobs() if workers is None else workers) - len(kept))
     return kept + new
 
 

@@ -15,6 +15,7 @@ semfocus compare even_pairs --executor mine --plugin my_module
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -33,7 +34,21 @@ from semfocus.training.session import CORRUPT, ENDED, Job
 from semfocus.training.trainer import Callback
 
 AUTO = "auto"
-_BUILT_IN = {name: f"semfocus.execution.{name}" for name in ("serial", "processes", "streams")}
+_BUILT_IN = {
+    **{name: f"semfocus.execution.{name}" for name in ("serial", "processes", "streams")},
+    "ray": "semfocus.execution.ray_executor",
+    "slurm": "semfocus.execution.slurm_executor",
+    "slurm-local": "semfocus.execution.slurm_executor",
+}
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where an executor would train."""
+
+    text: str  # for people
+    slots: int  # cohorts at a time
+    device: str
 
 
 @dataclass(frozen=True)
@@ -53,8 +68,22 @@ class Executor(ABC):
     name: ClassVar[str]
 
     def __init__(self, runtime: Runtime) -> None:
-        """Raise a UsageError here when this machine cannot do it."""
+        """Raise a UsageError here when this machine cannot do it.
+
+        One that has options takes them as a second argument, a text: what stands after the colon in `mine:fast`.
+        """
         self.runtime = runtime
+
+    def form_cohorts(self, jobs: Sequence[Job]) -> list[list[Job]]:
+        """Which of the jobs train with whom."""
+        return form_cohorts(jobs, self.runtime)
+
+    def machines(self) -> Machines | None:
+        """Other machines on which it trains; None when it is this one."""
+        return None
+
+    def close(self) -> None:  # noqa: B027
+        """Called in the end, also when `run` was not called or has failed."""
 
     @abstractmethod
     def run(self, cohorts: Sequence[Sequence[Job]], store: RunStore, on_progress: Callback) -> list[RunOutcome]:
@@ -79,14 +108,21 @@ def executor_names() -> list[str]:
     return [AUTO, *registry.names()]
 
 
-def make_executor(name: str, runtime: Runtime, cohorts: int) -> Executor:
-    """The executor of this name; `auto` takes streams or processes where several cohorts may train at a time."""
+def make_executor(name: str, runtime: Runtime, cohorts: int = 0) -> Executor:
+    """The executor of this name, which may be followed by a colon and options.
+
+    `auto` takes streams or processes where several cohorts may train at a time.
+    """
     if name == AUTO:
         several = "streams" if runtime.torch_device().type == "cuda" else "processes"
         name = several if min(runtime.num_jobs(), cohorts) > 1 else "serial"
+    name, colon, options = name.partition(":")
     cls = registry.get(name)
+    takes_options = len(inspect.signature(cls.__init__).parameters) > 2
+    if colon and not takes_options:
+        raise UsageError(f"executor {name!r} has no options, and was given {options!r}")
     try:
-        return cls(runtime)
+        return cls(runtime, options) if takes_options else cls(runtime)  # type: ignore[call-arg]
     except SemfocusError:
         raise
     except Exception as error:
@@ -148,12 +184,16 @@ def train_jobs(
     """The same for jobs that are planned already."""
     damage = damaged_jobs(jobs)
     sound = [job for job in jobs if job.id not in damage]
-    cohorts = form_cohorts(sound, runtime)
-    chosen = make_executor(executor, runtime, len(cohorts))  # what cannot start is named before anything is written
-    for job in {job.task.objective: job for cohort in cohorts for job in cohort}.values():
-        check_metrics(job.config, job.task)
-    open_runs(sound, store)
-    ran = chosen.run(cohorts, store, on_progress or (lambda progress: None)) if cohorts else []
+    count = len(form_cohorts(sound, runtime)) if executor == AUTO else 0
+    chosen = make_executor(executor, runtime, count)  # what cannot start is named before anything is written
+    try:
+        cohorts = chosen.form_cohorts(sound)
+        for job in {job.task.objective: job for cohort in cohorts for job in cohort}.values():
+            check_metrics(job.config, job.task)
+        open_runs(sound, store)
+        ran = chosen.run(cohorts, store, on_progress or (lambda progress: None)) if cohorts else []
+    finally:
+        chosen.close()
     if not isinstance(ran, list) or not all(isinstance(outcome, RunOutcome) for outcome in ran):
         raise UsageError(f"executor {chosen.name!r} must return outcomes_of(cohorts), not {ran!r:.60}")
     by_id = {outcome.run.id: outcome for outcome in ran}

@@ -190,13 +190,17 @@ class _Raised:
     trace: str
 
     def rebuilt(self) -> Exception:
-        """The same error if it is one of ours, else one that shows where it came from."""
-        kind = getattr(errors, self.kind, None)
-        if not (isinstance(kind, type) and issubclass(kind, SemfocusError)):
-            return RuntimeError(f"in a process of its own: {self.kind}: {self.text}\n{self.trace}")
-        error = kind.__new__(kind, self.text)
-        error.args = (self.text,)
-        return error
+        return raised(self.kind, self.text, self.trace)
+
+
+def raised(kind: str, text: str, trace: str) -> Exception:
+    """The same error if it is one of ours, else one that shows where it came from."""
+    cls = getattr(errors, kind, None)
+    if not (isinstance(cls, type) and issubclass(cls, SemfocusError)):
+        return RuntimeError(f"in a process of its own: {kind}: {text}\n{trace}")
+    error = cls.__new__(cls, text)
+    error.args = (text,)
+    return error
 
 
 @dataclass(frozen=True)

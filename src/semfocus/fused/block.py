@@ -35,9 +35,9 @@ def fused_parts(spec: Spec, device: torch.device) -> ForwardFns | None:
         return None
     from semfocus.fused.step import fold_in, sgd_update
 
-    return ForwardFns(
-        embed if spec.num_ids <= MAX_PRODUCT_IDS else model.embed, block, fold_in=fold_in, sgd_update=sgd_update
-    )
+    shared = spec.model.position_kind in ("sine", "none")  # the same positions for all members and examples
+    own_embed = embed if shared and spec.num_ids <= MAX_PRODUCT_IDS else model.embed
+    return ForwardFns(own_embed, block, fold_in=fold_in, sgd_update=sgd_update)
 
 
 class BlockWeights(NamedTuple):
@@ -73,6 +73,10 @@ def refuses(spec: Spec, device: torch.device, shared_memory: Callable[[torch.dev
     for name, width in widths.items():
         if width > MAX_WIDTH:
             return f"{name} is at most {MAX_WIDTH}, not {width}"
+    if shape.position_kind in ("alibi", "rope"):
+        return f"positions enter with the embeddings, not into the scores ({shape.position_kind})"
+    if spec.learned:
+        return f"it has no parameters of attention, and {spec.mechanism} with {spec.normaliser} learns some"
     if spec.is_causal:
         return "every position sees the whole sequence, not only the positions before it"
     if shape.norm != "pre":

@@ -7,7 +7,7 @@ keeps measurements with their runs and reads them back.
 from collections.abc import Mapping
 
 from semfocus.measurements.fields import Malformed
-from semfocus.measurements.kinds import Dispersion, MaskStability, Measurement, Sharpness, SurfaceMeta
+from semfocus.measurements.kinds import Dispersion, LengthCurve, MaskStability, Measurement, Sharpness, SurfaceMeta
 from semfocus.measurements.store import keep, keep_surface, read, read_all, read_surface, surface_name
 from semfocus.measurements.surface import SQUARES, Surface, grid_axis, slopes
 
@@ -17,6 +17,7 @@ Measurements = Mapping[str, Mapping[str, Measurement]]
 __all__ = [
     "SQUARES",
     "Dispersion",
+    "LengthCurve",
     "Malformed",
     "MaskStability",
     "Measurement",

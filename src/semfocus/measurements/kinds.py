@@ -1,4 +1,4 @@
-"""One frozen type for each kind of measurement: `Dispersion`, `MaskStability`, `Sharpness`, `SurfaceMeta`.
+"""One frozen type for each kind of measurement: `Dispersion`, `MaskStability`, `Sharpness`, `SurfaceMeta`, ...
 
     dispersion = Dispersion.from_payload(payload)           Malformed, with the reason, where it is not one
     dispersion.checkpoints["last"].delta_full["95"]
@@ -278,3 +278,39 @@ class SurfaceMeta(Measurement):
             key=fields.text("key") or "",
             **slopes,
         )
+
+
+@dataclass(frozen=True)
+class LengthPoint:
+    """How good a model is at one length."""
+
+    loss: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthCurve(Measurement):
+    """Loss and accuracy of a run by the length of its test examples."""
+
+    NAME = "lengths"
+    SETTINGS = ("step", "rows")
+
+    rows: int
+    points: dict[int, LengthPoint]  # by length
+
+    @classmethod
+    def from_payload(cls, payload: Mapping[str, Any], largest: float = LARGEST) -> Self:
+        fields, points = Fields(payload, largest), {}
+        for key, own in fields.children("points", "a length"):
+            if not (key.isascii() and key.isdigit() and int(key) > 0):
+                raise Malformed(f"{key!r} is not a length")
+            points[int(key)] = LengthPoint(own.optional("loss"), own.optional("accuracy"))
+        if not points:
+            raise Malformed("it has no length")
+        return cls(document=dict(payload), rows=int(fields.number("rows")), points=points)
+
+    def merged(self, before: Self | None) -> Self:
+        """With the lengths that only `before` has."""
+        if before is None:
+            return self
+        return self.from_payload(self.document | {"points": before.document["points"] | self.document["points"]})

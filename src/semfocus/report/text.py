@@ -352,3 +352,10 @@ def _cell(cell: Json, name: str) -> str:
 
 def _number(value: float | None, otherwise: str = "") -> str:
     return otherwise if value is None else f"{value:.3g}"
+
+
+def worker_cells(row: Mapping[str, Any]) -> list[str]:
+    """A machine of a cluster, as tables show it: where, what, how many runs, how far, how fast, how long yet."""
+    moving = [f"{row['step']:.0f} / {row['total_steps']:.0f}", f"{row['rate']:.0f}", duration(row["left"])]
+    cells = [row["node"], row["device"], row["what"], f"{row['runs']:.0f}", row["state"]]
+    return cells + (moving if row["state"] == "training" else ["", "", ""])

@@ -11,6 +11,7 @@ StorageError that names the path. Symbolic links inside a run directory are neit
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -26,6 +27,7 @@ from semfocus.errors import StorageError
 DRAFT = ".tmp-"  # the prefix of temporary names; an entry with this prefix is left over from an interrupted write
 _SAFE_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # follows no link, waits for no pipe
 _SYNC_THREADS = 16
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2
 _OWNER = re.compile(re.escape(DRAFT) + "([0-9a-f]{8})([0-9a-f]{8})")
 _MOST_ENDING = 100  # bytes of the target's name in a draft's
 
@@ -35,8 +37,13 @@ def replacing(target: Path) -> Iterator[Path]:
     """Yield a path to write to; it replaces `target` when the block ends without an error."""
     with storage_errors(target):
         is_directory = target.is_dir() or not target.name
+        is_special = target.exists() and not target.is_file()
     if is_directory:
         raise StorageError(f"{target} is a directory; give the name of a file to write")
+    if is_special:  # replaced, it would be gone for every other program
+        raise StorageError(
+            f"{target} is a device or a pipe, which cannot be replaced; give the name of a file to write"
+        )
     draft = _draft_for(target)
     try:
         with storage_errors(target):
@@ -188,15 +195,31 @@ def move_directory(source: Path, target: Path) -> None:
         link = find_symlink(target)
         if link is not None:
             raise StorageError(f"{link} is a symbolic link and is not replaced; remove it by hand, then {target}")
-        old = target.with_name(_draft_name())
         with storage_errors(target):
-            os.rename(target, old)
-            os.rename(source, target)
+            if _exchange(source, target):
+                old = source
+            else:
+                old = target.with_name(_draft_name())
+                os.rename(target, old)
+                os.rename(source, target)
             shutil.rmtree(old)
     else:
         with storage_errors(target):
             os.rename(source, target)
     sync_all([target.parent])
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name in another directory of the same file system."""
+    with storage_errors(target):
+        os.link(source, target)
+
+
+def open_to_append(path: Path) -> int:
+    """Return a descriptor to the end of a file, created if missing: for the output of a process."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFE_OPEN, 0o644)
 
 
 def remove_directory(directory: Path) -> None:
@@ -256,6 +279,15 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two directories in one step, so that a crash finds either in each place; False where that is not offered."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
 
 
 def sweep(directory: Path) -> None:

@@ -24,10 +24,11 @@ from semfocus.store.directory import CHECKPOINTS, CONFIG, LOCK, METRICS, TIMING,
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
 FIGURES = "figures"
 """The folder of figures, beside the runs."""
+CLUSTER = "cluster"  # the folder of notes about who trains them, beside the runs
 REMOVABLE = ("corrupt", "failed", "diverged")  # states of runs that hold no result
 FINISHED = ("done", "interrupted", "empty")
 DATA, TUNING = "data", "tuning"  # the folders of data given from memory, and of runs that choose learning rates
-_NOT_RUNS = re.compile(rf"[^.].*\.(html|svg|png|pdf)|{FIGURES}|{DATA}|{TUNING}")
+_NOT_RUNS = re.compile(rf"[^.].*\.(html|svg|png|pdf)|{FIGURES}|{DATA}|{TUNING}|{CLUSTER}")
 _LEFTOVER = re.compile(re.escape(atomic.DRAFT) + r"[0-9a-f]{32}")
 _MAX_LISTED = 8
 _MAX_NAME = 255  # bytes

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from semfocus.errors import CorruptData, StorageError, UsageError, check_int, unknown
 from semfocus.store import atomic, checkpoints, formats, safe_json
 from semfocus.store.checkpoints import Checkpoint, DamagedCheckpoint
-from semfocus.store.directory import CHECKPOINTS, LOGS, METRICS, RESERVED, STATES, STATUS, TIMING, RunDirectory
+from semfocus.store.directory import CHECKPOINTS, LOCK, LOGS, METRICS, RESERVED, STATES, STATUS, TIMING, RunDirectory
 from semfocus.store.locks import HeldLock
 from semfocus.store.logs import Log, Mark
 from semfocus.store.tensors import Mismatch
@@ -55,6 +55,11 @@ class RunWriter(RunDirectory):
     def ensure_held(self) -> None:
         """Raise StorageError when the directory is gone or replaced, Locked when another process has taken it over."""
         self._held.check()
+
+    def share_lock(self, directory: Path) -> None:
+        """Give a directory that is to take this one's place the same lock file, so that it is held throughout."""
+        self.ensure_held()
+        atomic.link(self.path / LOCK, directory / LOCK)
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Append one row of metrics; its `step` must exceed the last one's. Times belong into the timing."""

@@ -12,11 +12,12 @@ from itertools import groupby
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from semfocus.config import RunConfig
 from semfocus.model import Encoder
-from semfocus.randomness import stream
+from semfocus.randomness import Stream, stream
 from semfocus.spec import Spec, initial
 from semfocus.tasks import Task
 from semfocus.training import data
@@ -50,6 +51,12 @@ def dropout_seed(seed: int) -> int:
     """The 64-bit seed of a member's dropout stream."""
     digest = hashlib.sha256(f"{seed}/dropout".encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def _order_of_batches(draws: Stream, count: int, size: int) -> NDArray[np.int64]:
+    """(count,) examples in batches that stay as they were drawn, in a random order; a last short one stays last."""
+    whole = draws.permutation(count // size)[:, None] * size + np.arange(size)
+    return np.concatenate([whole.reshape(-1), np.arange(count - count % size, count)])
 
 
 @dataclass
@@ -132,7 +139,11 @@ class Cohort:
         padded = self.steps_per_epoch * training.batch_size
         shuffled = np.zeros((self.members, padded), dtype=np.int64)
         for i, config in enumerate(self.configs):
-            shuffled[i, :count] = stream(config.seed, f"order/{epoch}").permutation(self.train.count)[:count]
+            draws = stream(config.seed, f"order/{epoch}")
+            if config.task.span is None:
+                shuffled[i, :count] = draws.permutation(self.train.count)[:count]
+            else:
+                shuffled[i, :count] = _order_of_batches(draws, count, training.batch_size)
         batches = shuffled.reshape(self.members, -1, training.batch_size).swapaxes(0, 1)
         weights = (np.arange(padded) < count).astype(np.float32).reshape(-1, training.batch_size)
         indices = torch.from_numpy(np.ascontiguousarray(batches))

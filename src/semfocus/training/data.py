@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,7 +70,26 @@ def load(config: RunConfig, task: Task) -> tuple[Batch, Batch]:
     """The training and held-out examples of one run."""
     seed = task.data_seed(config.seed)
     train, heldout = config.rows(task)
-    return task.sample(train, seed=seed, split="train"), task.sample(heldout, seed=seed, split="heldout")
+    span = config.task.span
+    if span is None:
+        return task.sample(train, seed=seed, split="train"), task.sample(heldout, seed=seed, split="heldout")
+    size = config.training.batch_size
+    batches = [
+        task.sample(min(size, train - first), seed=_batch_seed(seed, first // size), lengths=span, per="batch")
+        for first in range(0, train, size)
+    ]
+    return concatenated(batches), task.sample(heldout, seed=seed, split="heldout", lengths=span)
+
+
+def _batch_seed(seed: int, number: int) -> int:
+    """The seed of the examples of one training batch, where each batch has a length of its own."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/batch/{number}".encode()).digest()[:8], "big")
+
+
+def concatenated(batches: list[Batch]) -> Batch:
+    """The examples of all batches, one after the other."""
+    columns = ([getattr(batch, name) for batch in batches] for name in ("tokens", "labels", "lengths"))
+    return Batch(*(torch.cat(column) for column in columns))
 
 
 def load_test(config: RunConfig, task: Task) -> Batch | None:

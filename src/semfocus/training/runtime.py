@@ -130,17 +130,17 @@ class Runtime:
         """How many cohorts to train at a time."""
         return self.jobs or {"cpu": _cores(), "cuda": GPU_JOBS}.get(self.torch_device().type, 1)
 
-    def mixing_key(self, spec: Spec) -> tuple[object, ...]:
+    def mixing_key(self, spec: Spec, device: str | None = None) -> tuple[object, ...]:
         """What members of one cohort must share beside their sizes: attention itself where it cannot be mixed.
 
         Long sequences fill a GPU with one mechanism. Random choices of keys need seeds that others do not, and a
-        mechanism that fused kernels refuse would deny them to all.
+        mechanism that fused kernels refuse would deny them to all. Learned parameters of attention make other rows.
         """
-        device = self.torch_device()
-        may_mix = device.type == "cuda" if self.mix is None else self.mix
-        if not may_mix or spec.mechanism.is_stochastic or spec.length > MAX_MIXED_LENGTH:
+        where = self.torch_device() if device is None else torch.device(device)
+        may_mix = where.type == "cuda" if self.mix is None else self.mix
+        if not may_mix or spec.mechanism.is_stochastic or spec.learned or spec.length > MAX_MIXED_LENGTH:
             return (spec.attention,)
-        return spec.padded_len, spec.alignment_padding, spec.extra_tokens, refuses(spec, device) is None
+        return spec.padded_len, spec.alignment_padding, spec.extra_tokens, refuses(spec, where) is None
 
     def as_before(self, status: Mapping[str, Any] | None) -> Runtime:
         """With the threads and the compile choice of a run's first session, unless given: they decide the last bits.

@@ -38,6 +38,8 @@ class TrainStep:
         self.lrs = torch.zeros(cohort.members, device=cohort.device)
         self.index = torch.zeros(1, dtype=torch.int64, device=cohort.device)  # of the step within its epoch
         self.count = torch.zeros((), dtype=torch.int64, device=cohort.device)  # of all steps so far
+        rates = cohort.spec.layout.rates()
+        self.rates = None if rates is None else rates.to(cohort.device)  # (P,) of moving averages
         self.graph: torch.cuda.CUDAGraph | None = None
         self.prepared: tuple[int, tuple[Tensor, Tensor]] | None = None  # an epoch that has not begun, and its order
 
@@ -105,13 +107,20 @@ class TrainStep:
         """Clip and update each member on its own; one whose loss or gradient is not finite is frozen."""
         cohort, clip = self.cohort, self.training.clip
         flat = cohort.spec.layout.join(gradients)
+        averaged = None
+        if self.rates is not None:  # their "gradients" are gaps to a mean: a step of their own, beside the optimiser's
+            averaged = self.rates > 0, -self.rates * flat
+            flat = torch.where(averaged[0], 0.0, flat)
         norm = torch.linalg.vector_norm(flat, dim=1)
         healthy = cohort.alive & loss.isfinite() & norm.isfinite()
         cohort.died_at.copy_(torch.where(cohort.alive & ~healthy, self.count, cohort.died_at))
         cohort.alive.copy_(healthy)
         if clip is not None:
             flat = flat * (clip / norm.clamp(min=clip)).unsqueeze(1)
-        cohort.parameters.add_(torch.where(healthy.unsqueeze(1), self._change(flat), 0.0))
+        change = self._change(flat)
+        if averaged is not None:
+            change = torch.where(*averaged, change)
+        cohort.parameters.add_(torch.where(healthy.unsqueeze(1), change, 0.0))
 
     def _change(self, gradient: Tensor) -> Tensor:
         """(E, P): what the optimiser adds to the parameters."""

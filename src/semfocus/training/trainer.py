@@ -65,6 +65,7 @@ class Progress:
     steps_per_epoch: int
     seconds: float  # since this process began with the runs
     session_steps: int  # made in that time
+    worker: str = ""  # the machine that trains, where that is another one
 
 
 Callback = Callable[[Progress], None]

@@ -18,6 +18,7 @@ from semfocus.report.page.markup import asset, policy, shown, style_sheet, templ
 from semfocus.report.page.measured import measured
 from semfocus.report.page.pictures import PictureMaker, picture
 from semfocus.report.page.summary import About, goal_text, summarise
+from semfocus.report.page.workers import workers
 from semfocus.store import atomic
 
 REFRESH = 5  # seconds after which a page of unfinished runs reloads
@@ -66,6 +67,7 @@ def render(
         "goal": goal_text(results.groups),
         "summary": summary,
         "states": results.states,
+        "workers": workers(results.root),
         "heat": sections.heat(on_top, results.groups, mechanisms),
         "below": len(results.groups) - len(on_top),
         "decided": [verdict for verdict in verdicts if verdict["decided"]],

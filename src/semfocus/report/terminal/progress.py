@@ -21,6 +21,7 @@ from semfocus.report.text import duration
 
 PLAIN_EVERY = 10.0  # seconds between plain lines
 MAX_LINES = 16  # on a screen
+MAX_NODES = 3  # in a line
 
 
 class Progress(Protocol):
@@ -40,6 +41,8 @@ class Progress(Protocol):
     def seconds(self) -> float: ...
     @property
     def session_steps(self) -> int: ...
+    @property
+    def worker(self) -> str: ...
 
 
 @dataclass
@@ -54,6 +57,7 @@ class Line:
     train: str = ""
     heldout: str = ""
     speed: str = ""
+    where: str = ""  # the machines that train it, where they are others
 
 
 class ProgressTable:
@@ -65,6 +69,7 @@ class ProgressTable:
         self.active: str | None = None
         self.left = ""
         self.cost: dict[str, tuple[float, float]] = {}  # mechanism -> member-steps to go, seconds a member-step
+        self.workers: dict[str, dict[str, str]] = {}  # mechanism -> first member of a cohort -> its machine
         self.printed_at: dict[str, float] = {}  # mechanism -> time of its last plain line
         self.began = clock()
         self.live: Any = None
@@ -95,6 +100,7 @@ class ProgressTable:
         line.state = "training" if progress.going_on else "done"
         total = progress.total_steps // progress.steps_per_epoch
         line.epoch = f"{progress.step / progress.steps_per_epoch:.1f} / {total}"
+        self._update_where(line, progress)
         rows = [member.last for member in progress.members if member.last]
         if rows:
             line.loss = f"{statistics.median(row['train_loss'] for row in rows):.3f}"
@@ -107,6 +113,16 @@ class ProgressTable:
             to_go = progress.total_steps - progress.step if progress.going_on else 0
             self.cost[line.mechanism] = (to_go * line.runs, per_member)
             self.left = self._time_left(progress.total_steps, per_member)
+
+    def _update_where(self, line: Line, progress: Progress) -> None:
+        workers = self.workers.setdefault(line.mechanism, {})
+        if progress.members and progress.worker:
+            workers[progress.members[0].run.id] = progress.worker
+            if not progress.going_on:
+                del workers[progress.members[0].run.id]
+        nodes = Counter(workers.values())
+        shown = [f"{node} x {count}" if count > 1 else node for node, count in nodes.most_common(MAX_NODES)]
+        line.where = ", ".join(shown) + (f" and {len(nodes) - MAX_NODES} more" if len(nodes) > MAX_NODES else "")
 
     def _time_left(self, steps: int, per_member: float) -> str:
         """An upper bound: runs may stop early. Mechanisms that train side by side share the work."""
@@ -127,7 +143,7 @@ class ProgressTable:
         self.printed_at[line.mechanism] = now
         print(
             f"{line.mechanism:18} epoch {line.epoch:>12}  loss {line.loss:>6}  train {line.train:>6}"
-            f"  held out {line.heldout:>6}  {self.left}",
+            f"  held out {line.heldout:>6}  {self.left}{f'  on {line.where}' if line.where else ''}",
             file=sys.stderr,
             flush=True,
         )
@@ -141,8 +157,10 @@ class ProgressTable:
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False, header_style="bold", caption=self.left, caption_justify="left")
-        for title in ("mechanism", "runs", "", "epoch", "loss", "train", "held out", "a member-step"):
-            table.add_column(title, justify="left" if title in ("mechanism", "") else "right")
+        elsewhere = any(self.workers.values())
+        titles = ("mechanism", "runs", "", "epoch", "loss", "train", "held out", "a member-step", *["on"] * elsewhere)
+        for title in titles:
+            table.add_column(title, justify="left" if title in ("mechanism", "", "on") else "right")
         for line in self.shown_lines():
             cells = (
                 line.mechanism,
@@ -153,6 +171,7 @@ class ProgressTable:
                 line.train,
                 line.heldout,
                 line.speed,
+                *[line.where] * elsewhere,
             )
             table.add_row(*cells, style="dim" if line.state == "waiting" else "")
         return table

@@ -1,0 +1,372 @@
+"""The driver: which cohort goes out next, what came of it, what was lost and is tried again.
+
+    Dispatcher(cohorts, store, runtime, transport, settings, on_progress).run()     the ids of runs that failed
+
+Few attempts wait at the engine beyond those that it can train, so that a change of mind costs nothing and other users
+of the cluster get their turn. Small studies go first: they are through while large ones still train.
+
+Each attempt has an id of its own and a lease. A worker that is not heard of for that time is given up, and its runs
+go on elsewhere from their last checkpoint; should it come back, its id is no longer known and nothing that it says or
+brings counts. A cohort that is lost again and again without coming further is split, a single run then recorded as
+failed: the one that does not fit into a machine's memory does not take the others with it.
+
+The driver may die at any time. What it knows beyond the run directories can be made again from them.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from semfocus.archive.contents import read_files
+from semfocus.archive.merge import Arrivals
+from semfocus.archive.parcel import unwrap, wrap
+from semfocus.errors import CorruptData, Locked
+from semfocus.execution.cluster.data_files import files_of
+from semfocus.execution.cluster.flights import Flight, Load, board_row, got_further, shortest_first, stand
+from semfocus.execution.cluster.leaving import Detached, wants_to_detach
+from semfocus.execution.cluster.messages import Adopted, Gone, Message, Transport, Work, new_attempt, versions
+from semfocus.execution.cohorts import cohort_limit
+from semfocus.execution.processes import LostProcess, raised
+from semfocus.plugins import plugin_modules
+from semfocus.store import RunDirectory, RunStore
+from semfocus.store.board import MAX_LOG_BYTES, MAX_ROWS, Board, open_board
+from semfocus.training.runtime import Runtime
+from semfocus.training.session import CORRUPT, ENDED, Job, note_failure
+from semfocus.training.signals import Interrupted, Interruption, listening
+from semfocus.training.trainer import Callback, MemberProgress, Progress
+
+POLL_SECONDS = 0.2
+BOARD_SECONDS = 2.0
+STOP_SECONDS = 60.0  # for workers to save and bring their runs
+LOG_LINES = 5  # of a failed worker that are shown at once
+SHARES = (1.0, 0.5, 0.25, 0.125)  # of a device that a cohort may be given
+
+
+class LostWorker(LostProcess):
+    """A worker that ended without a word; its cohort goes on elsewhere."""
+
+
+class DifferentBuilds(UserWarning):
+    """Machines whose torch differs: results then differ in their last bits."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a cluster is driven; the defaults suit a real one."""
+
+    hand_back: bool  # workers bring runs; else they write into the store, whose disk they share
+    retries: int = 5  # losses in a row, without a new checkpoint, after which a cohort is split and a run given up
+    lease: float = 60.0  # seconds without a word after which a worker is given up
+    beat: float = 1.0  # seconds between two words
+    threads: int = 1  # of a cohort, where nothing else is said
+    probe: tuple[str, str] | None = None
+    device: str = "cpu"
+
+
+class Dispatcher:
+    """Drives one study on one engine."""
+
+    def __init__(
+        self,
+        cohorts: Sequence[Sequence[Job]],
+        store: RunStore,
+        runtime: Runtime,
+        transport: Transport,
+        settings: Settings,
+        on_progress: Callback,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store, self.runtime, self.transport, self.settings = store, runtime, transport, settings
+        self.on_progress, self.clock = on_progress, clock
+        self.queue = deque(Load(jobs) for jobs in shortest_first(cohorts))
+        self.flights: dict[str, Flight] = {}
+        self.failed: list[str] = []
+        self.total, self.ended = sum(map(len, cohorts)), 0
+        self.late = 0  # words of attempts that no longer count
+        self.versions, self.plugins = versions(), plugin_modules()
+        self.data = files_of(job.config for jobs in cohorts for job in jobs)
+        self.builds = {self.versions["torch"]}
+        self.shown_at = -BOARD_SECONDS
+
+    def run(self) -> list[str]:
+        """Train every cohort; the ids of runs that cannot be trained. Interrupted: all save, then it raises."""
+        with listening() as interruption, open_board(self.store.root, self.transport.name) as self.board:
+            try:
+                self._adopt(self.transport.adopt())
+                while (self.queue or self.flights) and not interruption.signal:
+                    self.step(POLL_SECONDS)
+                if interruption.signal:
+                    self._interrupted(interruption)
+            finally:
+                for attempt in list(self.flights):
+                    self._drop(attempt)
+        return self.failed
+
+    def step(self, seconds: float) -> None:
+        """Send what can be sent, hear what there is to hear, give up what is silent."""
+        self._submit()
+        for word in self.transport.poll(seconds):
+            self._hear(word)
+        self._check_leases()
+        self._show()
+
+    # -- sending
+
+    def _submit(self) -> None:
+        slots = self.transport.slots()
+        few = slots + max(2, slots // 4)
+        while self.queue and len(self.flights) < few:
+            self._send(self.queue.popleft())
+
+    def _send(self, load: Load) -> None:
+        load.jobs = [job for job in load.jobs if job.state not in (*ENDED, CORRUPT) and job.id not in self.failed]
+        flight = Flight(load, self._share(load.jobs))
+        if self.settings.hand_back:
+            load.jobs = [job for job in load.jobs if self._lock(job, flight)]
+        if not load.jobs:
+            flight.locks.close()
+            return
+        load.stood = stand(load.jobs)
+        parcel = None
+        if self.settings.hand_back:
+            parcel = wrap(
+                {job.id: read_files(job.run, "kept") for job in load.jobs}, {job.id: "interrupted" for job in load.jobs}
+            )
+        work = self._work(load)
+        self.flights[work.attempt] = flight
+        self.transport.submit(work, parcel, flight.share)
+
+    def _lock(self, job: Job, flight: Flight) -> bool:
+        """Whether this run is ours; one that another process holds is left to it."""
+        try:
+            flight.writers[job.id] = flight.locks.enter_context(job.run.lock())
+        except Locked:
+            return False
+        return True
+
+    def _work(self, load: Load) -> Work:
+        settings = self.settings
+        return Work(
+            attempt=new_attempt(),
+            ids=[job.id for job in load.jobs],
+            configs=[job.config.model_dump(mode="json") for job in load.jobs],
+            root=str(self.store.root),
+            runtime=asdict(replace(self.runtime, device=settings.device)),
+            threads=settings.threads,
+            versions=self.versions,
+            plugins=self.plugins,
+            path=list(sys.path),
+            hand_back=settings.hand_back,
+            probe=settings.probe,
+            data={job.config.task.name: self.data[job.config.task.name] for job in load.jobs if self._has_file(job)},
+            lock_patience=settings.lease if load.losses else 0.0,
+            lease=settings.lease,
+            beat=settings.beat,
+        )
+
+    def _has_file(self, job: Job) -> bool:
+        return job.config.task.name in self.data
+
+    def _share(self, jobs: Sequence[Job]) -> float:
+        """The part of a GPU that the cohort needs by its activations; small ones share one."""
+        if self.settings.device == "cpu" or not jobs:
+            return 1.0
+        need = len(jobs) / cohort_limit(jobs[0].config, jobs[0].task, "cuda")
+        return min(share for share in SHARES if share >= min(need, 1.0))
+
+    def _adopt(self, alive: Sequence[Adopted]) -> None:
+        """Go on watching what an earlier driver has sent out."""
+        jobs = {job.id: job for load in self.queue for job in load.jobs}
+        for one in alive:
+            own = [jobs[run_id] for run_id in one.ids if run_id in jobs]
+            if len(own) < len(one.ids):
+                continue  # of another study
+            for load in self.queue:
+                load.jobs = [job for job in load.jobs if job.id not in one.ids]
+            self.flights[one.attempt] = Flight(Load(own, stood=stand(own)), 1.0)
+        self.queue = deque(load for load in self.queue if load.jobs)
+
+    # -- hearing
+
+    def _hear(self, word: Message | Gone) -> None:
+        flight = self.flights.get(word.attempt)
+        if flight is None:
+            self.late += 1
+            return
+        if isinstance(word, Gone):
+            flight.log += word.log
+            self._lost(word.attempt, word.reason, word.out_of_memory)
+            return
+        flight.heard = None if word.kind == "waiting" else self.clock()
+        getattr(self, f"_on_{word.kind}")(word, flight)
+
+    def _on_began(self, word: Message, flight: Flight) -> None:
+        flight.node, flight.device = str(word.body["node"]), str(word.body["device"])
+        build = str(word.body["versions"]["torch"])
+        if build not in self.builds:
+            self.builds.add(build)
+            warnings.warn(
+                f"{flight.node} has torch {build}, and others have {', '.join(sorted(self.builds - {build}))}: results "
+                "of different builds are equal to rounding, not to the bit; each run's status says which it had",
+                DifferentBuilds,
+                stacklevel=2,
+            )
+
+    def _on_waiting(self, word: Message, flight: Flight) -> None:
+        """It waits for a machine (again): its lease begins when it has one."""
+        flight.progress = None
+
+    def _on_beat(self, word: Message, flight: Flight) -> None:
+        """It lives."""
+
+    def _on_progress(self, word: Message, flight: Flight) -> None:
+        body = dict(word.body)
+        by_id = {job.id: job for job in flight.load.jobs}
+        members = [
+            MemberProgress(RunDirectory(self.store.root / run_id), by_id[run_id].config, last)
+            for run_id, last in body.pop("members")
+            if run_id in by_id
+        ]
+        flight.progress = Progress(members=members, worker=flight.node, **body)
+        self.on_progress(flight.progress)
+
+    def _on_runs(self, word: Message, flight: Flight) -> None:
+        """Give the runs that a worker brings their places, each whole or not at all."""
+        assert word.parcel is not None
+        with Arrivals(self.store, flight.writers) as arrivals:
+            for run_id, files in unwrap(word.parcel, f"what {flight.node} brings"):
+                if run_id not in flight.writers:
+                    raise CorruptData(f"{flight.node} brings run {run_id[:64]}, which it was not given")
+                arrivals.add(run_id, files)
+            arrivals.place().raise_if_refused()
+
+    def _on_log(self, word: Message, flight: Flight) -> None:
+        flight.log = (flight.log + str(word.body["text"]))[-MAX_LOG_BYTES:]
+
+    def _on_ended(self, word: Message, flight: Flight) -> None:
+        failed = [run_id for run_id in word.body["failed"] if any(job.id == run_id for job in flight.load.jobs)]
+        self.failed += failed
+        self._finish(word.attempt)
+
+    def _on_stopped(self, word: Message, flight: Flight) -> None:
+        """A machine that was taken away in good order: its worker has saved, and another one goes on."""
+        self._again(word.attempt, "was asked to stop by its machine")
+
+    def _on_raised(self, word: Message, flight: Flight) -> None:
+        kind, text = str(word.body["kind"]), str(word.body["text"])
+        flight.log += str(word.body["trace"])
+        if kind == "StorageError" and self.settings.hand_back:  # this machine's disk, not ours
+            self.transport.avoid(flight.node)
+            self._again(word.attempt, f"cannot store runs and gets no more of them ({text})")
+            return
+        self._keep_log(word.attempt)
+        self._drop(word.attempt)
+        raise raised(kind, text, str(word.body["trace"]))
+
+    def _finish(self, attempt: str) -> None:
+        flight = self._drop(attempt)
+        self.ended += len(flight.load.jobs)
+        if flight.progress is not None and flight.progress.going_on:
+            self.on_progress(replace(flight.progress, going_on=0))
+
+    def _drop(self, attempt: str) -> Flight:
+        """Nothing that this attempt says counts from now on."""
+        flight = self.flights.pop(attempt)
+        flight.locks.close()
+        self.transport.forget(attempt)
+        return flight
+
+    # -- losing
+
+    def _check_leases(self) -> None:
+        now = self.clock()
+        for attempt, flight in list(self.flights.items()):
+            if flight.heard is not None and now - flight.heard > self.settings.lease:
+                self._lost(attempt, f"was not heard of for {self.settings.lease:g} s")
+
+    def _lost(self, attempt: str, why: str, out_of_memory: bool = False) -> None:
+        self._again(attempt, why, split=out_of_memory)
+
+    def _again(self, attempt: str, why: str, split: bool = False) -> None:
+        """Send the runs of a lost attempt out once more, or what is left of them."""
+        where = self._keep_log(attempt)
+        flight = self._drop(attempt)
+        load, node = flight.load, flight.node or "a machine"
+        shown = flight.log.strip().splitlines()[-LOG_LINES:]
+        told = "".join(f"\n    {line}" for line in shown) + (f"\n    (all of it: {where})" if where else "")
+        jobs = [job for job in load.jobs if job.state not in (*ENDED, CORRUPT)]
+        self.ended += len(load.jobs) - len(jobs)
+        if not jobs:
+            return
+        load.losses = 1 if got_further(load, jobs) else load.losses + 1
+        load.jobs = jobs
+        ids = ", ".join(job.id for job in jobs[:4]) + (f" and {len(jobs) - 4} more" if len(jobs) > 4 else "")
+        if load.losses < self.settings.retries and not (split and len(jobs) > 1):
+            then = "they go on from their checkpoints elsewhere"
+            self.queue.appendleft(load)
+        elif len(jobs) > 1:
+            then = f"out of memory? They are tried again in two halves (losses in a row: {load.losses})"
+            half = len(jobs) // 2
+            self.queue.extendleft([Load(jobs[half:]), Load(jobs[:half])])
+        else:
+            then = f"given up after {load.losses} losses in a row"
+            self._give_up(jobs[0], f"its worker on {node} {why}, {load.losses} times in a row; out of memory?")
+        warnings.warn(f"the worker on {node} that trained {ids} {why}: {then}{told}", LostWorker, stacklevel=2)
+
+    def _give_up(self, job: Job, reason: str) -> None:
+        self.failed.append(job.id)
+        self.ended += 1
+        with suppress(Locked), job.run.lock() as writer:
+            note_failure(writer, reason)
+
+    def _keep_log(self, attempt: str) -> Path | None:
+        log = self.flights[attempt].log
+        return self.board.keep_log(attempt, log) if log else None
+
+    # -- leaving
+
+    def _interrupted(self, interruption: Interruption) -> None:
+        """Let all save and bring what they have; on a detach, leave those alone that can live without a driver."""
+        detach = interruption.signal == signal.SIGINT and wants_to_detach()
+        if detach and self.transport.detach():
+            for flight in self.flights.values():
+                flight.locks.close()
+            self.flights.clear()
+            raise Detached("its workers go on")
+        number, interruption.signal = interruption.signal, 0
+        self.queue.clear()
+        self.transport.stop(list(self.flights))
+        end = self.clock() + STOP_SECONDS
+        while self.flights and self.clock() < end and not interruption.signal:
+            for attempt, flight in list(self.flights.items()):
+                if flight.heard is None:
+                    self._drop(attempt)  # it had not begun
+            for word in self.transport.poll(POLL_SECONDS):
+                flight = self.flights.get(word.attempt)
+                if isinstance(word, Gone) or (flight and word.kind in ("ended", "stopped", "raised")):
+                    if flight:
+                        self._drop(word.attempt)
+                else:
+                    self._hear(word)
+        raise Detached("its workers have saved") if detach else Interrupted(number)
+
+    # -- showing
+
+    def _show(self) -> None:
+        now = self.clock()
+        if now - self.shown_at < BOARD_SECONDS:
+            return
+        self.shown_at = now
+        flights = sorted(self.flights.items(), key=lambda item: item[1].heard is None)[:MAX_ROWS]
+        rows = [board_row(attempt, flight) for attempt, flight in flights]
+        self.board.write({"rows": rows, "done": self.ended, "total": self.total})
+
+    board: Board

@@ -1,0 +1,76 @@
+"""What runs inside a Ray cluster: attempts, and the mailbox beside the driver. Light to import."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from semfocus.execution.cluster.messages import Message
+
+Words = list[tuple[str, bytes | None]]  # messages: JSON, and runs
+MAX_BACKLOG = 10_000  # messages that a mailbox keeps for a driver that does not take them
+
+
+class Mailbox:
+    """Workers put their words into it, and learn whether they still count."""
+
+    def __init__(self) -> None:
+        self.words: Words = []
+        self.stopped: set[str] = set()
+
+    def tell(self, attempt: str, words: Words) -> bool:
+        """Whether this attempt goes on. One that does not may bring what it saves; the driver knows if it wants it."""
+        goes_on = attempt not in self.stopped
+        if len(self.words) < MAX_BACKLOG or not goes_on:
+            self.words += words
+        return goes_on
+
+    def take(self) -> Words:
+        words, self.words = self.words, []
+        return words
+
+    def stop(self, attempts: list[str]) -> None:
+        self.stopped.update(attempts)
+
+
+def attempt_task(work_text: str, parcel: bytes | None, files: dict[str, list[Any]], mailbox: Any) -> Words:
+    """One attempt; its last words are the value of the task, without a detour."""
+    import ray
+
+    from semfocus.execution.cluster.messages import Work
+    from semfocus.execution.cluster.worker import Attempt
+
+    work = Work.decode(work_text)
+
+    def tell(messages: list[Message]) -> bool:
+        try:
+            return ray.get(mailbox.tell.remote(work.attempt, encoded(messages)), timeout=work.lease)
+        except ray.exceptions.GetTimeoutError as error:
+            raise RuntimeError(str(error)) from error
+        except ray.exceptions.RayActorError:
+            return False  # the driver is gone: save, and stop
+
+    return encoded(Attempt(work, parcel, lambda name: ray.get(files[name][0]), tell).run())
+
+
+def sees(path: str, token: str) -> bool:
+    """Whether this machine has the driver's disk."""
+    from semfocus.execution.cluster.shared_disk import shares_disk
+
+    return shares_disk((path, token))
+
+
+def encoded(messages: Sequence[Message]) -> Words:
+    return [(json.dumps([m.attempt, m.kind, m.body]), m.parcel) for m in messages]
+
+
+def decoded(words: Words) -> list[Message]:
+    from semfocus.execution.cluster.messages import Message
+
+    messages = []
+    for text, parcel in words:
+        attempt, kind, body = json.loads(text)
+        messages.append(Message(attempt, kind, body, parcel))
+    return messages
