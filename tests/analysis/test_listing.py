@@ -68,3 +68,22 @@ def test_runs_are_sorted_by_a_column_either_way_and_what_has_no_value_is_last(ro
     with pytest.raises(UsageError, match="unknown column to sort by 'helout'; did you mean 'heldout'"):
         listed(root, "--sort", "helout")
     assert listed(root, "--sort=-heldout").splitlines()[1].split()[0] == in_order(rows, "-heldout")[0]["id"]
+
+
+def test_rows_that_differ_in_a_tuned_learning_rate_say_so(tmp_path: Path) -> None:
+    """Each mechanism had a rate of its own, and the list showed none."""
+    for mechanism, lr in (("full", 0.1), ("topk:5", 0.3)):
+        store(
+            tmp_path,
+            ("parity",),
+            (mechanism,),
+            1,
+            training__epochs=4,
+            training__lr=lr,
+            training__tuned="lr of 0.1, 0.3",
+        )
+    found = {row["mechanism"]: row["settings"] for row in Results.load(tmp_path).overview()}
+    assert found == {"full": "learning rate 0.1", "topk:5": "learning rate 0.3"}
+    assert [row["mechanism"] for row in chosen(Results.load(tmp_path).overview(), settings=["learning rate 0.3"])] == [
+        "topk:5"
+    ]

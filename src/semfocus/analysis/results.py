@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from semfocus.analysis.comparability import task_name
+from semfocus.analysis.comparability import setting_text, task_name
 from semfocus.analysis.comparison import Comparison
 from semfocus.analysis.groups import Group, Grouping, base_first, group_records
 from semfocus.analysis.records import Fault, Measurements, Record, read_records, read_run_measurements
@@ -135,6 +135,9 @@ class Results:
 
 
 def _overview_row(record: Record, settings: str) -> dict[str, Any]:
+    training = record.config["training"]
+    if training.get("tuned"):  # rows of one group differ in it, each mechanism having a rate of its own
+        settings = ", ".join(filter(None, (settings, setting_text("training.lr", training.get("lr")))))
     return {
         "id": record.id,
         "state": record.state,
