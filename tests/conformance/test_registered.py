@@ -60,7 +60,11 @@ def test_an_objective_measures_what_it_declares_and_its_loss_has_a_gradient(name
     assert objective.learned.column in objective.columns
 
 
-@pytest.mark.parametrize("name", executors.names())
+# Those that need a GPU or leave workers to a cluster: tests/execution/test_streams.py, tests/faults/test_cluster_slurm.py.
+ELSEWHERE = {"streams", "slurm", "slurm-local"}
+
+
+@pytest.mark.parametrize("name", [name for name in executors.names() if name not in ELSEWHERE])
 def test_an_executor_trains_every_cohort_and_leaves_finished_runs_alone(name: str, tmp_path: Path) -> None:
     configs = [tiny(seed, mechanism, epochs=1) for mechanism in ("full", "topk:3") for seed in (1, 2)]
     once: Runtime = runtime(jobs=2)

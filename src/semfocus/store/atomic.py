@@ -41,7 +41,9 @@ def replacing(target: Path) -> Iterator[Path]:
     if is_directory:
         raise StorageError(f"{target} is a directory; give the name of a file to write")
     if is_special:  # replaced, it would be gone for every other program
-        raise StorageError(f"{target} is a device or a pipe, which cannot be replaced; give the name of a file to write")
+        raise StorageError(
+            f"{target} is a device or a pipe, which cannot be replaced; give the name of a file to write"
+        )
     draft = _draft_for(target)
     try:
         with storage_errors(target):
