@@ -60,7 +60,7 @@ def test_an_objective_measures_what_it_declares_and_its_loss_has_a_gradient(name
     assert objective.learned.column in objective.columns
 
 
-# Those that need a GPU or leave workers to a cluster: tests/execution/test_streams.py, tests/faults/test_cluster_slurm.py.
+# These need a GPU or a cluster: tests/execution/test_streams.py and tests/faults/test_cluster_slurm.py.
 ELSEWHERE = {"streams", "slurm", "slurm-local"}
 
 
