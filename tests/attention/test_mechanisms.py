@@ -205,7 +205,7 @@ def test_each_mechanism_says_whether_it_depends_on_the_input() -> None:
     assert not any(m.depends_on_input for m in (Full(), Banded(3), BlockLocal(3), RandomK(3)))
 
 
-def test_the_six_mechanisms_are_registered_and_a_name_is_taken_once() -> None:
-    assert mechanism_names()[:6] == ["full", "banded", "block_local", "topk", "bottomk", "randomk"]
+def test_the_papers_mechanisms_are_registered_and_a_name_is_taken_once() -> None:
+    assert {"full", "banded", "block_local", "topk", "bottomk", "randomk"} <= {*mechanism_names()}
     with pytest.raises(UsageError, match="registered already"):
         register_mechanism(type("Other", (Full,), {"name": "full"}))

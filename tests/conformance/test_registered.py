@@ -60,8 +60,8 @@ def test_an_objective_measures_what_it_declares_and_its_loss_has_a_gradient(name
     assert objective.learned.column in objective.columns
 
 
-# These need a GPU or a cluster: tests/execution/test_streams.py and tests/faults/test_cluster_slurm.py.
-ELSEWHERE = {"streams", "slurm", "slurm-local"}
+# These need a GPU, a cluster or seconds to start one, and are tested in tests/execution and tests/faults.
+ELSEWHERE = {"streams", "ray", "slurm", "slurm-local"}
 
 
 @pytest.mark.parametrize("name", [name for name in executors.names() if name not in ELSEWHERE])

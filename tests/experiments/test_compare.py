@@ -64,6 +64,17 @@ def test_a_dry_run_of_compare_says_what_it_takes_and_writes_nothing(tmp_path: Pa
     assert told["tasks"][0]["waiting"] == 4
 
 
+def test_a_dry_run_with_tuning_says_which_runs_choose_the_rates(tmp_path: Path) -> None:
+    """Both tables had the same heading, and as JSON there were two documents, which nothing reads."""
+    dry = ("compare", "parity", *SMALL, "--out", str(tmp_path / "runs"), "--dry-run", "--tune", "lr")
+    shown = _semfocus(*dry).stdout
+    assert "parity, learning rates to choose from: 12 runs" in shown
+    assert "parity: 4 runs" in shown
+    first, second = json.loads(_semfocus(*dry, "--json").stdout)
+    assert (first["study"], first["tasks"][0]["runs"]) == (f"{second['study']}-tuning", 12)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_resume_ends_with_the_table_of_the_whole_comparison_and_its_page(tmp_path: Path) -> None:
     """It ended with a line a run, and the comparison that it had finished was nowhere to be seen."""
     first = _semfocus("compare", "parity", *SMALL, "--out", str(tmp_path))

@@ -75,6 +75,16 @@ def test_an_interrupted_run_on_data_in_memory_is_resumed_by_another_session(tmp_
     assert [run.run.id for run in again.runs] == [entry.name for entry in RunStore(tmp_path).entries()]
 
 
+def test_an_archive_says_which_data_it_does_not_hold(result: ComparisonResult, tmp_path: Path) -> None:
+    """It said nothing, and its runs could not go on elsewhere."""
+    root = result.runs[0].run.path.parent
+    (data,) = (root / "data").rglob("*.safetensors")
+    done = _semfocus("pack", str(root), "--out", str(tmp_path / "runs.tar.xz"))
+    assert done.exit_code == 0, done.stderr
+    assert f"{data} is not in the archive" in done.stderr
+    assert "take it along" in done.stderr
+
+
 def test_a_result_shows_itself(result: ComparisonResult, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = result.rows()
     assert [row["mechanism"] for row in rows] == ["full", "topk:2"]
@@ -84,6 +94,8 @@ def test_a_result_shows_itself(result: ComparisonResult, monkeypatch: pytest.Mon
     for text in ("topk:2", "Data: ", "Accuracy without learning: majority", str(result.page)):
         assert text in html
     assert "<script" not in html
+    assert "<th>time</th><th>times fewer epochs</th>" in html
+    assert "1 seed, at most 2 epochs" in html
     assert result.plot()._repr_png_().startswith(b"\x89PNG")
     assert len(result.plot("train_loss", "heldout_accuracy", "heldout_loss").axes) == 3
     with pytest.raises(UsageError, match="unknown metric 'heldout_acuracy'; did you mean 'heldout_accuracy'"):

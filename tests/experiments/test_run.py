@@ -239,7 +239,8 @@ def test_what_a_study_still_needs_measured_is_counted(tmp_path: Path, capsys, un
     assert outcome.measured() == {"dispersion": 0}
     write_measurement(outcome.runs[0].run, "dispersion", {"k": 5})
     assert outcome.measured() == {"dispersion": 1}
-    semfocus("run", "dispersion_vs_speedup", *FLAGS, "--out", str(tmp_path), *ALONE)
+    with pytest.raises(CorruptData, match="the measurement 'dispersion' is not shown"):  # it was made up here
+        semfocus("run", "dispersion_vs_speedup", *FLAGS, "--out", str(tmp_path), *ALONE)
     assert "needs the measurement dispersion: 1 of 4 runs have it" in capsys.readouterr().out
 
 
@@ -284,7 +285,8 @@ def test_a_damaged_run_is_named_and_left_out_and_the_others_are_compared(tmp_pat
     run(job, RUNTIME)
     damaged = job.jobs[0].run
     (damaged.path / "metrics.jsonl").write_text('{"step": 1, "epoch": 1, "train_accuracy": "high"}\n')
-    semfocus("run", "controls", *FLAGS, "--out", str(tmp_path), *ALONE)
+    with pytest.raises(CorruptData, match="1 runs are damaged and left out"):
+        semfocus("run", "controls", *FLAGS, "--out", str(tmp_path), *ALONE)
     out, err = capsys.readouterr()
     assert f"{damaged.id} is left out: corrupt" in err
     assert "parity: 2 seeds" in out

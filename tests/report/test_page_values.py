@@ -10,7 +10,7 @@ import pytest
 from semfocus.analysis.groups import group_records
 from semfocus.report.page import payload
 from semfocus.report.page.payload import charts, thinned
-from semfocus.report.page.summary import summarise
+from semfocus.report.page.summary import About, summarise
 from tests.report.helpers import configs, record, records
 
 
@@ -63,3 +63,13 @@ def test_few_seeds_are_a_hint_and_many_are_a_finding() -> None:
 def test_runs_that_have_not_ended_decide_nothing() -> None:
     runs = [record(config, "running") for config in configs(training__epochs=20)]
     assert summarise(group_records(runs).groups).headline == "No run has ended yet"
+
+
+def test_mechanisms_that_share_a_finding_share_a_sentence_in_the_plural_and_nothing_is_said_twice() -> None:
+    """A page said "Nothing learned: no conclusion." twice, and "full and topk:5 is right on ..."."""
+    flat = [{"epoch": 1, "step": 200, "lr": 0.1, "train_loss": 0.7, "train_accuracy": 0.5,
+             "heldout_loss": 0.7, "heldout_accuracy": 0.4}]  # fmt: skip
+    runs = [record(config, measured=flat) for config in configs(mechanisms=["full", "topk:5"], seeds=2)]
+    found = summarise(group_records(runs).groups, About("sweep", "A sweep", "Which?")).findings
+    assert sum("Nothing learned" in line for line in found) == 1
+    assert any(line.startswith("full and topk:5 are right on 40.0 % of the rows they have not seen") for line in found)

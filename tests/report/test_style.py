@@ -66,7 +66,7 @@ def forms(name: str) -> list[str]:
 
 
 def test_any_two_mechanisms_differ_in_colour_dash_or_marker() -> None:
-    strangers = ["lsh:8", "lsh:9", "somebody's own", "", "<script>", "topk:", "routing:4+2c"]
+    strangers = ["hashed:8", "hashed:9", "somebody's own", "", "<script>", "topk:", "grouped:4+2c"]
     names = [*(text for name in mechanism_names() for text in forms(name)), *strangers]
     assert len(set(names)) == len(names) > 300
     by_style: dict[tuple[object, ...], str] = {}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from semfocus.cli.shared import RunsDirectory, Sets, names_of
 from semfocus.errors import UsageError
+
+if TYPE_CHECKING:
+    from semfocus.store import RunStore
 
 _GIB = 2**30
 
@@ -79,8 +83,29 @@ def pack_command(
     )
     for name, why in packed.left_out.items():
         typer.echo(f"{name} is left out: {why}", err=True)
+    for data in data_of(store, packed.runs):
+        typer.echo(
+            f"{data} is not in the archive: tables, page and verdicts need none of it; to go on with these runs or to "
+            "measure them elsewhere, take it along to the same place",
+            err=True,
+        )
     where = ", ".join(map(str, packed.paths))
     typer.echo(f"packed {len(packed.runs)} runs into {where}: {packed.bytes / 2**20:.2f} MiB")
+
+
+def data_of(store: RunStore, ids: Collection[str]) -> list[str]:
+    """The files whose rows these runs are trained on; a generator of rows has none."""
+    from semfocus.tasks.registry import FILE_SUFFIXES
+    from semfocus.tasks.stored import is_stored, stored_path
+
+    found = []
+    for entry in store.entries():
+        name = str((entry.config or {}).get("task", {}).get("name", "")) if entry.name in ids else ""
+        if is_stored(name):
+            found.append(str(stored_path(name, store.root)))
+        elif Path(name).suffix.lower() in FILE_SUFFIXES:
+            found.append(name)
+    return sorted(set(found))
 
 
 def unpack_command(

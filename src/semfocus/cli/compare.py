@@ -31,7 +31,7 @@ from semfocus.cli.shared import (
     print_files,
     print_run,
 )
-from semfocus.cli.sizing import print_estimate
+from semfocus.cli.sizing import print_estimates
 
 
 def compare_command(
@@ -66,7 +66,7 @@ def compare_command(
     ] = None,
     tune: Annotated[
         Literal["lr"] | None,
-        typer.Option(help="lr: choose the learning rate of each mechanism first, on seeds of its own."),
+        typer.Option(help="Choose the learning rate (lr) of each mechanism first, on seeds of its own."),
     ] = None,
     until: Annotated[float | None, typer.Option(hidden=True)] = None,
     option: Annotated[
@@ -137,8 +137,7 @@ def compare_command(
     )
     first = None if tune is None else plan_tuning(experiment, tune, out)
     if dry_run:
-        for size in [*([first] if first else []), plan(experiment, out)]:
-            print_estimate(size, runtime, as_json, executor)
+        print_estimates([*([first] if first else []), plan(experiment, out)], runtime, as_json, executor)
         return
     tuning: list[str] = []
     if first is not None:

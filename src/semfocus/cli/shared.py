@@ -154,9 +154,9 @@ def print_run(outcome: RunOutcome) -> None:
 def print_comparison(comparison: Comparison) -> None:
     """The table of mechanisms, and what the data support."""
     from semfocus.report.terminal.tables import comparison_table
-    from semfocus.report.text import baseline_text, facts_text
+    from semfocus.report.text import baseline_text, counted, facts_text
 
-    say(f"{comparison.task}: {comparison.seeds} seeds, at most {comparison.horizon:g} epochs\n")
+    say(f"{comparison.task}: {counted(comparison.seeds, 'seed')}, at most {counted(comparison.horizon, 'epoch')}\n")
     console().print(comparison_table(comparison))
     typer.echo(f"\naccuracy without learning: {baseline_text(comparison)}")
     typer.echo("".join(f"{line}\n" for line in facts_text(comparison.facts)))

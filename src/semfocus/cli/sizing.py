@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,24 +19,45 @@ if TYPE_CHECKING:
 
 def heading(job: Plan) -> str:
     """`From one key to all: 42 runs, 3 there, 39 to train`."""
+    from semfocus.report.text import counted
+
     there = len(job.jobs) - len(job.waiting)
     return f"{job.experiment.title}: {counted(len(job.jobs), 'run')}, {there} there, {len(job.waiting)} to train"
+
+
+def print_estimates(jobs: Sequence[Plan], runtime: Runtime, as_json: bool, executor: str = "auto") -> None:
+    """Print what experiments take that follow one another; as JSON a list, where there are several."""
+    if as_json and len(jobs) > 1:
+        typer.echo(json.dumps([_estimate_values(job, runtime, executor) for job in jobs], indent=2))
+        return
+    for place, job in enumerate(jobs):
+        if place:
+            typer.echo("")
+        print_estimate(job, runtime, as_json, executor)
+
+
+def _estimate_values(job: Plan, runtime: Runtime, executor: str) -> dict[str, Any]:
+    from semfocus.experiments.estimate import SOURCES, estimate
+
+    at_a_time, machines, runtime = _machines(executor, runtime)
+    cost = estimate(job, runtime)
+    total = {"steps": cost.steps, "seconds": cost.seconds, "bytes": cost.bytes, "free": cost.free}
+    how = {source: SOURCES[source] for source in cost.sources}
+    where = {"machines": machines, "at_a_time": at_a_time} if machines else {}
+    return {"study": job.experiment.name, **total, **where, "time": how, "tasks": cost.by_task()}
 
 
 def print_estimate(job: Plan, runtime: Runtime, as_json: bool, executor: str = "auto") -> None:
     """Print the runs, steps, time and disk space of an experiment. Nothing is trained, and nothing written."""
     from semfocus.experiments.estimate import SOURCES, estimate
-    from semfocus.report.text import duration
+    from semfocus.report.text import counted, duration
 
+    if as_json:
+        typer.echo(json.dumps(_estimate_values(job, runtime, executor), indent=2))
+        return
     jobs, machines, runtime = _machines(executor, runtime)
     cost = estimate(job, runtime)
     rows = cost.by_task()
-    if as_json:
-        total = {"steps": cost.steps, "seconds": cost.seconds, "bytes": cost.bytes, "free": cost.free}
-        how = {source: SOURCES[source] for source in cost.sources}
-        where = {"machines": machines, "at_a_time": jobs} if machines else {}
-        typer.echo(json.dumps({"study": job.experiment.name, **total, **where, "time": how, "tasks": rows}, indent=2))
-        return
     typer.echo(f"{heading(job)}\n")
     console().print(_size_table(rows))
     if cost.steps:
@@ -90,11 +112,6 @@ def _size_table(rows: list[dict[str, Any]]) -> Table:
         cells = [str(row[name]) for name in ("runs", "there", "waiting")]
         table.add_row(row["task"], *cells, span, f"{row['steps']:,}", duration(row["seconds"]), _room(row["bytes"]))
     return table
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _room(count: int) -> str:

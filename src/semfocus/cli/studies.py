@@ -23,7 +23,7 @@ from semfocus.cli.shared import (
     console,
     names_of,
 )
-from semfocus.cli.sizing import counted, heading, print_estimate
+from semfocus.cli.sizing import heading, print_estimate
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -150,6 +150,7 @@ def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: 
     from semfocus.experiments.run import run
     from semfocus.integrations.trackers import tracking
     from semfocus.report.terminal.progress import StudyProgressTable
+    from semfocus.report.text import counted
 
     typer.echo(heading(job), err=True)
     there = len(job.jobs) - len(job.waiting)

@@ -23,7 +23,7 @@ from semfocus.analysis.records import Record
 from semfocus.errors import MissingExtra, unknown
 from semfocus.execution.executor import RunOutcome
 from semfocus.experiments.run import Outcome
-from semfocus.report.text import baseline_text, epochs_text, facts_text
+from semfocus.report.text import baseline_text, counted, epochs_text, facts_text, learning_time_text
 from semfocus.training.objective import known_columns
 
 if TYPE_CHECKING:
@@ -109,7 +109,14 @@ class ComparisonResult(Comparison):
 
     def _repr_html_(self) -> str:
         """The table and the findings, for a notebook."""
-        heads = ["mechanism", f"epochs to {self.learned.level()}", "seeds there", "speed-up", "held out"]
+        heads = [
+            "mechanism",
+            f"epochs to {self.learned.level()}",
+            "seeds there",
+            "time",
+            "times fewer epochs",
+            "held out",
+        ]
         names = list(dict.fromkeys(name for arm in self.arms for name in arm.others))
         heads += [known_columns()[name] for name in names]
         lines = []
@@ -119,6 +126,7 @@ class ComparisonResult(Comparison):
                 arm.mechanism,
                 epochs_text(arm)[0],
                 f"{arm.reached} of {len(arm.times.seeds)}",
+                learning_time_text(arm),
                 "" if arm.speed_up is None else arm.speed_up.ratio.text,
                 *("" if each is None or each.median is None else f"{each.median:.1%}" for each in shares),
             ]
@@ -128,7 +136,7 @@ class ComparisonResult(Comparison):
         texts = [f"Accuracy without learning: {baseline_text(self)}.", *facts_text(self.facts), *self.tuning]
         texts += [*self.sentences(), *([self.recommendation.text] if self.recommendation else [])]
         told = "".join(f"<li>{escape(text)}</li>" for text in texts)
-        title = f"{self.task}: {self.seeds} seeds, at most {self.horizon:g} epochs"
+        title = f"{self.task}: {counted(self.seeds, 'seed')}, at most {counted(self.horizon, 'epoch')}"
         where = f"<p>Everything: <code>{escape(str(self.page))}</code></p>" if self.page else ""
         return (
             f"<p><b>{escape(title)}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

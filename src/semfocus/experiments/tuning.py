@@ -52,7 +52,13 @@ def plan_tuning(experiment: Experiment, what: str = "lr", out: Path | str | None
         for lr in _rates(base):
             training = base.training.model_copy(update={"lr": lr})
             configs += [base.model_copy(update={"training": training, "seed": seed}) for seed in _seeds()]
-    runs = replace(experiment, name=f"{experiment.name}-tuning", configs=tuple(configs), panels=())
+    runs = replace(
+        experiment,
+        name=f"{experiment.name}-tuning",
+        title=f"{experiment.title}, learning rates to choose from",
+        configs=tuple(configs),
+        panels=(),
+    )
     return plan(runs, RunStore(out).root / TUNING)
 
 

@@ -69,6 +69,11 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
+def counted(number: float, noun: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number:.15g} {noun}" if number == 1 else f"{number:.15g} {noun}s"
+
+
 def epochs_text(arm: Arm) -> tuple[str, str]:
     """The median over seeds, and the range over those that reached the threshold: `4` and `3-8`, or `never` and ""."""
     epochs = arm.times.epochs[arm.times.reached]

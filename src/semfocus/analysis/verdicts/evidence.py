@@ -33,6 +33,7 @@ Decision = Literal["yes", "no", "undecided", "not applicable"]
 Outcome = Literal["holds", "mixed", "does not hold", "not decided"]
 """What a verdict can be."""
 OUTCOMES: tuple[Outcome, ...] = ("holds", "mixed", "does not hold", "not decided")
+"""All of them, in the order in which tables show them."""
 
 
 @dataclass(frozen=True)

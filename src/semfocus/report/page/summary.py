@@ -47,7 +47,8 @@ def summarise(groups: Sequence[Group], about: About | None = None) -> Summary:
     findings = summary_text(groups[0]) if len(groups) == 1 else _over_groups(groups)
     if about is None:
         return Summary(headline, _asked(groups, _question(groups)), findings, meant)
-    return Summary(about.title, _asked(groups, about.question), [f"{headline}.", *findings], meant)
+    answer = [] if findings and findings[0].startswith(f"{headline}.") else [f"{headline}."]
+    return Summary(about.title, _asked(groups, about.question), [*answer, *findings], meant)
 
 
 def goal_text(groups: Sequence[Group], text: Callable[[Learned], str] = Learned.text) -> str:
@@ -61,7 +62,19 @@ def summary_text(group: Group) -> list[str]:
     mechanisms: dict[str, list[str]] = {}  # by the predicate of their finding
     for finding in group.comparison.findings():
         mechanisms.setdefault(finding.predicate(" ", ratio_words), []).append(finding.mechanism)
-    return [f"{_joined(names)}{predicate}" for predicate, names in mechanisms.items()]
+    return [_about_all(names, predicate) for predicate, names in mechanisms.items()]
+
+
+def _about_all(names: Sequence[str], predicate: str) -> str:
+    """`full is right on ... it has not seen`, `full and topk:12 are right on ... they have not seen`."""
+    if len(names) > 1:
+        for one, many in (
+            (" is right", " are right"),
+            ("; it are", "; they are"),
+            ("it has not seen", "they have not seen"),
+        ):
+            predicate = predicate.replace(one, many)
+    return f"{_joined(names)}{predicate}"
 
 
 def _question(groups: Sequence[Group]) -> str:
