@@ -146,3 +146,22 @@ def test_on_a_gpu_lists_too_long_for_the_kernels_are_logged(monkeypatch, caplog)
         assert operator.choose_backend(prepare_inputs(q, k, v, Full(), normaliser=Softmax())) == "sdpa"
     assert len(caplog.messages) == 1
     assert "topk:300 by the backend dense, not by triton: rows of 2000 keys" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:2+2s+3w", "banded:4", "block_local:4", "bottomk:2"])
+@pytest.mark.parametrize("queries", [1, 2, 5])
+def test_the_last_queries_see_what_stated_positions_let_them_see(mechanism: str, queries: int) -> None:
+    q, k, v = qkv(queries, 9)
+    keys = torch.arange(9, device=q.device)
+    for backend in ("reference", "dense"):
+        stated = attend(q, k, v, mechanism, causal=True, q_positions=keys[-queries:], k_positions=keys, backend=backend)
+        torch.testing.assert_close(attend(q, k, v, mechanism, causal=True, backend=backend), stated)
+
+
+@pytest.mark.parametrize("length", [8, 20])
+def test_a_nan_score_shows_in_the_gradient_also_where_finite_inputs_are_promised(length: int) -> None:
+    q, k, v = qkv(length, length)
+    q[..., 1, :] = float("nan")
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    out = attend(*leaves, "full", assume_finite=True)
+    assert all(not grad.isfinite().all() for grad in torch.autograd.grad(out.square().sum(), leaves))

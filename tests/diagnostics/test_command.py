@@ -7,6 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -159,6 +160,35 @@ def test_a_model_is_described_in_sentences_or_as_json(tmp_path: Path) -> None:
     assert output.startswith("BertModel, k = 4")
     assert "of the weight is kept by k =" in output
     assert json.loads(run(*shared, "--json"))["k"] == 4
+
+
+def test_a_model_that_is_seen_in_part_is_diagnosed_with_partial_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from semfocus.diagnostics import checkpoints
+    from tests.diagnostics.models import HandMade
+    from tests.diagnostics.test_checkpoints import TEXT, save_tokenizer
+
+    folder, corpus = tmp_path / "bert", tmp_path / "corpus.txt"
+    tiny.bert().save_pretrained(folder)
+    save_tokenizer(folder)
+    corpus.write_text(TEXT)
+    open_checkpoint = checkpoints.open_checkpoint
+
+    def open_in_part(name: str, download: bool = False) -> tuple[Any, Any]:
+        model, tokenizer = open_checkpoint(name, download)
+        model.embeddings.dropout = HandMade()
+        return model, tokenizer
+
+    monkeypatch.setattr(checkpoints, "open_checkpoint", open_in_part)
+    shared = ["--model", str(folder), "--text", str(corpus), "--k", "4", "--rows", "2", "--length", "10"]
+    with pytest.raises(UsageError, match=r"only part.*embeddings\.dropout\.attention .*\(--partial\)"):
+        run(*shared)
+    output = run(*shared, "--partial")
+    assert output.startswith("BertModel, k = 4")
+    assert "embeddings.dropout.attention (HandMadeAttention)" in output
+    with pytest.raises(UsageError, match="--partial belongs to --model"):
+        run("abcd", "--partial")
 
 
 def test_of_each_run_the_newest_checkpoint_is_shown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,16 @@ def test_a_file_system_that_refuses_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot write .*x\.txt"):
         atomic.write_text(tmp_path / "file" / "x.txt", "text")
+
+
+def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    link = tmp_path / "table.csv"
+    link.symlink_to(pipe)
+    for target in (pipe, link):
+        with pytest.raises(StorageError, match="is a device or a pipe, which cannot be replaced"):
+            atomic.write_text(target, "text")
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert {*tmp_path.iterdir()} == {pipe, link}

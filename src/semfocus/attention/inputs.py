@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -267,7 +268,9 @@ def _lead_of_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> torch.S
     """Batch dimensions and query heads: what masks, lengths and seeds are given for."""
     if not enable_gqa:
         return common_lead(q, k, v)
-    batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    batch = q.shape[:-3]
+    if not batch == k.shape[:-3] == v.shape[:-3]:
+        batch = torch.broadcast_shapes(batch, k.shape[:-3], v.shape[:-3])
     return torch.Size((*batch, q.shape[-3]))
 
 
@@ -349,7 +352,7 @@ def _grouped(inputs: AttentionInputs, heads: tuple[int, int]) -> AttentionInputs
             return tensor
         return tensor.unflatten(-3, heads if tensor.shape[-3] != 1 else (1, 1))
 
-    learned = {name: part for name, tensor in (inputs.learned or {}).items() if (part := split(tensor)) is not None}
+    learned = {name: cast("Tensor", split(tensor)) for name, tensor in (inputs.learned or {}).items()}
 
     def shared(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.unsqueeze(-3)

@@ -88,8 +88,11 @@ class Positions:
 
     def window(self, width: int, num_globals: int, causal: bool) -> Tensor:
         """(..., Q, K): the `width` keys around the query; at the borders of the non-global keys it moves inward."""
-        start = self.window_start(width, num_globals, causal)
-        return (self.key >= start) & (self.key < start + width) & (self.key < self.length - num_globals)
+        key, start = self.key, self.window_start(width, num_globals, causal)
+        inside = (key >= start) & (key < start + width)
+        if self.given is None and not num_globals:
+            return inside  # no key stands behind the last one
+        return inside & (key < self.length - num_globals)
 
     def block(self, width: int) -> Tensor:
         """(..., Q, K): keys in the query's aligned block."""
