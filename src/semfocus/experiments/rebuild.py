@@ -67,7 +67,7 @@ def rebuild(folder: Path, build: Path, *, scale: Scale = "paper", overrides: Seq
 
 
 def _whole(jobs: Sequence[Job], there: Collection[str]) -> set[str]:
-    """The ids of the runs of every task that has all of its runs of the seeds it has: half a comparison is no figure."""
+    """The ids of the runs of every task that has all runs of the seeds it has: half a comparison is no figure."""
     begun = {(job.config.task.name, job.config.seed) for job in jobs if job.id in there}
     places = [(job.id, job.config.task.name, job.config.seed) for job in jobs]
     lacking = {task for id, task, seed in places if (task, seed) in begun and id not in there}
