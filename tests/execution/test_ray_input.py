@@ -128,15 +128,93 @@ def test_a_port_where_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
         make_executor("ray", runtime())
 
 
-def test_a_cluster_that_is_open_to_anybody_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 62: beyond the loopback interface, a token is required."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+@pytest.fixture
+def far_away(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """A cluster beyond the loopback interface, and whether it lets us in by each of Ray's modes."""
+    pytest.importorskip("ray")
+    answers = {"disabled": False, "token": True}
     monkeypatch.setattr(ray_connection.socket, "getaddrinfo", lambda *a, **k: [(0, 0, 0, "", ("192.0.2.7", 6379))])
     monkeypatch.setattr(ray_connection.socket, "create_connection", lambda *a, **k: SimpleNamespace(close=lambda: None))
-    with pytest.raises(UsageError, match=r"whoever reaches it runs code on it\. Unset RAY_AUTH_MODE"):
-        ray_connection.check_address("head.cluster:6379")
+    monkeypatch.setattr(ray_connection, "_answers", lambda address, mode: answers[mode])
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # what the test sets is taken back
     monkeypatch.delenv("RAY_AUTH_MODE")
-    ray_connection.check_address("head.cluster:6379")
+    return answers
+
+
+def test_a_cluster_that_is_open_to_anybody_is_not_joined(far_away: dict[str, bool]) -> None:
+    """Row 62: beyond the loopback interface, a token is required; that one could be given is not enough."""
+    far_away["disabled"] = True
+    with pytest.raises(UsageError, match=r"asks for no token: whoever reaches it runs code on it.*get-auth-token"):
+        ray_connection.checked_address("head.cluster:6379")
+
+
+def test_the_token_of_this_machine_is_used_where_one_is_asked_for(far_away: dict[str, bool]) -> None:
+    assert ray_connection.checked_address("head.cluster:6379") == "head.cluster:6379"
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+
+
+@pytest.mark.parametrize("mode", ["disabled", ""])
+def test_a_missing_token_comes_with_where_to_get_it(
+    far_away: dict[str, bool], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mode:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    far_away["token"] = bool(mode)
+    with pytest.raises(UsageError, match=r"asks for a token, .* copy ~/\.ray/auth_token from the machine of its head"):
+        ray_connection.checked_address("head.cluster:6379")
+
+
+HEAD = """
+import sys
+from ray.cluster_utils import Cluster
+args = {"num_cpus": 0, "node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 * 2**20}
+cluster = Cluster(initialize_head=True, head_node_args=args)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["disabled", "token"])
+def test_whether_a_cluster_asks_for_a_token_is_asked_of_the_cluster(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    token = "ab" * 32
+    env = {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": token, ray_connection.LOOPBACK_SWITCH: "0"}
+    head = subprocess.Popen(
+        [sys.executable, "-c", HEAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True, env=os.environ | env,
+    )  # fmt: skip
+    with head:
+        assert head.stdout is not None
+        address = head.stdout.readline().strip()
+        assert ray_connection._answers(address, "disabled") == (mode == "disabled")
+        if mode == "token":
+            monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+            assert ray_connection._answers(address, "token")
+            monkeypatch.setenv("RAY_AUTH_TOKEN", "cd" * 32)
+            assert not ray_connection._answers(address, "token")
+            monkeypatch.delenv("RAY_AUTH_TOKEN")
+            monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/no/such/file")
+            assert not ray_connection._answers(address, "token")
+        head.communicate()
+
+
+def test_what_is_no_ray_cluster_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        monkeypatch.setattr(ray_connection, "ANSWER_SECONDS", 2.0)
+        with pytest.raises(UsageError, match="does not answer as a Ray cluster does"):
+            make_executor(f"ray:127.0.0.1:{sock.getsockname()[1]}", runtime())
+
+
+def test_auto_without_a_cluster_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    services = pytest.importorskip("ray._private.services")
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: None)
+    with pytest.raises(UsageError, match="'auto': no Ray cluster runs on this machine"):
+        make_executor("ray:auto", runtime())
 
 
 @pytest.mark.parametrize(
