@@ -13,16 +13,20 @@ from typing import Any
 
 import pytest
 
+from semfocus.archive.contents import read_files
+from semfocus.archive.parcel import unwrap, wrap
 from semfocus.config import TaskConfig
 from semfocus.errors import CorruptData, MissingExtra, UsageError
 from semfocus.execution import ray_executor
-from semfocus.execution.cluster import ray_connection
+from semfocus.execution.cluster import on_ray, ray_connection
 from semfocus.execution.cluster.data_files import local_path, sha256_of
 from semfocus.execution.cluster.messages import Message, Work, new_attempt, versions
 from semfocus.execution.cluster.worker import Attempt
+from semfocus.execution.cohorts import open_runs, plan_jobs
 from semfocus.execution.executor import make_executor
 from semfocus.execution.ray_executor import count_slots
-from tests.training.helpers import runtime, tiny
+from semfocus.store import RunStore
+from tests.training.helpers import runtime, tiny, trained
 
 ROOT = Path(__file__).parents[2]
 # A driver in a process of its own: what it listens on, and what happens when its head dies.
@@ -73,7 +77,7 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 def work(configs: list[Any], **changes: Any) -> Work:
     fields: dict[str, Any] = {
         "attempt": new_attempt(), "ids": [config.run_id(config.task.build()) for config in configs],
-        "configs": [config.model_dump(mode="json") for config in configs], "root": "/nowhere",
+        "configs": [config.model_dump(mode="json") for config in configs], "root": "/nowhere", "board": "/nowhere",
         "runtime": vars(runtime()), "threads": 1, "versions": versions(), "plugins": [], "path": [], "hand_back": False,
     }  # fmt: skip
     return Work(**fields | changes)
@@ -289,6 +293,55 @@ def test_a_worker_that_does_not_see_the_drivers_disk_refuses() -> None:
 def test_a_worker_where_configurations_mean_something_else_refuses() -> None:
     last = last_word(work([tiny(1)], ids=["feedfeedfeedfeed"]))
     assert "make other runs here: plugins or data files are not the same" in last.body["text"]
+
+
+def test_what_could_not_be_told_is_told_later_and_beats_are_not_kept(tmp_path: Path) -> None:
+    """The driver may be out of reach for a while; runs that were brought meanwhile must not be lost."""
+    told: list[Message] = []
+    config = tiny(1, epochs=30)
+    calls: list[list[str]] = []
+    given = work([config], hand_back=True, beat=0.05, root=str(tmp_path), runtime=vars(runtime(checkpoint_seconds=0)))
+    run = trained([config], tmp_path / "alone")[0]
+
+    def tell(messages: list[Message]) -> bool:
+        calls.append([message.kind for message in messages])
+        if len(calls) % 2:
+            raise OSError("unreachable")
+        told.extend(messages)
+        return True
+
+    store = RunStore(tmp_path / "runs")
+    jobs = plan_jobs([config], store)
+    open_runs(jobs, store)
+    parcel = wrap({run.id: read_files(jobs[0].run)}, {run.id: "interrupted"})
+    told += Attempt(given, parcel, lambda name: b"", tell).run()
+    brought = [files for message in told if message.parcel for _, files in unwrap(message.parcel)]
+    assert [message.kind for message in told].count("began") == 1
+    steps = [max(int(name.split("/")[1]) for name in files if name.startswith("checkpoints/")) for files in brought]
+    assert steps[:-1] == sorted({*steps[:-1]}), "each once, in their order; the last is the end of the run"
+    assert brought[-1]["metrics.jsonl"] == (run.path / "metrics.jsonl").read_bytes()
+    assert told[-1].body == {"failed": [], "held": []}
+    assert max(kinds.count("progress") + kinds.count("beat") for kinds in calls) == 1
+
+
+def test_a_worker_names_runs_that_somebody_else_holds(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    jobs = plan_jobs([tiny(1), tiny(2)], store)
+    open_runs(jobs, store)
+    with jobs[0].run.lock():
+        last = last_word(work([tiny(1), tiny(2)], root=str(tmp_path), board=str(tmp_path / "none")))
+    assert last.body == {"failed": [], "held": [jobs[0].id]}
+
+
+def test_a_full_mailbox_keeps_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "MAX_BACKLOG", 3)
+    mailbox = on_ray.Mailbox()
+    assert mailbox.tell("a", [("one", None)] * 3)
+    assert mailbox.tell("a", [("beat", None), ("runs", b"1")])
+    mailbox.stop(["b"])
+    assert not mailbox.tell("b", [("runs", b"2")])
+    assert mailbox.take() == [("one", None)] * 3 + [("runs", b"1"), ("runs", b"2")]
+    assert mailbox.take() == []
 
 
 def test_data_files_are_brought_once_and_checked(tmp_path: Path) -> None:

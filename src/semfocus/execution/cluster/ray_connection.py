@@ -141,7 +141,7 @@ def _check_token(address: str, is_loopback: bool) -> None:
             f"`ray get-auth-token` prints there; {AUTH_MODE} must be token, or not be set"
         )
     os.environ[AUTH_MODE] = mode
-    from ray._raylet import Config
+    from ray._raylet import Config  # type: ignore[missing-module-attribute]
 
     Config.initialize("")  # it has read the environment when it was imported
 
@@ -161,7 +161,7 @@ REFUSED = 77
 
 
 def _answers(address: str, mode: str) -> bool:
-    """Whether the cluster lets us in by this mode of Ray's; asked by another process, as Ray knows one mode a process."""
+    """Whether the cluster lets us in by this mode; another process asks, as Ray knows one mode a process."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", ASK, address], capture_output=True, text=True, timeout=ANSWER_SECONDS,
