@@ -186,7 +186,7 @@ def test_auto_tries_a_ladder_of_k_and_says_what_it_thinks(tmp_path: Path) -> Non
     told = json.loads(done.stdout)
     assert [arm["mechanism"] for arm in told["mechanisms"]] == ["full", "topk:2"]  # rows have 4 tokens
     assert len(told["mechanisms"][0]["final_test_accuracy"]) == 1
-    assert told["recommendation"]["text"].startswith("Nothing to recommend: nothing reached 95 %")
+    assert told["recommendation"]["text"].startswith("Nothing to recommend: nothing reached 95%")
 
 
 def test_attention_is_a_text_or_a_list(tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ def measured(task: Task) -> dict[str, float]:
 def _measure(task: Task, n: int) -> dict[str, float]:
     rows = task.draw(DrawRequest(n=n, seed=0, split="train"), stream(0, f"tasks/{task.name}/baselines"))
     labels, contexts = _cases(rows)
-    if labels.dtype.kind not in "iu" or labels.min(initial=0) < 0:  # an objective of its own, whose labels name no class
+    if (
+        labels.dtype.kind not in "iu" or labels.min(initial=0) < 0
+    ):  # an objective of its own, whose labels name no class
         return {}
     shares = {
         "majority": _share(np.zeros_like(labels), labels),
