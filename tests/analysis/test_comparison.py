@@ -64,7 +64,7 @@ def test_three_seeds_are_called_a_hint_and_ten_decide() -> None:
 
 
 def test_where_the_test_split_was_measured_it_answers_what_is_right_on_unseen_rows() -> None:
-    """Held-out rows decide when a run stops; the answer in words was theirs all the same, and the test split a column."""
+    """Held-out rows decide when a run stops; the answer in words was theirs, and the test split only a column."""
     runs = [record(m, s, [0.5, 1.0]) for s in range(3) for m in ("full", "topk:5")]
     for place, run in enumerate(runs):
         share = 0.75 if run.mechanism == "full" else 0.85
