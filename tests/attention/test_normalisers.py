@@ -171,6 +171,14 @@ def test_padding_changes_nothing(name, mechanism) -> None:
         close(attend(q, k, v, mechanism, normaliser=name, **padding)[:1, :, :5], alone)
 
 
+@pytest.mark.parametrize("name", normaliser_names())
+def test_minus_infinity_in_a_float_mask_hides_a_key_as_false_does_in_a_bool_one(name) -> None:
+    q, k, v = qkv(9, 9)
+    hidden = torch.arange(9, device=DEVICE) % 4 == 3
+    added = torch.zeros(9, device=DEVICE, dtype=q.dtype).masked_fill(hidden, float("-inf"))
+    close(attend(q, k, v, normaliser=name, mask=added), attend(q, k, v, normaliser=name, mask=~hidden))
+
+
 @pytest.mark.parametrize("name", ["ssmax", "asentmax", "lssar"])
 def test_what_is_kept_is_weighed_more_sharply_among_more_keys_allowed(name) -> None:
     q, k, v = qkv(4, 8)
