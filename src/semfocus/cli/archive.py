@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from semfocus.cli.shared import RunsDirectory, Sets, names_of
+from semfocus.cli.shared import RunsDirectory, Sets, names_of, print_faults
 from semfocus.errors import UsageError
 
 if TYPE_CHECKING:
@@ -201,8 +201,7 @@ def rebuild_command(
     rebuilt = rebuild(folder, out, scale=scale, overrides=sets or ())
     for text in rebuilt.missing:
         typer.echo(text, err=True)
-    for fault in rebuilt.results.faults:
-        typer.echo(f"{fault.name}: {fault.text}", err=True)
+    print_faults(rebuilt.results.faults)
     for name, (there, count) in rebuilt.studies.items():
         typer.echo(f"{name}: {there} of {count} runs")
     typer.echo(f"{len(rebuilt.results.records)} runs; verdicts: {rebuilt.verdicts}; page: {rebuilt.page}")

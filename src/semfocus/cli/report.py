@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from semfocus.cli.shared import RunsDirectory
+from semfocus.cli.shared import RunsDirectory, print_faults
 from semfocus.errors import UsageError
 
 
@@ -45,9 +45,12 @@ def report_command(
     elif serve:
         _serve(root, port, title)
     else:
+        from semfocus.analysis.results import Results
         from semfocus.report.page.page import write_page
 
-        typer.echo(f"wrote {write_page(root, out, title=title)}")
+        results = Results.load(root)
+        typer.echo(f"wrote {write_page(results, out, title=title)}")
+        print_faults(results.faults)
 
 
 def _watch(root: Path, out: Path, title: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -119,6 +119,12 @@ def console() -> Console:
 def say(text: str, err: bool = False) -> None:
     """Print a text that may hold what somebody wrote into a run, with control characters shown as text."""
     typer.echo(printable(text), err=err)
+
+
+def print_faults(faults: Iterable[Fault]) -> None:
+    """Print what could not be read, and why, to stderr."""
+    for fault in faults:
+        say(f"{fault.name}: {fault.text}", err=True)
 
 
 @contextmanager
