@@ -167,7 +167,9 @@ def test_padding_changes_nothing(name, mechanism) -> None:
     q, k, v = qkv(9, 9)
     alone = attend(q[:1, :, :5], k[:1, :, :5], v[:1, :, :5], mechanism, normaliser=name)
     lengths = torch.tensor([5, 9], device=DEVICE)
-    for padding in ({"lengths": lengths}, {"mask": torch.arange(9, device=DEVICE) < lengths[:, None, None, None]}):
+    present = torch.arange(9, device=DEVICE) < lengths[:, None, None, None]
+    pairs = torch.zeros(2, 1, 9, 9, dtype=q.dtype, device=DEVICE).masked_fill(~present, float("-inf"))
+    for padding in ({"lengths": lengths}, {"mask": present}, {"mask": pairs}):
         close(attend(q, k, v, mechanism, normaliser=name, **padding)[:1, :, :5], alone)
 
 
