@@ -134,7 +134,9 @@ def test_a_hidden_key_that_is_nan_has_no_effect_on_the_output(case, kind, rows) 
     q, k, v, grad = case.tensors(9, 9)
     mask = torch.ones(rows, 9, dtype=torch.bool, device=DEVICE)
     mask[:, 2] = mask[:, -1] = False
-    options = {"mask": mask if kind == "bool" else torch.zeros(mask.shape, device=DEVICE).masked_fill(~mask, -torch.inf)}
+    options = {
+        "mask": mask if kind == "bool" else torch.zeros(mask.shape, device=DEVICE).masked_fill(~mask, -torch.inf)
+    }
     wanted = case.oracle((q, k, v, grad), **options)[0]
     k[:, :, ~mask[0]] = float("nan")
     close(case.attend(q, k, v, **options), wanted)

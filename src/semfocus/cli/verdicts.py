@@ -44,13 +44,13 @@ def verdicts_command(
             "unfinished": [record.id for record in results.records if not record.ended],
             "faults": [{"name": fault.name, "what": fault.text} for fault in results.faults],
         }
-        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+        say(json.dumps(document, indent=2, allow_nan=False))
         return
     for verdict in results.verdicts:
         say(_paragraph(verdict) if long else _line(verdict))
     for record in results.records:
         if not record.ended:
-            typer.echo(f"{record.id}: {record.state}, left out", err=True)
+            say(f"{record.id}: {record.state}, left out", err=True)
     print_faults(results.faults)
 
 
@@ -71,9 +71,9 @@ def export_command(
 
     results = Results.load(RunStore(directory))
     written = export_records(results.records, out or Path(f"runs.{to}"), to)
-    typer.echo(f"wrote {written.path}: {written.rows} rows of {written.runs} runs")
+    say(f"wrote {written.path}: {written.rows} rows of {written.runs} runs")
     if written.without_rows:
-        typer.echo(f"without metrics, and so without rows: {', '.join(written.without_rows)}", err=True)
+        say(f"without metrics, and so without rows: {', '.join(written.without_rows)}", err=True)
     print_faults(results.unreadable)
 
 
