@@ -15,6 +15,7 @@ import typer.core
 from semfocus.cli import (
     archive,
     attention,
+    beside,
     cluster,
     compare,
     diagnose,
@@ -105,6 +106,8 @@ app.command("lengths")(lengths.lengths_command)
 app.command("surface")(landscape.surface_command)
 app.command("sharpness")(landscape.sharpness_command)
 app.add_typer(tasks.app, name="tasks", cls=_Group)
+theory.app.command("smoothness")(beside.smoothness_command)
+theory.app.command("positional-semantic")(beside.positional_semantic_command)
 app.add_typer(theory.app, name="theory", cls=_Group)
 
 
