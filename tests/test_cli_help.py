@@ -45,7 +45,7 @@ def test_every_command_shows_calls_of_itself_each_on_a_line_of_its_own(path: tup
 
 @pytest.mark.parametrize("path", [(), ("tasks",), ("theory",)], ids=" ".join)
 def test_the_list_of_commands_has_whole_sentences(path: tuple[str, ...]) -> None:
-    """`semfocus --help` cut nearly every sentence to a line: "Train mechanisms side by side on TASK and show what..."."""
+    """`semfocus --help` cut nearly every sentence to a line: "Train mechanisms side by side on TASK and show..."."""
     done = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": str(COLUMNS), "TERMINAL_WIDTH": str(COLUMNS)})
     listed = " ".join(done.output.partition("Commands:")[2].split())
     assert "..." not in listed

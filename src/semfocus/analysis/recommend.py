@@ -87,7 +87,7 @@ def _is_decided(arm: Arm) -> bool:
 
 
 def _is_better(base: Arm, arm: Arm, tried: int, is_hint: bool) -> bool:
-    """Whether accuracy on unseen rows is over two points higher (beyond chance, unless it is a hint) at no less speed."""
+    """Whether accuracy on unseen rows is over two points higher (beyond chance, or as a hint) at no less speed."""
     gain = _gain(base, arm)
     if gain.mean is None or gain.mean <= ACCURACY_MARGIN.high or gain.interval is None or not arm.reached:
         return False
