@@ -59,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "experiments": {
         "errors", "registry", "execution", "attention", "config", "config_files", "recipes", "tasks", "training",
-        "store", "measurements", "analysis", "report", "archive",
+        "store", "measurements", "analysis", "report", "archive", "theory",
     },
     "cli": {
         "integrations", "errors", "execution", "tasks", "config_files", "training", "store", "analysis", "report",

@@ -3,7 +3,7 @@
     results = Results.load("runs")
     results.records            every run that can be read, in any state
     results.groups             comparable runs in groups, each with its comparison
-    results.verdicts           the paper's claims
+    results.verdicts           the paper's claims, and open questions
     results.faults             everything that is not shown as a run or a measurement, and why
 
 Groups, measurements and verdicts are computed when first asked for, and then kept. Nothing in the store is changed.
@@ -96,8 +96,18 @@ class Results:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """A verdict on each claim of the paper."""
+        """A verdict on each claim of the paper, then on each open question."""
         return judge(self.records, self.measurements)
+
+    @property
+    def paper_verdicts(self) -> list[Verdict]:
+        """The verdicts on the paper's claims."""
+        return [verdict for verdict in self.verdicts if not verdict.is_open_question]
+
+    @property
+    def open_verdicts(self) -> list[Verdict]:
+        """The verdicts on open questions of which some part was run."""
+        return [verdict for verdict in self.verdicts if verdict.is_open_question and verdict.judged[0]]
 
     @property
     def has_paper_tasks(self) -> bool:

@@ -29,7 +29,7 @@ from semfocus.cli.sizing import heading, print_estimate
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from semfocus.experiments.run import Plan
+    from semfocus.experiments.run import Outcome, Plan
     from semfocus.training import Runtime
 
 
@@ -93,6 +93,9 @@ def run_study(
     executor: ExecutorName = "auto",
     detach: Detach = False,
     track: Track = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Make the measurements that the study needs as well, when all is trained.")
+    ] = False,
     dry_run: DryRun = False,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm a study of more than 5000 runs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -105,14 +108,18 @@ def run_study(
     \b
     semfocus run figure_1 --dry-run
     semfocus run figure_1 --scale quick --seeds 3
+    semfocus run heavy_hitters --measure
     semfocus run my_study.toml --device cuda
     semfocus run figure_3 --executor ray:10.0.0.1:6379 --detach
     """
+    from semfocus.errors import UsageError
     from semfocus.experiments.registry import find_study
     from semfocus.experiments.run import plan
     from semfocus.experiments.study import MANY, TOO_MANY
     from semfocus.training import Runtime
 
+    if study == "positional_semantic":
+        raise UsageError("positional_semantic trains layers of its own; run it by semfocus theory positional-semantic")
     given = {"tasks": names_of("tasks", tasks), "seeds": seeds, "recipe": recipe, "scale": scale}
     choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     experiment = find_study(study).experiment(**choices, overrides=sets or (), most=TOO_MANY if yes else MANY)
@@ -128,7 +135,7 @@ def run_study(
 
         cluster.detach(out)
     else:
-        _run(job, runtime, executor, track or [], as_json)
+        _run(job, runtime, executor, track or [], as_json, measure)
 
 
 def _studies_table(rows: list[dict[str, Any]]) -> Table:
@@ -144,7 +151,7 @@ def _studies_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: bool) -> None:
+def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: bool, measure: bool) -> None:
     from semfocus.cli.cluster import may_detach
     from semfocus.cli.shared import fail_if_needed, print_comparison, print_files
     from semfocus.experiments.estimate import work_of
@@ -161,6 +168,8 @@ def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: 
         may_detach(table, job.store.root),
     ):
         outcome = run(job, runtime, on_progress, executor)
+    if measure and _measure(outcome, runtime):
+        outcome = run(job, runtime)  # trains nothing: figures and page show what was measured
     if as_json:
         say(json.dumps([comparison.to_dict() for comparison in outcome.comparisons], indent=2))
     else:
@@ -171,3 +180,17 @@ def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: 
             say(f"this study also needs the measurement {name}: {count} of {counted(len(job.jobs), 'run')} have it")
         print_files(outcome)
     fail_if_needed(outcome.runs, outcome.faults)
+
+
+def _measure(outcome: Outcome, runtime: Runtime) -> int:
+    """Make the measurements that are missing, kept with each run; how many runs there were to measure."""
+    from semfocus.cli.shared import progress_bar
+    from semfocus.diagnostics.measuring import MEASURES, missing
+
+    names = outcome.experiment.measures
+    waiting = [(each.run, name) for each in outcome.runs if each.state == "done" for name in missing(each.run, names)]
+    with progress_bar(f"measuring {', '.join(names)}") as bar:
+        for done, (directory, name) in enumerate(waiting):
+            bar(done, len(waiting))
+            MEASURES[name](directory, runtime)
+    return len(waiting)

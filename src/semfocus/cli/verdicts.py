@@ -1,4 +1,4 @@
-"""`semfocus verdicts` and `semfocus export`: the paper's claims judged by the runs, and the runs as one table."""
+"""`semfocus verdicts` and `semfocus export`: claims and questions judged by the runs, and the runs as one table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def verdicts_command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
 ) -> None:
-    """Judge each claim of the paper by the runs in a directory: holds, mixed, does not hold, or not decided.
+    """Judge each claim of the paper, and each open question, by the runs in a directory.
+
+    The answer is: holds, mixed, does not hold, or not decided.
 
     Beside the outcome stands how much of the claim was run, or how many seeds would probably decide it. The rules are
     fixed in the code: see --long, or docs/verdicts.md. Missing data are an answer, not an error.
@@ -46,8 +48,12 @@ def verdicts_command(
         }
         say(json.dumps(document, indent=2, allow_nan=False))
         return
-    for verdict in results.verdicts:
+    for verdict in results.paper_verdicts:
         say(_paragraph(verdict) if long else _line(verdict))
+    typer.echo("\nopen questions, which the paper does not claim:")
+    for verdict in results.verdicts:
+        if verdict.is_open_question:
+            say(_paragraph(verdict) if long else _line(verdict))
     for record in results.records:
         if not record.ended:
             say(f"{record.id}: {record.state}, left out", err=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from semfocus.config import RunConfig
 from semfocus.errors import UsageError, check_int
@@ -57,13 +58,13 @@ def measure_lengths(
     check_int("rows", rows, at_least=1)
     config = config_of(directory)
     asked = ladder(longest_trained(config)) if lengths is None else [check_int("length", n, 1) for n in lengths]
-    model, step = load(directory), _newest_step(directory)
+    model, step = load(directory), newest_step(directory)
     settings = {"step": step, "rows": rows}
     curve = read(directory, LengthCurve, settings)
     for done, length in enumerate(asked):
         on_progress(done, len(asked))
         if curve is None or length not in curve.points:
-            task = get_task(config.task.name, **{**config.task.options, "length": length})
+            task = task_at(config, length)
             with numerics(config.precision, runtime.threads or runtime.num_threads()):
                 point = _scores(model.to(runtime.torch_device()), task, task.data_seed(config.seed), rows)
             curve = keep(directory, LengthCurve.from_payload({**settings, "points": {str(length): point}}))
@@ -91,7 +92,23 @@ def _scores(model: Encoder, task: Task, seed: int, rows: int) -> dict[str, float
     return {name: total / rows for name, total in totals.items()}
 
 
-def _newest_step(run: RunDirectory) -> int:
+def task_at(config: RunConfig, length: int) -> Task:
+    """The run's task with examples of this length."""
+    longest_trained(config)
+    return get_task(config.task.name, **{**config.task.options, "length": length})
+
+
+def examples_at(config: RunConfig, length: int, rows: int) -> Tensor:
+    """(rows, L) examples of the split `test`, of one length and without padding."""
+    task = task_at(config, length)
+    batch = task.sample(rows, seed=task.data_seed(config.seed), split="test")
+    own = batch.lengths.unique()
+    if len(own) > 1:
+        raise UsageError(f"examples of task {config.task.name} differ in length, so that no one length is measured")
+    return batch.tokens[:, : int(own)]
+
+
+def newest_step(run: RunDirectory) -> int:
     steps = run.checkpoint_steps()
     if not steps:
         raise UsageError(f"run {run.id} has no checkpoint yet; train it first")

@@ -25,7 +25,8 @@ class Panel:
     """One kind of drawing of an experiment.
 
     `kind`: curves (values `along` something, as lines), sweep (one value a run, against a field of its
-    configuration), scatter (one point a task), surface, table.
+    configuration), map (one value a run, as a coloured cell for each of `each` and `lines`), scatter (one point a
+    task), surface, table.
     `metrics`: columns of metrics.jsonl, or `converged_at`, `speed_up`, `final.heldout_accuracy` of the analysis, or
     fields of a stored measurement, such as `mask_stability.kept`; drawn one above the other.
     `lines`: the fields of a configuration that tell lines apart; seeds are summed up by their `quantiles`.
@@ -34,7 +35,7 @@ class Panel:
 
     title: str
     metrics: tuple[str, ...]
-    kind: Literal["curves", "sweep", "scatter", "surface", "table"] = "curves"
+    kind: Literal["curves", "sweep", "map", "scatter", "surface", "table"] = "curves"
     along: str = "epoch"
     lines: tuple[str, ...] = ("attention.mechanism",)
     each: tuple[str, ...] = ("task.name",)  # a drawing for each value of these

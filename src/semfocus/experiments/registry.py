@@ -14,7 +14,7 @@ from semfocus.registry import Registry
 COLUMNS = ("study", "paper", "runs", "tasks", "mechanisms", "title")
 Runs = TypeVar("Runs", bound=Callable[..., list[RunConfig]])
 
-_MODULES = ("paper_figures", "paper_checks", "interventions")
+_MODULES = ("paper_figures", "paper_checks", "interventions", "open_questions")
 _studies: Registry[Study] = Registry("study", hint="; or the path of a study file, such as my_study.toml")
 
 
@@ -29,7 +29,7 @@ def study(**about: Any) -> Callable[[Runs], Runs]:
 
 
 def studies() -> list[Study]:
-    """All of them: the paper's figures in order, then further checks and interventions."""
+    """All of them: the paper's figures in order, then further checks, interventions and open questions."""
     for module in _MODULES:
         import_module(f"semfocus.experiments.{module}")
     return _studies.entries()

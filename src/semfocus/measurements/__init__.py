@@ -6,8 +6,16 @@ keeps measurements with their runs and reads them back.
 
 from collections.abc import Mapping
 
+from semfocus.measurements.by_length import LengthCurve, Smoothness
 from semfocus.measurements.fields import Malformed
-from semfocus.measurements.kinds import Dispersion, LengthCurve, MaskStability, Measurement, Sharpness, SurfaceMeta
+from semfocus.measurements.kinds import (
+    Dispersion,
+    KeptKeys,
+    MaskStability,
+    Measurement,
+    Sharpness,
+    SurfaceMeta,
+)
 from semfocus.measurements.store import keep, keep_surface, read, read_all, read_surface, surface_name
 from semfocus.measurements.surface import SQUARES, Surface, grid_axis, slopes
 
@@ -17,12 +25,14 @@ Measurements = Mapping[str, Mapping[str, Measurement]]
 __all__ = [
     "SQUARES",
     "Dispersion",
+    "KeptKeys",
     "LengthCurve",
     "Malformed",
     "MaskStability",
     "Measurement",
     "Measurements",
     "Sharpness",
+    "Smoothness",
     "Surface",
     "SurfaceMeta",
     "grid_axis",

@@ -33,6 +33,7 @@ class Measurement(ABC):
 
     NAME: ClassVar[str]
     SETTINGS: ClassVar[tuple[str, ...]]
+    DERIVED: ClassVar[tuple[str, ...]] = ()  # properties that panels may name as they name fields of the document
     document: dict[str, Any] = field(repr=False)
 
     @property
@@ -280,37 +281,22 @@ class SurfaceMeta(Measurement):
         )
 
 
-@dataclass(frozen=True)
-class LengthPoint:
-    """How good a model is at one length."""
-
-    loss: float | None
-    accuracy: float | None
-
-
 @dataclass(frozen=True, kw_only=True)
-class LengthCurve(Measurement):
-    """Loss and accuracy of a run by the length of its test examples."""
+class KeptKeys(Measurement):
+    """How many keys have a weight other than zero, on average over the queries of a trained model."""
 
-    NAME = "lengths"
-    SETTINGS = ("step", "rows")
+    NAME = "kept_keys"
+    SETTINGS = ("step", "split", "rows")
 
     rows: int
-    points: dict[int, LengthPoint]  # by length
+    mean: float
+    layers: list[float]
+    keys: float  # that a query sees, on average
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any], largest: float = LARGEST) -> Self:
-        fields, points = Fields(payload, largest), {}
-        for key, own in fields.children("points", "a length"):
-            if not (key.isascii() and key.isdigit() and int(key) > 0):
-                raise Malformed(f"{key!r} is not a length")
-            points[int(key)] = LengthPoint(own.optional("loss"), own.optional("accuracy"))
-        if not points:
-            raise Malformed("it has no length")
-        return cls(document=dict(payload), rows=int(fields.number("rows")), points=points)
-
-    def merged(self, before: Self | None) -> Self:
-        """With the lengths that only `before` has."""
-        if before is None:
-            return self
-        return self.from_payload(self.document | {"points": before.document["points"] | self.document["points"]})
+        fields = Fields(payload, largest)
+        mean, layers, keys = fields.number("mean"), fields.numbers("layers"), fields.number("keys")
+        if not layers or not 0 <= mean <= keys:
+            raise Malformed("its mean is not between none and all of the keys, or it has no layer")
+        return cls(document=dict(payload), rows=int(fields.number("rows")), mean=mean, layers=layers, keys=keys)

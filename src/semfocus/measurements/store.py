@@ -32,8 +32,17 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from semfocus.errors import CorruptData, OtherFormat, SemfocusError, StorageError
+from semfocus.measurements.by_length import LengthCurve, Smoothness
 from semfocus.measurements.fields import LARGEST, Malformed
-from semfocus.measurements.kinds import DIRECTIONS, Dispersion, MaskStability, Measurement, Sharpness, SurfaceMeta
+from semfocus.measurements.kinds import (
+    DIRECTIONS,
+    Dispersion,
+    KeptKeys,
+    MaskStability,
+    Measurement,
+    Sharpness,
+    SurfaceMeta,
+)
 from semfocus.measurements.surface import Surface
 from semfocus.store import DamagedMeasurement, RunDirectory
 from semfocus.store.measurements import (
@@ -63,6 +72,9 @@ KINDS: dict[str, type[Measurement]] = {
     MaskStability.NAME: MaskStability,
     **{surface_name(directions): SurfaceMeta for directions in DIRECTIONS},
     Sharpness.NAME: Sharpness,
+    LengthCurve.NAME: LengthCurve,
+    KeptKeys.NAME: KeptKeys,
+    Smoothness.NAME: Smoothness,
 }  # by plain name
 
 

@@ -11,14 +11,19 @@ from semfocus.analysis.results import Results
 from semfocus.analysis.verdicts import Verdict
 
 COLUMNS = ("claim", "outcome", "what the paper says", "effect", "interval", "p", "runs")
+OPEN_COLUMNS = ("question", "outcome", "statement", *COLUMNS[3:])
 
 
 def markdown(results: Results, missing: Sequence[str]) -> str:
     """The file's text; `missing` is what comparisons lack."""
     lines = ["# Verdicts on the claims of the paper", "", _row(COLUMNS), _row(["---"] * len(COLUMNS))]
-    lines += [_row(_cells(verdict)) for verdict in results.verdicts]
+    lines += [_row(_cells(verdict)) for verdict in results.paper_verdicts]
+    if results.open_verdicts:
+        lines += ["", "## Open questions, which the paper does not claim", "", _row(OPEN_COLUMNS)]
+        lines += [_row(["---"] * len(OPEN_COLUMNS)), *(_row(_cells(verdict)) for verdict in results.open_verdicts)]
     lines += ["", "## Reasons", ""]
-    lines += [f"- **{verdict.claim}** {_plain(verdict.because)}" for verdict in results.verdicts]
+    judged = [*results.paper_verdicts, *results.open_verdicts]
+    lines += [f"- **{verdict.claim}** {_plain(verdict.because)}" for verdict in judged]
     lines += ["", "## What comparisons lack", "", *(_items(missing))]
     lines += ["", "## Left out", "", *_items(f"{fault.name}: {fault.text}" for fault in results.faults)]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""A verdict on each claim of the paper (arXiv 2506.14095), by rules that are fixed before the runs.
+"""A verdict on each claim of the paper (arXiv 2506.14095) and each open question, by rules fixed before the runs.
 
     for verdict in Results.load("runs").verdicts:
         print(verdict.claim, verdict.outcome, verdict.because)
@@ -13,24 +13,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from semfocus.analysis.records import Measurements, Record
-from semfocus.analysis.verdicts import generalisation, interventions, largest, learning, measured, robustness, surfaces
+from semfocus.analysis.verdicts import (
+    generalisation,
+    interventions,
+    largest,
+    learning,
+    longer,
+    measured,
+    robustness,
+    surfaces,
+    ways,
+)
 from semfocus.analysis.verdicts.evidence import OUTCOMES, Claim, Outcome, Verdict, conclude
 from semfocus.analysis.verdicts.settings import settings_from
 
 __all__ = ["CLAIMS", "OUTCOMES", "Claim", "Measurements", "Outcome", "Verdict", "judge"]
 
 NOTHING: Measurements = {}
-_PARTS = (learning, largest, generalisation, robustness, measured, surfaces, interventions)
+_PARTS = (learning, largest, generalisation, robustness, measured, surfaces, interventions, ways, longer)
 CLAIMS: tuple[Claim, ...] = tuple(
     sorted(
         (claim for part in _PARTS for claim in part.CLAIMS),
         key=lambda claim: int(claim.id[1:]),
     )
 )
-"""The paper's claims, C1 to C14, each with its rule."""
+"""The paper's claims, C1 to C14, and the open questions, C15 to C18, each with its rule."""
 
 
 def judge(records: Sequence[Record], measurements: Measurements = NOTHING) -> list[Verdict]:
-    """Judge C1 to C14, in this order. Unfinished runs do not count; the order of runs makes no difference."""
+    """Judge all of them, in this order. Unfinished runs do not count; the order of runs makes no difference."""
     settings = settings_from(records)
     return [conclude(claim, claim.parts(settings, measurements)) for claim in CLAIMS]

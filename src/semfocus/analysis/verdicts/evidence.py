@@ -32,6 +32,8 @@ from semfocus.analysis.verdicts.settings import Setting
 Decision = Literal["yes", "no", "undecided", "not applicable"]
 Outcome = Literal["holds", "mixed", "does not hold", "not decided"]
 """What a verdict can be."""
+Source = Literal["paper", "open"]
+"""Whose claim it is: the paper's, or a question of this project that the paper leaves open."""
 OUTCOMES: tuple[Outcome, ...] = ("holds", "mixed", "does not hold", "not decided")
 """All of them, in the order in which tables show them."""
 
@@ -60,7 +62,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs show about one claim of the paper."""
+    """What the runs show about one claim of the paper, or about one open question."""
 
     claim: str  # "C1"
     statement: str
@@ -73,6 +75,12 @@ class Verdict:
     because: str
     judged: tuple[int, int] = (0, 0)  # parts that were run, of how many that apply
     seeds: int | None = None  # not decided: with so many, what was run would probably be; None if no number is known
+    source: Source = "paper"
+
+    @property
+    def is_open_question(self) -> bool:
+        """Whether this is a question of this project, and no claim of the paper."""
+        return self.source == "open"
 
     @property
     def scope(self) -> str:
@@ -94,12 +102,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of the paper: its statement, its rule, and the function that returns its parts."""
+    """One claim of the paper or open question: its statement, its rule, and the function that returns its parts."""
 
     id: str
     statement: str
     rule: str
     parts: Callable[[Sequence[Setting], Measurements], Sequence[Part]]
+    source: Source = "paper"
 
 
 @dataclass(frozen=True)
@@ -167,6 +176,7 @@ def conclude(claim: Claim, parts: Sequence[Part]) -> Verdict:
         because=because(parts, refuted),
         judged=(sum(part.was_run for part in applying), len(applying)),
         seeds=max(estimates) if can_tell else None,
+        source=claim.source,
     )
 
 

@@ -162,6 +162,12 @@ def choose(
     return min(fitting, key=order, default=None)
 
 
+def sibling(settings: Sequence[Setting], setting: Setting, changes: Mapping[str, Any]) -> Setting | None:
+    """The setting that differs from this one in these fields alone."""
+    wanted = {**setting.fields, **changes}
+    return next((other for other in settings if other.fields == wanted), None)
+
+
 def departures(task: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that are not as in the paper; empty for a task that the paper does not have."""
     wanted = _paper_settings(task) if task in TASKS else {}

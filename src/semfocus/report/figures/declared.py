@@ -4,6 +4,7 @@
 
 curves    metrics one above the other along `along`, a column for each value of `each`, a line for each of `lines`
 sweep     one value a run, as median and band over seeds, against the field `along`; columns and lines as above
+map       one value a run: a row for each of `each`, a column for each of `lines`, the median over seeds as colour
 scatter   a point for each of `lines`: the median of `along` and the median of the metric
 surface   loss surfaces of one seed side by side, a figure for each of `each`
 table     medians over seeds as text, with all percentiles that were measured
@@ -23,6 +24,7 @@ import numpy as np
 from semfocus.analysis.comparison import BASE
 from semfocus.errors import UsageError
 from semfocus.report.figures.curves import Column, Curve, about_seeds, draw_grid, median_epoch
+from semfocus.report.figures.declared_map import draw_map
 from semfocus.report.figures.declared_summaries import draw_scatter, draw_surface, draw_table
 from semfocus.report.figures.drawing import (
     FORMATS,
@@ -283,6 +285,7 @@ def _label_axes(axis: Axes, metric: str, theme: Theme, places: Places) -> None:
 KINDS: dict[str, Callable[[Sheet], list[Path]]] = {
     "curves": _draw_curves,
     "sweep": _draw_sweep,
+    "map": draw_map,
     "scatter": draw_scatter,
     "surface": draw_surface,
     "table": draw_table,

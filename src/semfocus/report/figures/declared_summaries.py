@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from pathlib import Path
 
@@ -34,8 +35,9 @@ def draw_scatter(sheet: Sheet) -> list[Path]:
     for stem, metric in sheet.parts(list(panel.metrics), 1):
         points = []
         for key, runs in sheet.runs.split(panel.lines).items():
-            x, y = runs.values(panel.along), runs.values(metric[0])
-            if x and y:
+            x = runs.values(panel.along)
+            y = [math.inf if math.isnan(value) else value for value in runs.values(metric[0])]
+            if x and y and math.isfinite(statistics.median(y)):  # not where the median seed never converged
                 name = key_text([panel.lines[i] for i in varied], tuple(key[i] for i in varied))
                 points.append((name, statistics.median(x), statistics.median(y), key))
         if not points:

@@ -26,6 +26,7 @@ from semfocus.training.objective import CLASSIFICATION, known_columns
 from semfocus.training.objective import is_share as is_share_column
 
 MECHANISM, TASK, OPTIONS = "attention.mechanism", "task.name", "task.options."
+NORMALISER = "attention.normaliser"
 PERCENTILE = USUAL_PERCENT
 CONFIG_PARTS = ("task", "attention", "model", "training")
 LABELS = {
@@ -36,6 +37,11 @@ LABELS = {
     "mask_stability.noise": "noise / spread of the embeddings",
     "surface.squares": "half side of the square",
     "dispersion.checkpoints.0.delta": "dispersion at the start",
+    "lengths.area": "accuracy over the logarithm of the length",
+    "kept_keys.mean": "keys with a weight, on average",
+    "smoothness.lengths": "tokens",
+    "smoothness.constants": "local Lipschitz constant of attention",
+    "smoothness.exponent": "exponent of its growth with the length",
 }
 T = TypeVar("T")
 Key = tuple[Any, ...]  # values of several fields
@@ -143,6 +149,8 @@ class Runs:
     def _stored(self, record: Record, field: str) -> Any:
         kind, *names = field.split(".")
         measurement = self.measurements.get(record.id, {}).get(kind)
+        if measurement is not None and names and names[0] in measurement.DERIVED:
+            return getattr(measurement, names[0])
         value: Any = None if measurement is None else measurement.document
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
@@ -206,6 +214,8 @@ def rank(field: str, value: Any) -> tuple[Any, ...]:
     """A sort key: mechanisms in the order of legends, numbers by size, then texts."""
     if field == MECHANISM:
         return mechanism_order(str(value))
+    if field == NORMALISER:  # the usual one first
+        return (str(value) != "softmax", str(value))
     return (0, float(value), "") if isinstance(value, (int, float)) else (1, 0.0, str(value))
 
 
@@ -228,7 +238,7 @@ def metric_text(metric: str) -> str:
 
 def is_share(metric: str) -> bool:
     """Whether values are shares of 1, written in per cent."""
-    return is_share_column(metric.rpartition(".")[2]) or metric == "mask_stability.kept"
+    return is_share_column(metric.rpartition(".")[2]) or metric in ("mask_stability.kept", "lengths.area")
 
 
 def check_alike(title: str, name: str, records: Sequence[Record]) -> None:

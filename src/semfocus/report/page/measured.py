@@ -32,7 +32,6 @@ from semfocus.measurements import (
     surface_name,
 )
 from semfocus.measurements.kinds import DIRECTIONS, Checkpoint
-from semfocus.measurements.store import KINDS
 from semfocus.report.figures.diagnosis import draw_dispersion_along_training, draw_mask_stability
 from semfocus.report.figures.landscape import draw_sharpness, draw_slopes
 from semfocus.report.page.measured_panels import (
@@ -80,7 +79,7 @@ def measured(results: Results, picture: PictureMaker = picture, max_bytes: int =
     cross_task = [picture(spec) for spec in cross_task_panels(results.records, measurements)]
     groups, room = [], max_bytes - _size(cross_task)
     for place, group in enumerate(results.groups):
-        kinds = {name: _consistent(group, measurements, name) for name in KINDS}
+        kinds = {name: _consistent(group, measurements, name) for name in SHARED_SETTINGS}
         if not any(runs for runs, _ in kinds.values()):
             continue
         panels: list[Json] = []

@@ -56,7 +56,7 @@ def render(
     summary = summarise(results.groups, about)
     on_top = sections.first_screen(results.groups, summary.meant)
     measurements = measured(results, picture)
-    verdicts = [sections.verdict(verdict) for verdict in results.verdicts] if results.has_paper_tasks else []
+    verdicts = [sections.verdict(verdict) for verdict in results.paper_verdicts] if results.has_paper_tasks else []
     values: dict[str, Any] = {
         "title": shown(title or sections.title(results, about)),
         "policy": policy(script, css),
@@ -72,6 +72,7 @@ def render(
         "below": len(results.groups) - len(on_top),
         "decided": [verdict for verdict in verdicts if verdict["decided"]],
         "undecided": [verdict for verdict in verdicts if not verdict["decided"]],
+        "open_questions": [sections.verdict(verdict) for verdict in results.open_verdicts],
         "tasks": sections.tasks(results.groups, groups, mechanisms),
         "groups": groups,
         "runs": sections.runs(results),
