@@ -20,6 +20,8 @@ def test_the_seeds_are_the_papers_ten_and_then_a_stated_rule() -> None:
     assert all(0 <= seed < 2**28 for seed in recipes.seeds(40))
     with pytest.raises(UsageError, match="seeds = 0 must be at least 1"):
         recipes.seeds(0)
+    with pytest.raises(UsageError, match="seeds = 1000000000 must be at most 10000"):
+        recipes.seeds(10**9)
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,13 @@ PAPER = {
     "listops": Hyperparameters(200, blocks=10, lr=1.0, decay=0.99),
 }
 QUICK_ROWS = 2000, 500  # training and held-out examples
+MAX_SEEDS = 10_000
 OWN_DATA = Hyperparameters(50, blocks=4)  # of a task that is not in the paper, e.g. a user's file
 
 
 def seeds(count: int) -> list[int]:
     """The first of the paper's ten seeds; further ones are 28-bit hashes of their index."""
-    check_int("seeds", count, at_least=1)
+    check_int("seeds", count, at_least=1, at_most=MAX_SEEDS)
     more = (int.from_bytes(hashlib.sha256(f"seed {i}".encode()).digest()[:4], "big") >> 4 for i in range(10, count))
     return [*PAPER_SEEDS[:count], *more]
 

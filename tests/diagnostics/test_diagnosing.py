@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,13 +232,21 @@ def test_attention_modules_without_a_captured_call_are_named() -> None:
 class Mixer(nn.Module):
     """Attention written out, in a class whose name does not say so; weights may be cast and dropped on the way."""
 
-    def __init__(self, dropout: float = 0.0, half: bool = False) -> None:
+    def __init__(self, dropout: float = 0.0, half: bool = False, way: str = "") -> None:
         super().__init__()
-        self.dropout, self.half = nn.Dropout(dropout), half
+        self.dropout, self.half, self.way = nn.Dropout(dropout), half, way
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.way == "without a batch":
+            return torch.stack([(row @ row.mT).softmax(-1) @ row for row in x])
         heads = x.unflatten(-1, (4, -1)).transpose(1, 2)
-        weights = self.dropout((heads @ heads.mT).softmax(-1))
+        scores = heads @ heads.mT
+        if self.way == "exponentials":
+            powers = (scores - scores.amax(-1, keepdim=True)).exp()
+            return ((powers / powers.sum(-1, keepdim=True)) @ heads).transpose(1, 2).flatten(2)
+        weights = self.dropout(scores.softmax(-1))
+        if self.way == "cleaned":
+            weights = weights.masked_fill(scores < -100, 0.0).nan_to_num()
         if self.half:
             return (weights.bfloat16() @ heads.bfloat16()).float().transpose(1, 2).flatten(2)
         return torch.einsum("bhqk,bhkd->bqhd", weights, heads).flatten(2)
@@ -257,7 +266,11 @@ class Router(nn.Module):
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("make", [Mixer, lambda: Mixer(0.2), lambda: Mixer(half=True)])
+@pytest.mark.parametrize(
+    "make",
+    [Mixer, lambda: Mixer(0.2), lambda: Mixer(half=True)]
+    + [partial(Mixer, way=way) for way in ("without a batch", "exponentials", "cleaned")],
+)
 def test_attention_written_out_is_named_whatever_its_class_is_called(make: Any, training: bool) -> None:
     model = seeded(lambda: nn.Sequential(SdpaBlock(), make(), Router())).train(training)
     with pytest.raises(UsageError, match=r"only part.*way: 1 \(Mixer\); pass partial=True"):
@@ -391,7 +404,7 @@ def test_the_page_of_a_diagnosis_loads_nothing_from_elsewhere(tmp_path: Path) ->
     page = diagnosis.save(tmp_path / "page.html")
     text = page.read_text()
     assert "http://" not in text.replace("http://www.w3.org", "")
-    assert "Attention, k = 3" in text
+    assert "How Attention attends, and what keeping 3 keys" in text
     assert (tmp_path / "page-heads.svg").exists()
 
 
