@@ -113,7 +113,7 @@ class Timers:
         self.spent, self.worked = 0.0, 0.0  # seconds and processor time of the workers' part, not the driver's
         self.seen = 0
 
-    def slots(self) -> int:
+    def slots(self, share: float) -> int:
         return self.workers
 
     def adopt(self) -> list[Adopted]:
@@ -132,7 +132,7 @@ class Timers:
             hello = {"node": "timer", "pid": 1, "device": "cpu", "versions": work.versions}
             words.append(Message(work.attempt, "began", hello))
             words.append(Message(work.attempt, "runs", {}, finished(parcel)))
-            words.append(Message(work.attempt, "ended", {"failed": []}))
+            words.append(Message(work.attempt, "ended", {"failed": [], "held": []}))
         self.spent += time.perf_counter() - began
         self.worked += time.process_time() - worked
         return words

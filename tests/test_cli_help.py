@@ -43,6 +43,18 @@ def test_every_command_shows_calls_of_itself_each_on_a_line_of_its_own(path: tup
         assert line.count("semfocus ") < 2 or "`" in line, line
 
 
+@pytest.mark.parametrize("path", [(), ("tasks",), ("theory",)], ids=" ".join)
+def test_the_list_of_commands_has_whole_sentences(path: tuple[str, ...]) -> None:
+    """`semfocus --help` cut nearly every sentence to a line: "Train mechanisms side by side on TASK and show what..."."""
+    done = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": str(COLUMNS), "TERMINAL_WIDTH": str(COLUMNS)})
+    listed = " ".join(done.output.partition("Commands:")[2].split())
+    assert "..." not in listed
+    for name, command in command_at(path).commands.items():
+        told = " ".join(command.help.partition("\n\n")[0].split())
+        assert f"{name} {told}" in listed
+    assert max(map(len, done.output.splitlines())) <= COLUMNS
+
+
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
 def test_every_option_is_explained_by_sentences(path: tuple[str, ...]) -> None:
     command = command_at(path)

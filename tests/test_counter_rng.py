@@ -59,6 +59,13 @@ def test_dropout_and_its_gradient_are_the_same_by_either_way(
     assert 0.15 < (fast[0] == 0).double().mean() < 0.45
 
 
+def test_dropout_hides_no_nan_by_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.full((1, 1, 2, 9), float("nan"))
+    assert counter_rng.dropout(x, SEEDS[:1], 0.5).isnan().all()
+    _by_torch(monkeypatch)
+    assert counter_rng.dropout(x, SEEDS[:1], 0.5).isnan().all()
+
+
 def test_what_traces_or_vectorises_gets_plain_tensor_operations() -> None:
     rows, columns = torch.arange(4, dtype=torch.int32).view(4, 1), torch.arange(3, dtype=torch.int32)
     mapped = torch.func.vmap(lambda seed: counter_rng.random_bits(seed, rows, columns))(SEEDS)

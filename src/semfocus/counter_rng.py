@@ -135,7 +135,8 @@ def dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
 def dropped(x: Tensor, seed: Tensor, rows: Tensor, columns: Tensor, p: float) -> Tensor:
     """x with entries set to zero with probability p, by `random_bits`, and the others scaled up."""
     if not _suits_numpy(seed, rows, columns) or not _shares_columns(rows, columns):
-        return torch.where(bernoulli_keep(seed, rows, columns, p), x * (1 / (1 - p)), 0.0)
+        # x * 0, not 0: NaN stays, as in the product below.
+        return torch.where(bernoulli_keep(seed, rows, columns, p), x * (1 / (1 - p)), x * 0.0)
     # One product forward and one backward; `where` takes several passes over memory.
     kind = np.float64 if x.dtype == torch.float64 else np.float32
     shape = torch.broadcast_shapes(seed.shape, rows.shape, columns.shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from semfocus.analysis.comparison import compare_records
@@ -59,6 +61,33 @@ def test_three_seeds_are_called_a_hint_and_ten_decide() -> None:
     assert "Beyond chance" in " ".join(proof.sentences())
     assert proof.arm("topk:5").p == pytest.approx(2 ** (1 - 10))
     assert proof.arm("topk:5").speed_up.ratio.value == pytest.approx(9 / 2)
+
+
+def test_where_the_test_split_was_measured_it_answers_what_is_right_on_unseen_rows() -> None:
+    """Held-out rows decide when a run stops; the answer in words was theirs, and the test split only a column."""
+    runs = [record(m, s, [0.5, 1.0]) for s in range(3) for m in ("full", "topk:5")]
+    for place, run in enumerate(runs):
+        share = 0.75 if run.mechanism == "full" else 0.85
+        runs[place] = replace(run, metrics=[{**row, "test_accuracy": share} for row in run.metrics])
+    comparison = compare_records("own", runs, {"chance": 0.5})
+    assert comparison.arm("full").unseen.median == 0.75
+    full, topk, _ = comparison.sentences()
+    assert full.endswith("it is right on 75.0% of the test rows it has not seen.")
+    assert "right on 85.0% of the test rows it has not seen, on average 10.0 points more than full" in topk
+
+
+def test_a_bound_on_the_wrong_side_of_1_is_no_claim() -> None:
+    """`on average <= 1.1x more than full attention` was said of a mechanism that learned where full never did."""
+    slow = [0.5] * 9
+    runs = [record("full", s, [*slow, 0.5]) for s in range(3)]
+    runs += [record("topk:2", s, [*slow, 1.0 if s == 0 else 0.5]) for s in range(3)]
+    said = compare_records("own", runs, {}).sentences()[1]
+    assert "(median; 1 of 3 seeds), which full attention never did (0 of 3 seeds); it is right" in said
+
+
+def test_one_epoch_is_not_called_epochs() -> None:
+    runs = [record(m, 1, [0.5], horizon=1) for m in ("full", "topk:5")]
+    assert "within 1 epoch." in compare_records("own", runs, {}).sentences()[0]
 
 
 def test_a_mechanism_that_never_gets_there_gives_a_bound_and_is_said_so() -> None:

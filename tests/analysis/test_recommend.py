@@ -70,10 +70,21 @@ def test_a_difference_within_chance_is_no_reason() -> None:
     assert "beyond chance (best: topk:4" in advice.text
 
 
+@pytest.mark.parametrize(("seeds", "said"), [(10, "topk:4 is the one to take"), (3, "topk:4 looks best")])
+def test_a_k_that_is_no_faster_and_more_accurate_is_recommended(seeds: int, said: str) -> None:
+    """It was told that focus does not help where full attention fits the rows and fails on new ones."""
+    advice = _advice({"full": (20, 0.7), "topk:2": (20, 0.71), "topk:4": (20, 0.95)}, seeds)
+    assert (advice.mechanism, advice.is_decided) == ("topk:4", seeds == 10)
+    assert said in advice.text
+    assert "accuracy is +25.0 points against full attention" in advice.text
+    slower = _advice({"full": (10, 0.7), "topk:4": (40, 0.95)})
+    assert slower.mechanism == "full"
+
+
 def test_nothing_is_recommended_where_nothing_learned_or_nothing_is_there() -> None:
     advice = _advice({"full": (None, 0.5), "topk:2": (None, 0.5)})
     assert (advice.mechanism, advice.is_decided) == ("", False)
-    assert "nothing reached 95 % training accuracy" in advice.text
+    assert "nothing reached 95% training accuracy" in advice.text
     assert recommend(compare_records("own", [], {})).mechanism == ""
     assert "it takes ended runs of full attention and of some k" in _advice({"topk:2": (10, 0.9)}).text
 

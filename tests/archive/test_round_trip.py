@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from semfocus.archive.merge import Merged
 from semfocus.archive.pack import Packed, pack
 from semfocus.archive.unpack import unpack
+from semfocus.cli import app
 from semfocus.errors import CorruptData, UsageError
 from semfocus.execution import resume, train
 from semfocus.execution.resuming import unfinished
@@ -182,6 +184,14 @@ def test_parts_hold_whole_runs_below_their_size_and_come_together_again(tmp_path
     assert all(files_of(target.open(run.id)) == files_of(run, "checkpoints") for run in runs)
     with pytest.raises(UsageError, match="too small"):
         pack(RunStore(tmp_path / "runs"), tmp_path / "b.tar.xz", part_mib=0.1)
+
+
+@pytest.mark.parametrize("size", ["nan", "inf", "-1"])
+def test_sizes_that_are_no_sizes_are_refused_by_name(tmp_path: Path, size: str) -> None:
+    for words in (["pack", "--part-size"], ["unpack", str(tmp_path / "runs.tar.xz"), "--max-gib"]):
+        result = CliRunner().invoke(app, [*words, size])
+        assert isinstance(result.exception, UsageError)
+        assert f"{words[-1]} = {size}" in str(result.exception)
 
 
 def test_ids_and_tasks_choose_runs(tmp_path: Path) -> None:

@@ -167,8 +167,18 @@ def test_padding_changes_nothing(name, mechanism) -> None:
     q, k, v = qkv(9, 9)
     alone = attend(q[:1, :, :5], k[:1, :, :5], v[:1, :, :5], mechanism, normaliser=name)
     lengths = torch.tensor([5, 9], device=DEVICE)
-    for padding in ({"lengths": lengths}, {"mask": torch.arange(9, device=DEVICE) < lengths[:, None, None, None]}):
+    present = torch.arange(9, device=DEVICE) < lengths[:, None, None, None]
+    pairs = torch.zeros(2, 1, 9, 9, dtype=q.dtype, device=DEVICE).masked_fill(~present, float("-inf"))
+    for padding in ({"lengths": lengths}, {"mask": present}, {"mask": pairs}):
         close(attend(q, k, v, mechanism, normaliser=name, **padding)[:1, :, :5], alone)
+
+
+@pytest.mark.parametrize("name", normaliser_names())
+def test_minus_infinity_in_a_float_mask_hides_a_key_as_false_does_in_a_bool_one(name) -> None:
+    q, k, v = qkv(9, 9)
+    hidden = torch.arange(9, device=DEVICE) % 4 == 3
+    added = torch.zeros(9, device=DEVICE, dtype=q.dtype).masked_fill(hidden, float("-inf"))
+    close(attend(q, k, v, normaliser=name, mask=added), attend(q, k, v, normaliser=name, mask=~hidden))
 
 
 @pytest.mark.parametrize("name", ["ssmax", "asentmax", "lssar"])

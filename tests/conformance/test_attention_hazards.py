@@ -128,6 +128,21 @@ def test_a_nan_score_reaches_its_own_row_alone(case) -> None:
 
 
 @every_case
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("rows", [1, 9], ids=["keys", "pairs"])
+def test_a_hidden_key_that_is_nan_has_no_effect_on_the_output(case, kind, rows) -> None:
+    q, k, v, grad = case.tensors(9, 9)
+    mask = torch.ones(rows, 9, dtype=torch.bool, device=DEVICE)
+    mask[:, 2] = mask[:, -1] = False
+    options = {
+        "mask": mask if kind == "bool" else torch.zeros(mask.shape, device=DEVICE).masked_fill(~mask, -torch.inf)
+    }
+    wanted = case.oracle((q, k, v, grad), **options)[0]
+    k[:, :, ~mask[0]] = float("nan")
+    close(case.attend(q, k, v, **options), wanted)
+
+
+@every_case
 @pytest.mark.parametrize("length", [1, 5, 15, 33])
 def test_a_query_whose_scores_are_all_nan_gives_nan_however_few_its_keys(case, length) -> None:
     for causal in (False, True):

@@ -150,6 +150,16 @@ def test_the_chosen_backend_takes_positions_for_long_rows(mechanism) -> None:
         assert not out[..., -1, :].any()
 
 
+@pytest.mark.parametrize("backend", ["reference", "dense", "local"])
+@pytest.mark.parametrize("mechanism", ["banded:2", "block_local:2", "shifted:2+3a"])
+def test_a_query_behind_the_last_key_is_no_global_token(mechanism, backend) -> None:
+    q, k, v, _ = Case(MECHANISMS[0], backend).tensors(1, 6)
+    places = {"k_positions": torch.arange(6, device=DEVICE), "q_positions": torch.tensor([9], device=DEVICE)}
+    _, info = attend(q, k, v, mechanism, backend=backend, return_info=True, **places)
+    kept = {"banded:2": [4, 5], "block_local:2": [-1, -1], "shifted:2+3a": [0, 1]}[mechanism]  # 9 + 3 on a ring of 6
+    assert (info.indices == torch.tensor(kept, device=DEVICE)).all()
+
+
 @pytest.mark.parametrize("backend", ["reference", "dense", "chunked", "local"])
 @pytest.mark.parametrize("mechanism", ["banded:3", "topk:1+2s", "topk:1+2w"])
 def test_positions_that_repeat_among_the_keys_of_a_query_are_refused_where_keys_are_listed(mechanism, backend) -> None:

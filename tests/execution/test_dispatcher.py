@@ -14,12 +14,13 @@ from semfocus.archive.contents import read_files
 from semfocus.archive.parcel import unwrap, wrap
 from semfocus.errors import CorruptData, Locked, UsageError
 from semfocus.execution import train
+from semfocus.execution.cluster import dispatcher as dispatcher_module
 from semfocus.execution.cluster.dispatcher import DifferentBuilds, Dispatcher, LostWorker, Settings
 from semfocus.execution.cluster.flights import shortest_first
 from semfocus.execution.cluster.messages import Adopted, Gone, Message, Work
 from semfocus.execution.cohorts import open_runs, plan_jobs
 from semfocus.store import RunStore
-from semfocus.store.board import read_boards
+from semfocus.store.board import open_board, read_boards
 from tests.training.helpers import runtime, tiny, trained
 
 CONFIGS = [tiny(seed, mechanism, epochs=4) for mechanism in ("full", "topk:3") for seed in (1, 2)]
@@ -40,7 +41,7 @@ class MadeUp:
         self.alive: list[Adopted] = []
         self.on_submit: Callable[[Work], None] = self.succeed
 
-    def slots(self) -> int:
+    def slots(self, share: float) -> int:
         return self.room
 
     def adopt(self) -> list[Adopted]:
@@ -80,7 +81,7 @@ class MadeUp:
     def succeed(self, work: Work) -> None:
         self.begin(work)
         self.bring(work)
-        self.say(work, "ended", failed=[])
+        self.say(work, "ended", failed=[], held=[])
 
 
 class Bench:
@@ -127,12 +128,13 @@ def test_few_attempts_wait_at_the_engine(tmp_path: Path) -> None:
     bench.engine.room = 1
     bench.engine.on_submit = lambda work: None
     dispatcher = bench.dispatcher()
-    dispatcher._submit()
-    assert len(bench.engine.sent) == 3, "those at work, and two that wait"
-    dispatcher._submit()
-    assert len(bench.engine.sent) == 3
-    for attempt in list(dispatcher.flights):
-        dispatcher._drop(attempt)
+    with open_board(bench.store.root, "test") as dispatcher.board:
+        dispatcher._submit()
+        assert len(bench.engine.sent) == 3, "those at work, and two that wait"
+        dispatcher._submit()
+        assert len(bench.engine.sent) == 3
+        for attempt in list(dispatcher.flights):
+            dispatcher._drop(attempt)
 
 
 def test_the_smallest_study_goes_first_and_in_it_the_longest_cohort(tmp_path: Path) -> None:
@@ -291,6 +293,150 @@ def test_a_machine_whose_disk_is_full_gets_nothing_more(tmp_path: Path) -> None:
     bench.assert_all_there()
 
 
+def test_a_worker_whose_runs_did_not_arrive_has_not_ended(tmp_path: Path) -> None:
+    """What it brought was lost on the way: the runs are trained again, not left out."""
+    bench = Bench(tmp_path)
+    silent: list[Work] = []
+
+    def forgetful(work: Work) -> None:
+        if silent:
+            bench.engine.succeed(work)
+            return
+        silent.append(work)
+        bench.engine.begin(work)
+        bench.engine.bring(work, work.ids[:1])
+        bench.engine.say(work, "ended", failed=[], held=[])
+
+    bench.engine.on_submit = forgetful
+    with pytest.warns(LostWorker, match="has ended, and not all of its runs are here"):
+        assert bench.run() == []
+    assert [work.ids for work in bench.engine.sent if work.ids[-1] == silent[0].ids[-1]][1] == silent[0].ids[1:]
+    bench.assert_all_there()
+
+
+def test_runs_that_a_lost_worker_still_holds_are_asked_for_again(tmp_path: Path) -> None:
+    """On a shared disk the lock of a worker that was cut off outlives it for a while."""
+    bench = Bench(tmp_path, hand_back=False, cohort_size=4)
+    turns = iter(["lost", "held", "done"])
+
+    def in_place(work: Work) -> None:
+        turn = next(turns)
+        if turn == "lost":
+            bench.engine.said.append(Gone(work.attempt, "was cut off"))
+            return
+        bench.engine.begin(work)
+        if turn == "done":
+            train(CONFIGS, bench.store.root, runtime())
+        bench.engine.say(work, "ended", failed=[], held=work.ids if turn == "held" else [])
+
+    bench.engine.on_submit = in_place
+    with pytest.warns(LostWorker) as told:
+        assert bench.run() == []
+    assert "found its runs still held by the worker that was lost: they go on" in str(told[1].message)
+    bench.assert_all_there()
+
+
+def test_an_error_that_is_not_ours_is_tried_elsewhere_and_in_the_end_raised(tmp_path: Path) -> None:
+    """A machine with a broken GPU does not end a study of thirty; a mistake in the code does, after a few tries."""
+    bench = Bench(tmp_path, cohort_size=4, retries=3)
+    sick = iter([True, True, False])
+
+    def fail(work: Work) -> None:
+        if next(sick):
+            bench.engine.begin(work, "sick")
+            bench.engine.say(work, "raised", kind="RuntimeError", text="CUDA error: uncorrectable ECC", trace="line 7")
+        else:
+            bench.engine.succeed(work)
+
+    bench.engine.on_submit = fail
+    with pytest.warns(LostWorker, match="on sick .* failed with RuntimeError: CUDA error: uncorrectable ECC: they go"):
+        assert bench.run() == []
+    bench.assert_all_there()
+
+    again = Bench(tmp_path / "again", cohort_size=4, retries=3)
+    again.engine.on_submit = lambda work: again.engine.say(
+        work, "raised", kind="ZeroDivisionError", text="division by zero", trace="line 7"
+    )
+    with pytest.warns(LostWorker), pytest.raises(RuntimeError, match="ZeroDivisionError: division by zero"):
+        again.run()
+    assert len(again.engine.sent) == 3
+    assert all(job.run.holder() is None for job in again.jobs)
+
+
+def test_an_attempt_of_an_earlier_driver_is_watched_though_one_of_its_runs_has_ended_early(tmp_path: Path) -> None:
+    """Members of a cohort may reach their goal, or diverge, before the others."""
+    bench = Bench(tmp_path, hand_back=False, cohort_size=4)
+    train(CONFIGS[:1], bench.store.root, runtime())
+    bench.cohorts = [bench.jobs[1:]]
+    bench.engine.alive = [Adopted("0" * 16, [job.id for job in bench.jobs])]
+    train(CONFIGS[1:], bench.store.root, runtime())
+    bench.engine.said = [Message("0" * 16, "ended", {"failed": [], "held": []}, None)]
+    assert bench.run() == []
+    assert bench.engine.sent == []
+
+
+def test_an_adopted_attempt_that_never_speaks_is_given_up(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, hand_back=False, cohort_size=4, lease=10.0)
+    bench.engine.alive = [Adopted("0" * 16, [job.id for job in bench.jobs])]
+
+    def poll(seconds: float) -> list[Message | Gone]:
+        bench.now += 4.0
+        said, bench.engine.said = bench.engine.said, []
+        return said
+
+    def in_place(work: Work) -> None:
+        train(CONFIGS, bench.store.root, runtime())
+        bench.engine.begin(work)
+        bench.engine.say(work, "ended", failed=[], held=[])
+
+    bench.engine.poll, bench.engine.on_submit = poll, in_place  # type: ignore[method-assign]
+    with pytest.warns(LostWorker, match="was not heard of for 10 s"):
+        assert bench.run() == []
+    bench.assert_all_there()
+
+
+def test_locks_are_given_back_when_a_run_cannot_be_read_to_be_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+
+    def torn(run: Any, checkpoints: str) -> Any:
+        raise CorruptData("torn")
+
+    monkeypatch.setattr(dispatcher_module, "read_files", torn)
+    with pytest.raises(CorruptData, match="torn"):
+        bench.run()
+    assert all(job.run.holder() is None for job in bench.jobs)
+
+
+def test_a_small_cohort_gets_a_part_of_a_gpu_and_a_large_one_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, device="cuda")
+    shares = {}
+    for limit in (2, 4, 9, 100):
+        monkeypatch.setattr(dispatcher_module, "cohort_limit", lambda config, task, device, limit=limit: limit)
+        shares[limit] = bench.dispatcher()._share(bench.jobs[:2])
+    assert shares == {2: 1.0, 4: 0.5, 9: 0.25, 100: 0.125}
+    assert Dispatcher(bench.cohorts, bench.store, runtime(), bench.engine, Settings(True), print)._share([]) == 1.0
+
+
+def test_as_many_cohorts_go_out_as_find_room_by_their_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few wait at the engine, also where each needs a whole GPU."""
+    bench = Bench(tmp_path, cohort_size=1, device="cuda")
+    asked: list[float] = []
+    bench.engine.slots = lambda share: asked.append(share) or 1  # type: ignore[method-assign, func-returns-value]
+    bench.engine.on_submit = lambda work: None
+    monkeypatch.setattr(dispatcher_module, "cohort_limit", lambda *args: 1)
+    dispatcher = bench.dispatcher()
+    with open_board(bench.store.root, "test") as dispatcher.board:
+        dispatcher._submit()
+        for attempt in list(dispatcher.flights):
+            dispatcher._drop(attempt)
+    assert set(asked) == {1.0}
+    assert len(bench.engine.sent) == 3
+
+
 def test_an_error_of_a_worker_arrives_as_itself(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.engine.on_submit = lambda work: bench.engine.say(
@@ -318,7 +464,7 @@ def test_another_build_of_torch_is_named_once(tmp_path: Path) -> None:
     def other(work: Work) -> None:
         bench.engine.begin(work, torch="2.11.0+cu130")
         bench.engine.bring(work)
-        bench.engine.say(work, "ended", failed=[])
+        bench.engine.say(work, "ended", failed=[], held=[])
 
     bench.engine.on_submit = other
     with warnings.catch_warnings(record=True) as told:
@@ -333,12 +479,12 @@ def test_attempts_of_an_earlier_driver_are_watched_and_not_sent_again(tmp_path: 
     bench = Bench(tmp_path, hand_back=False)
     own = [job.id for job in bench.jobs[:2]]
     bench.engine.alive = [Adopted("0" * 16, own), Adopted("1" * 16, ["feedfeedfeedfeed"])]
-    bench.engine.said = [Message("0" * 16, "ended", {"failed": []}, None)]
+    bench.engine.said = [Message("0" * 16, "ended", {"failed": [], "held": []}, None)]
 
     def in_place(work: Work) -> None:
         bench.engine.begin(work)
         train(CONFIGS, bench.store.root, runtime())
-        bench.engine.say(work, "ended", failed=[])
+        bench.engine.say(work, "ended", failed=[], held=[])
 
     bench.engine.on_submit = in_place
     assert bench.run() == []
@@ -396,7 +542,7 @@ def test_a_board_says_who_trains_what(tmp_path: Path) -> None:
         if bench.now > 12:
             for work in bench.engine.sent:
                 bench.engine.bring(work)
-                bench.engine.say(work, "ended", failed=[])
+                bench.engine.say(work, "ended", failed=[], held=[])
         return real(seconds)
 
     bench.engine.poll = poll  # type: ignore[method-assign]

@@ -13,16 +13,20 @@ from typing import Any
 
 import pytest
 
+from semfocus.archive.contents import read_files
+from semfocus.archive.parcel import unwrap, wrap
 from semfocus.config import TaskConfig
 from semfocus.errors import CorruptData, MissingExtra, UsageError
 from semfocus.execution import ray_executor
-from semfocus.execution.cluster import ray_connection
+from semfocus.execution.cluster import on_ray, ray_connection
 from semfocus.execution.cluster.data_files import local_path, sha256_of
 from semfocus.execution.cluster.messages import Message, Work, new_attempt, versions
 from semfocus.execution.cluster.worker import Attempt
+from semfocus.execution.cohorts import open_runs, plan_jobs
 from semfocus.execution.executor import make_executor
 from semfocus.execution.ray_executor import count_slots
-from tests.training.helpers import runtime, tiny
+from semfocus.store import RunStore
+from tests.training.helpers import runtime, tiny, trained
 
 ROOT = Path(__file__).parents[2]
 # A driver in a process of its own: what it listens on, and what happens when its head dies.
@@ -73,7 +77,7 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 def work(configs: list[Any], **changes: Any) -> Work:
     fields: dict[str, Any] = {
         "attempt": new_attempt(), "ids": [config.run_id(config.task.build()) for config in configs],
-        "configs": [config.model_dump(mode="json") for config in configs], "root": "/nowhere",
+        "configs": [config.model_dump(mode="json") for config in configs], "root": "/nowhere", "board": "/nowhere",
         "runtime": vars(runtime()), "threads": 1, "versions": versions(), "plugins": [], "path": [], "hand_back": False,
     }  # fmt: skip
     return Work(**fields | changes)
@@ -128,15 +132,93 @@ def test_a_port_where_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
         make_executor("ray", runtime())
 
 
-def test_a_cluster_that_is_open_to_anybody_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 62: beyond the loopback interface, a token is required."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+@pytest.fixture
+def far_away(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """A cluster beyond the loopback interface, and whether it lets us in by each of Ray's modes."""
+    pytest.importorskip("ray")
+    answers = {"disabled": False, "token": True}
     monkeypatch.setattr(ray_connection.socket, "getaddrinfo", lambda *a, **k: [(0, 0, 0, "", ("192.0.2.7", 6379))])
     monkeypatch.setattr(ray_connection.socket, "create_connection", lambda *a, **k: SimpleNamespace(close=lambda: None))
-    with pytest.raises(UsageError, match=r"whoever reaches it runs code on it\. Unset RAY_AUTH_MODE"):
-        ray_connection.check_address("head.cluster:6379")
+    monkeypatch.setattr(ray_connection, "_answers", lambda address, mode: answers[mode])
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # what the test sets is taken back
     monkeypatch.delenv("RAY_AUTH_MODE")
-    ray_connection.check_address("head.cluster:6379")
+    return answers
+
+
+def test_a_cluster_that_is_open_to_anybody_is_not_joined(far_away: dict[str, bool]) -> None:
+    """Row 62: beyond the loopback interface, a token is required; that one could be given is not enough."""
+    far_away["disabled"] = True
+    with pytest.raises(UsageError, match=r"asks for no token: whoever reaches it runs code on it.*get-auth-token"):
+        ray_connection.checked_address("head.cluster:6379")
+
+
+def test_the_token_of_this_machine_is_used_where_one_is_asked_for(far_away: dict[str, bool]) -> None:
+    assert ray_connection.checked_address("head.cluster:6379") == "head.cluster:6379"
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+
+
+@pytest.mark.parametrize("mode", ["disabled", ""])
+def test_a_missing_token_comes_with_where_to_get_it(
+    far_away: dict[str, bool], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mode:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    far_away["token"] = bool(mode)
+    with pytest.raises(UsageError, match=r"asks for a token, .* copy ~/\.ray/auth_token from the machine of its head"):
+        ray_connection.checked_address("head.cluster:6379")
+
+
+HEAD = """
+import sys
+from ray.cluster_utils import Cluster
+args = {"num_cpus": 0, "node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 * 2**20}
+cluster = Cluster(initialize_head=True, head_node_args=args)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["disabled", "token"])
+def test_whether_a_cluster_asks_for_a_token_is_asked_of_the_cluster(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    token = "ab" * 32
+    env = {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": token, ray_connection.LOOPBACK_SWITCH: "0"}
+    head = subprocess.Popen(
+        [sys.executable, "-c", HEAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True, env=os.environ | env,
+    )  # fmt: skip
+    with head:
+        assert head.stdout is not None
+        address = head.stdout.readline().strip()
+        assert ray_connection._answers(address, "disabled") == (mode == "disabled")
+        if mode == "token":
+            monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+            assert ray_connection._answers(address, "token")
+            monkeypatch.setenv("RAY_AUTH_TOKEN", "cd" * 32)
+            assert not ray_connection._answers(address, "token")
+            monkeypatch.delenv("RAY_AUTH_TOKEN")
+            monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/no/such/file")
+            assert not ray_connection._answers(address, "token")
+        head.communicate()
+
+
+def test_what_is_no_ray_cluster_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        monkeypatch.setattr(ray_connection, "ANSWER_SECONDS", 2.0)
+        with pytest.raises(UsageError, match="does not answer as a Ray cluster does"):
+            make_executor(f"ray:127.0.0.1:{sock.getsockname()[1]}", runtime())
+
+
+def test_auto_without_a_cluster_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    services = pytest.importorskip("ray._private.services")
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: None)
+    with pytest.raises(UsageError, match="'auto': no Ray cluster runs on this machine"):
+        make_executor("ray:auto", runtime())
 
 
 @pytest.mark.parametrize(
@@ -211,6 +293,55 @@ def test_a_worker_that_does_not_see_the_drivers_disk_refuses() -> None:
 def test_a_worker_where_configurations_mean_something_else_refuses() -> None:
     last = last_word(work([tiny(1)], ids=["feedfeedfeedfeed"]))
     assert "make other runs here: plugins or data files are not the same" in last.body["text"]
+
+
+def test_what_could_not_be_told_is_told_later_and_beats_are_not_kept(tmp_path: Path) -> None:
+    """The driver may be out of reach for a while; runs that were brought meanwhile must not be lost."""
+    told: list[Message] = []
+    config = tiny(1, epochs=30)
+    calls: list[list[str]] = []
+    given = work([config], hand_back=True, beat=0.05, root=str(tmp_path), runtime=vars(runtime(checkpoint_seconds=0)))
+    run = trained([config], tmp_path / "alone")[0]
+
+    def tell(messages: list[Message]) -> bool:
+        calls.append([message.kind for message in messages])
+        if len(calls) % 2:
+            raise OSError("unreachable")
+        told.extend(messages)
+        return True
+
+    store = RunStore(tmp_path / "runs")
+    jobs = plan_jobs([config], store)
+    open_runs(jobs, store)
+    parcel = wrap({run.id: read_files(jobs[0].run)}, {run.id: "interrupted"})
+    told += Attempt(given, parcel, lambda name: b"", tell).run()
+    brought = [files for message in told if message.parcel for _, files in unwrap(message.parcel)]
+    assert [message.kind for message in told].count("began") == 1
+    steps = [max(int(name.split("/")[1]) for name in files if name.startswith("checkpoints/")) for files in brought]
+    assert steps[:-1] == sorted({*steps[:-1]}), "each once, in their order; the last is the end of the run"
+    assert brought[-1]["metrics.jsonl"] == (run.path / "metrics.jsonl").read_bytes()
+    assert told[-1].body == {"failed": [], "held": []}
+    assert max(kinds.count("progress") + kinds.count("beat") for kinds in calls) == 1
+
+
+def test_a_worker_names_runs_that_somebody_else_holds(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    jobs = plan_jobs([tiny(1), tiny(2)], store)
+    open_runs(jobs, store)
+    with jobs[0].run.lock():
+        last = last_word(work([tiny(1), tiny(2)], root=str(tmp_path), board=str(tmp_path / "none")))
+    assert last.body == {"failed": [], "held": [jobs[0].id]}
+
+
+def test_a_full_mailbox_keeps_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "MAX_BACKLOG", 3)
+    mailbox = on_ray.Mailbox()
+    assert mailbox.tell("a", [("one", None)] * 3)
+    assert mailbox.tell("a", [("beat", None), ("runs", b"1")])
+    mailbox.stop(["b"])
+    assert not mailbox.tell("b", [("runs", b"2")])
+    assert mailbox.take() == [("one", None)] * 3 + [("runs", b"1"), ("runs", b"2")]
+    assert mailbox.take() == []
 
 
 def test_data_files_are_brought_once_and_checked(tmp_path: Path) -> None:

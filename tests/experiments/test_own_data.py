@@ -154,7 +154,7 @@ def test_facts_are_kept_with_the_run_and_no_part_of_its_identity(tmp_path: Path)
         task = result.runs[0].config.task.build(tmp_path)
     assert "facts" not in result.runs[0].config.identity(task)
     told = result._repr_html_()
-    assert "1 rows without a token are skipped; 1 rows are cut at 256 tokens; " in told
+    assert "1 row without a token skipped; 1 row cut at 256 tokens; " in told
 
 
 def test_own_tasks_have_defaults_and_quick_takes_their_options_and_fewer_rows(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_auto_tries_a_ladder_of_k_and_says_what_it_thinks(tmp_path: Path) -> Non
     told = json.loads(done.stdout)
     assert [arm["mechanism"] for arm in told["mechanisms"]] == ["full", "topk:2"]  # rows have 4 tokens
     assert len(told["mechanisms"][0]["final_test_accuracy"]) == 1
-    assert told["recommendation"]["text"].startswith("Nothing to recommend: nothing reached 95 %")
+    assert told["recommendation"]["text"].startswith("Nothing to recommend: nothing reached 95%")
 
 
 def test_attention_is_a_text_or_a_list(tmp_path: Path) -> None:

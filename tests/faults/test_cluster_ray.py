@@ -42,6 +42,7 @@ HEALTH = {
 NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20}
 PAIR = [tiny(seed, mechanism, epochs=6) for mechanism in ("full", "topk:3") for seed in (1, 2)]
 LONG = [tiny(seed, "full", epochs=40) for seed in (1, 2)]
+LONGER = [tiny(seed, "full", epochs=200) for seed in (1, 2)]  # than it takes to see that a head is gone
 ROOT = Path(__file__).parents[2]
 FULL_DISK = """
 import errno, os
@@ -224,12 +225,16 @@ def test_a_driver_that_is_killed_and_started_again_goes_on(tmp_path: Path, machi
 
 HEAD = """
 import sys
-from tests.faults.test_cluster_ray import LONG, Machines, OFTEN
-from semfocus.execution import train
+from tests.faults.test_cluster_ray import LONGER, Machines, OFTEN
+from semfocus.execution import ray_executor, train
+ray_executor.SLOTS_SECONDS, ray_executor.HEAD_SECONDS = 1.0, 3.0
 machines = Machines()
 print(machines.cluster.head_node.all_processes["gcs_server"][0].process.pid, flush=True)
 try:
-    train(LONG, sys.argv[1], OFTEN, executor=machines.executor)
+    train(LONGER, sys.argv[1], OFTEN, executor=machines.executor)
+except Exception as error:
+    print(error, flush=True)
+    raise
 finally:
     machines.close()
 """
@@ -238,22 +243,23 @@ finally:
 @pytest.mark.slow
 def test_a_head_that_dies_takes_nothing_with_it(tmp_path: Path, machines: Machines) -> None:
     """Row 61: the cluster is gone; the same command on another one goes on from the run directories."""
-    expected = trained(LONG, tmp_path / "alone", cohort_size=1)
+    expected = trained(LONGER, tmp_path / "alone", cohort_size=1)
     store = tmp_path / "ray"
     driver = subprocess.Popen(
         [sys.executable, "-c", HEAD, str(store)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True, env={**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": "5"},
+        text=True, start_new_session=True, env={**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": "10"},
     )  # fmt: skip
     assert driver.stdout is not None
     with driver.stdout:
         gcs = int(driver.stdout.readline())
-    runs = [run_of(config, store) for config in LONG]
-    wait_for(lambda: any(run.path.is_dir() and run.checkpoint_steps() for run in runs))
-    os.kill(gcs, signal.SIGKILL)
-    assert driver.wait(120) != 0, "it says that the cluster is gone"
+        runs = [run_of(config, store) for config in LONGER]
+        wait_for(lambda: any(run.path.is_dir() and run.checkpoint_steps() for run in runs))
+        os.kill(gcs, signal.SIGKILL)
+        assert "has not answered for 3 s; what workers saved is kept: start the cluster" in driver.stdout.readline()
+    assert driver.wait(120) != 0
     wait_for(lambda: all(run.holder() is None for run in runs))
     begun: list[int] = []
-    outcomes = train(LONG, store, OFTEN, lambda progress: begun.append(progress.step), executor=machines.executor)
+    outcomes = train(LONGER, store, OFTEN, lambda progress: begun.append(progress.step), executor=machines.executor)
     assert max(begun) > 0
     assert_same_bits([outcome.run for outcome in outcomes], expected)
 

@@ -14,7 +14,6 @@ from semfocus.errors import UsageError
 from semfocus.execution import train
 from semfocus.execution.cluster import leaving
 from semfocus.execution.cluster.dispatcher import LostWorker
-from semfocus.execution.cluster.shared_disk import lock_problem
 from semfocus.execution.executor import make_executor
 from semfocus.training import Interrupted, Progress
 from tests.faults import slurm
@@ -156,27 +155,6 @@ def test_bad_input_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         make_executor("slurm-local", runtime(device="cuda"))
     with pytest.raises(UsageError, match="executor 'serial' has no options"):
         make_executor("serial:fast", runtime())
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("36 25 0:32 / /shared rw - nfs4 host:/x rw,vers=4.2", ""),
-        ("36 25 0:32 / /shared rw - nfs host:/x rw,nolock", "nfs at /shared: nolock.*mount it without"),
-        ("36 25 0:32 / /shared rw - nfs host:/x rw,local_lock=flock", "local_lock=flock"),
-        ("36 25 0:32 / /shared rw - lustre host:/x rw,flock", ""),
-        ("36 25 0:32 / /shared rw - lustre host:/x rw", "mount it with the option flock"),
-        ("36 25 0:32 / /other rw - nfs host:/x rw,nolock", ""),
-    ],
-)
-def test_a_disk_whose_locks_other_machines_do_not_see_is_refused(tmp_path: Path, line: str, reason: str) -> None:
-    import re
-
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(f"25 1 254:1 / / rw - ext4 /dev/vda rw\n{line}\n")
-    problem = lock_problem(Path("/shared/runs"), mounts)
-    assert bool(problem) == bool(reason)
-    assert re.search(reason, problem)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

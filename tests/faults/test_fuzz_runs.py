@@ -101,7 +101,7 @@ def said(record: Record) -> dict[str, Any]:
 
 def call(*arguments: object) -> str:
     """What a command prints; an error must be one of ours."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], color=True)  # as in a terminal
     if result.exception is not None and not isinstance(result.exception, (SemfocusError, SystemExit)):
         raise AssertionError(f"{arguments[0]} raised") from result.exception
     return result.output

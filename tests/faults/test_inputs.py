@@ -200,8 +200,12 @@ def test_odd_names_and_times_of_files_stop_no_command(run: RunDirectory, root: P
     (root / os.fsdecode(b"caf\xe9 \xff")).write_text("")
     (root / "a\nb\x1b[31m").write_text("")
     os.utime(run.path / "metrics.jsonl", (2.6e11, 2.6e11))  # in the year 10209
-    for words in (["runs", root], ["runs", root, "--json"], ["verdicts", root], ["clean", root]):
-        result = call(*words)
+    place = root.parent
+    for words in (
+        ["runs", root], ["runs", root, "--json"], ["verdicts", root], ["clean", root], ["status", root],
+        ["pack", root, "--out", place / "runs.tar.xz"], ["publish", root, "--out", place / "tables"],
+    ):  # fmt: skip
+        result = CliRunner().invoke(app, [str(word) for word in words], color=True)  # as in a terminal
         assert result.exit_code == 0, result.output
         assert "\x1b" not in result.output
     assert call("report", root, "--out", root.parent / "page.html").exit_code == 0

@@ -103,7 +103,12 @@ def test_a_changed_run_is_named_and_left_out_of_every_answer(
     exported = call("export", root, "--to", "csv", "--out", tmp_path / "runs.csv")
     assert run.id in exported.stderr
     assert run.id not in (tmp_path / "runs.csv").read_text()
-    assert call("report", root, "--out", tmp_path / "page.html").exit_code == 0
+    reported = call("report", root, "--out", tmp_path / "page.html")
+    assert reported.exit_code == 0
+    assert run.id in reported.stderr
+    resumed = call("resume", run.id, healthy.id, "--out", root, "--device", "cpu")
+    assert isinstance(resumed.exception, CorruptData)
+    assert run.id in str(resumed.exception)
     page = (tmp_path / "page.html").read_text()
     assert run.id in page
     assert list(pack(RunStore(root), tmp_path / "runs.tar.xz").left_out) == [run.id]

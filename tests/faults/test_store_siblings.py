@@ -152,7 +152,7 @@ def test_compare_names_a_damaged_run_and_answers_without_it(tmp_path: Path) -> N
     result = call("compare", *words)
     assert isinstance(result.exception, CorruptData)
     assert first.name in str(result.exception)
-    assert "1 seeds" in result.stdout
+    assert "1 seed," in result.stdout
     (second.path / "status.json").write_text("{")
     result = call("compare", *words)
     assert isinstance(result.exception, CorruptData)

@@ -227,6 +227,27 @@ def test_several_k_are_drawn_against_k_on_the_page(tmp_path: Path) -> None:
     assert "By the number of keys kept" not in text_of(render(Results.load(tmp_path / "none")))
 
 
+def test_shares_beside_accuracy_and_the_test_split_stand_on_the_page(tmp_path: Path) -> None:
+    """The terminal had balanced accuracy, macro F1 and the test split, and the page had none of them."""
+    config = recipes.configure("even_pairs", "full", 7)
+    more = {"patience": 3, "patience_on": "validation", "evaluate_test": True}
+    config = config.model_copy(update={"training": config.training.model_copy(update=more)})
+    made(tmp_path, config, measured=[row | {"test_loss": 0.4, "test_accuracy": 0.618} for row in rows(config)])
+    page = text_of(render(Results.load(tmp_path)))
+    assert "seeds, test accuracy test quartiles against full 95 % interval held out, final" in page
+    assert "61.8%" in page.split("Accuracy on rows not seen")[1].split("Every setting")[0]
+    assert "Unseen: the share of test rows that it is right on" in page
+    plain = tmp_path / "plain"
+    store(plain, seeds=1, training__epochs=5)
+    assert "seeds, final held-out accuracy held out, final quartiles" in text_of(render(Results.load(plain)))
+
+
+def test_a_number_stays_on_the_line_of_its_percent_sign(runs: Path) -> None:
+    page = render(Results.load(runs))
+    assert "95\N{NO-BREAK SPACE}% training accuracy" in page
+    assert not re.search(r"<(p|li|h1)>[^<]*\d %", page)
+
+
 def test_an_interval_without_1_beside_a_large_p_is_explained_and_left_out_of_the_heat_map(tmp_path: Path) -> None:
     epochs = {"full": 10, "topk:5": 2}
     for config in configs(("parity", "even_pairs"), seeds=3, training__epochs=12):

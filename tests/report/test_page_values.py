@@ -60,6 +60,17 @@ def test_few_seeds_are_a_hint_and_many_are_a_finding() -> None:
     assert "beyond chance in 2 of 2 comparisons" in two.headline
 
 
+def test_few_seeds_without_a_lead_are_no_proof_of_no_difference() -> None:
+    said = summarise(group_records(records(mechanisms=["full", "banded:5"], seeds=3)).groups).headline
+    assert said == "No mechanism is seen to need fewer epochs than full attention; too few seeds to be sure"
+
+
+def test_what_was_asked_names_the_seeds_that_each_mechanism_has() -> None:
+    """Of 20 seeds of two mechanisms and 10 of the others the page said "20 seeds each"."""
+    runs = [*records(mechanisms=["full"], seeds=4), *records(mechanisms=["topk:5"], seeds=2)]
+    assert "with 2 to 4 seeds each" in summarise(group_records(runs).groups).asked
+
+
 def test_runs_that_have_not_ended_decide_nothing() -> None:
     runs = [record(config, "running") for config in configs(training__epochs=20)]
     assert summarise(group_records(runs).groups).headline == "No run has ended yet"

@@ -146,9 +146,10 @@ def test_a_label_nan_is_missing_and_no_class(tmp_path, missing):
     assert f"line {len(BITS) + 2}: the label is missing" in refusal(path)
 
 
-def test_a_comma_in_a_header_with_semicolons_is_told_of(tmp_path):
-    (tmp_path / "a.csv").write_text("text;label, as given\na;1\n", encoding="utf-8")
-    assert "they seem to be separated by ';'" in refusal(tmp_path / "a.csv")
+@pytest.mark.parametrize(("header", "mark"), [("text;label, as given", ";"), ("text|label", "|")])
+def test_a_header_with_another_separator_is_told_of(tmp_path, header, mark):
+    (tmp_path / "a.csv").write_text(f"{header}\na;1\n", encoding="utf-8")
+    assert f"they seem to be separated by {mark!r}" in refusal(tmp_path / "a.csv")
 
 
 def test_a_file_too_small_to_split_says_what_to_change(tmp_path):

@@ -72,6 +72,20 @@ def test_every_form_gives_the_rows_of_the_same_file(form: str, tmp_path: Path) -
     assert mine.labels.equal(other.labels)
 
 
+def test_a_query_that_is_not_yet_a_table_is_run(tmp_path: Path) -> None:
+    """A LazyFrame ended in polars' own TypeError."""
+    assert _build(_polars().lazy(), tmp_path).report == _build(_polars(), tmp_path).report
+
+
+def test_cells_may_be_tensors(tmp_path: Path) -> None:
+    """A Dataset with the format of torch gives tensors; they were "not a whole number or a text"."""
+    import torch
+
+    plain = {"text": [[1, 2, int(bits[0])] for bits in BITS], "label": LABELS}
+    tensors = {"text": [torch.tensor(row) for row in plain["text"]], "label": list(torch.tensor(LABELS))}
+    assert keep(tensors, tmp_path)[0] == keep(plain, tmp_path)[0]
+
+
 def test_equal_data_are_stored_once_and_other_data_apart(tmp_path: Path) -> None:
     names = {keep(FORMS[form](), tmp_path, {}, "bits")[0] for form in ("pairs", "columns", "a Dataset's form")}
     assert len(names) == 1
@@ -105,7 +119,7 @@ def test_columns_and_token_lists_are_chosen_and_kept(tmp_path: Path) -> None:
     data = {"review": [list(text) for text in BITS], "stars": LABELS, "id": range(100)}
     task = _build(data, tmp_path, text_column="review", label_column="stars")
     assert (task.report.tokenizer, task.vocab_size) == ("tokens", 3)
-    with pytest.raises(UsageError, match=r"bits has no column called label .* --option label_column=NAME"):
+    with pytest.raises(UsageError, match=r"bits has no column called label .* options={'label_column': 'NAME'}$"):
         _build(data, tmp_path, text_column="review")
 
 

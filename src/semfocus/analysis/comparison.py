@@ -14,7 +14,7 @@ from semfocus.analysis.paired import paired_logrank
 from semfocus.analysis.records import Record, facts_of
 from semfocus.analysis.speedup import SpeedUp, speed_up
 from semfocus.analysis.survival import ConvergenceTimes
-from semfocus.training.objective import CLASSIFICATION, Learned
+from semfocus.training.objective import ACCURACY, CLASSIFICATION, Learned
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,16 @@ class Arm:
     @property
     def reached(self) -> int:
         return int(self.times.reached.sum())
+
+    @property
+    def unseen(self) -> Accuracies:
+        """Accuracies on rows that decided nothing: the test split where it was measured, else the held-out one."""
+        return self.test or self.final_heldout
+
+    @property
+    def test(self) -> Accuracies:
+        """Accuracies on the test split; none where it was not measured."""
+        return self.others.get(ACCURACY.column("test"), Accuracies.of({}))
 
     @property
     def seconds_to_learn(self) -> float | None:

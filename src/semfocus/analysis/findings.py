@@ -37,17 +37,22 @@ FindingKind = Literal[
 
 @dataclass(frozen=True)
 class Unseen:
-    """How often a mechanism is right on rows that it has not seen, at the end of training."""
+    """How often a mechanism is right on rows that it has not seen, at the end of training.
+
+    The rows are those of the test split where it was measured: the held-out ones then decided when to stop.
+    """
 
     median: float  # share, over seeds
     difference: float | None = None  # to full attention, the mean over shared seeds; None for full attention itself
     interval: Interval | None = None  # of that mean
     without_learning: float | None = None  # the best accuracy that needs no learning
     is_hint: bool = False  # whether the seeds are too few for a test to decide
+    is_test: bool = False  # whether the rows are those of the test split
 
     def text(self, space: str = "") -> str:
         """`right on 99.8% of the rows it has not seen, on average 29.7 points more than full attention`."""
-        share = f"right on {100 * self.median:.1f}{space}% of the rows it has not seen"
+        rows = "test rows" if self.is_test else "rows"
+        share = f"right on {100 * self.median:.1f}{space}% of the {rows} it has not seen"
         return f"{share}{self._compared(space)}{self._guessed(space)}"
 
     def _compared(self, space: str) -> str:
@@ -108,7 +113,7 @@ class Finding:
             case "nothing_learned":
                 return (
                     f"Nothing learned: no conclusion. None of {self.reached[1]} runs reached "
-                    f"{self.learned.text(space)} within {self.horizon:g} epochs."
+                    f"{self.learned.text(space)} within {_epochs(self.horizon)}."
                 )
             case "no_run":
                 return ": no finished run."
@@ -132,14 +137,16 @@ class Finding:
         share = f"{self.reached[0]} of {self.reached[1]} seeds"
         goal = self.learned.text(space)
         if self.kind == "never" or not self.reached[0]:
-            return f" never reached {goal} within {self.horizon:g} epochs ({share})"
+            return f" never reached {goal} within {_epochs(self.horizon)} ({share})"
         if self.epochs is None:
-            return f" reached {goal} in more than {self.horizon:g} epochs (median; {share})"
-        return f" reached {goal} in {self.epochs:g} epoch{'' if self.epochs == 1 else 's'} (median; {share})"
+            return f" reached {goal} in more than {_epochs(self.horizon)} (median; {share})"
+        return f" reached {goal} in {_epochs(self.epochs)} (median; {share})"
 
     def _against(self, ratio_text: Callable[[Ratio], str]) -> str:
         if self.kind != "speed_up" or self.ratio is None or self.ratio.value is None:
             return ""
+        if not self.base_reached[0] and self.ratio.value <= 1:  # a bound on the wrong side of 1 says nothing
+            return f", which full attention never did (0 of {self.base_reached[1]} seeds)"
         fewer = self.ratio.value >= 1
         ratio = self.ratio if fewer else self.ratio.inverse
         base = f"{self.base_reached[0]} of {self.base_reached[1]} seeds"
@@ -147,6 +154,10 @@ class Finding:
             f"{ratio_text(ratio)} {'fewer' if fewer else 'more'} than"
         )  # fmt: skip
         return f", on average {amount} full attention ({base})"
+
+
+def _epochs(number: float) -> str:
+    return f"{number:g} epoch{'' if number == 1 else 's'}"
 
 
 def findings_of(comparison: Comparison) -> list[Finding]:
@@ -202,12 +213,12 @@ def _about(arm: Arm, base: Arm | None, comparison: Comparison) -> Finding:
 
 
 def _unseen(arm: Arm, base: Arm | None, comparison: Comparison) -> Unseen | None:
-    share = arm.final_heldout.median
+    share, is_test = arm.unseen.median, bool(arm.test)
     if share is None:
         return None
     without = comparison.baseline if comparison.baselines else None
     if base is None or arm is base:
-        return Unseen(share, without_learning=without)
-    difference = accuracy_difference(base.final_heldout, arm.final_heldout)
+        return Unseen(share, without_learning=without, is_test=is_test)
+    difference = accuracy_difference(base.unseen, arm.unseen)
     few = bool(not_enough(difference.pairs, max(1, len(comparison.arms) - 1)))
-    return Unseen(share, difference.mean, difference.interval, without, few)
+    return Unseen(share, difference.mean, difference.interval, without, few, is_test)

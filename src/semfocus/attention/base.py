@@ -72,8 +72,9 @@ class SelectionInputs:
         In self-attention, query i stands at key i: where mask or lengths hide that key from all, both are padding.
         """
         where = self.positions
-        square = where.total == where.keys == where.queries
-        return self.valid.transpose(-1, -2) if square and self.valid is not None and self.valid.shape[-2] == 1 else None
+        if self.valid is None or not where.total == where.keys == where.queries:
+            return None
+        return self.valid.any(dim=-2, keepdim=True).transpose(-1, -2)
 
     def seed_or(self, own: int) -> Tensor:
         """The seed of the call, or else a mechanism's own."""

@@ -232,9 +232,6 @@ def _select(inputs: AttentionInputs, positions: Positions, q_chunk: Tensor, keys
     if inputs.mechanism.is_local:
         kept = _near(inputs, positions)
         kept = kept.expand(*inputs.lead, *kept.shape[-2:])
-        bias = slice_queries(inputs.bias, positions.first, positions.queries)
-        if bias is not None:  # a bias of -inf is a mask
-            kept = torch.where(_look_up(bias, kept) == float("-inf"), -1, kept)
         kept = ordered(kept, inputs.num_keys)[..., : inputs.num_keys]
         scores = _pair_scores(inputs, positions, q_chunk, keys.gather(kept), kept)
         return torch.where(scores == float("-inf"), -1, kept), scores

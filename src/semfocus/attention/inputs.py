@@ -299,7 +299,8 @@ def _with_mask(inputs: AttentionInputs, mask: Tensor, lead: torch.Size) -> Atten
     mask = mask[(None,) * max(2 - mask.dim(), 0)]
     if mask.dtype == torch.bool:
         return replace(inputs, mask=mask)
-    return replace(inputs, bias=mask.to(inputs.compute_dtype))
+    # -inf hides a key whatever its score: NaN minus infinity is NaN.
+    return replace(inputs, bias=mask.to(inputs.compute_dtype), mask=mask != float("-inf"))
 
 
 def _with_lengths(inputs: AttentionInputs, lengths: Tensor, lead: torch.Size) -> AttentionInputs:

@@ -31,7 +31,7 @@ def linear(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, At
     present = q.new_ones(inputs.num_keys, 1, dtype=torch.bool) if valid is None else valid.transpose(-1, -2)
     finite = v.isfinite()
     # Not by multiplication: 0 * NaN is NaN.
-    values = torch.where(present & finite, v, 0.0)
+    values, k = torch.where(present & finite, v, 0.0), torch.where(present, k, 0.0)
     values = torch.cat([values, present.to(dtype).expand(*lead, inputs.num_keys, 1)], dim=-1)  # (*lead, Lk, W)
     spoiled = (present & ~finite).expand(*lead, *v.shape[-2:])
     if inputs.causal:
@@ -43,7 +43,7 @@ def linear(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, At
     weights = total[..., -1:]
     seen = present.expand(*lead, inputs.num_keys, 1)
     seen = seen.cumsum(dim=-2) > 0 if inputs.causal else seen.any(dim=-2, keepdim=True)
-    out = total[..., :-1] / torch.where(seen, weights, 1.0)
+    out = torch.where(seen, total[..., :-1], 0.0) / torch.where(seen, weights, 1.0)
     return torch.where(spoiled, float("nan"), out).to(inputs.q.dtype), None
 
 

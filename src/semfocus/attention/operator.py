@@ -185,7 +185,7 @@ def attend(
 
     The selection is a constant for the gradient; the weights of the kept keys are differentiated. A query without keys
     gives zeros. NaN in the value of a key that a query does not keep has no effect on it; a kept value that is not
-    finite shows in the output. Keys must be finite, also masked ones: a gradient of zero times NaN is NaN.
+    finite shows in the output. Hidden keys of NaN change no output, but gradients: zero times NaN is NaN.
     """
     inputs = prepare_inputs(
         q,

@@ -117,9 +117,10 @@ class Positions:
         return torch.cat([own, shared], dim=-1)
 
     def touches_global(self, num_globals: int) -> Tensor:
-        """(..., Q, K): pairs of which one side is among the last `num_globals`."""
-        border = self.length - num_globals
-        return (self.key >= border) | (self.position >= border)
+        """(..., Q, K): pairs of which one side is among the last `num_globals`; none stands behind the last key."""
+        length = self.length
+        border = length - num_globals
+        return (self.key >= border) | ((self.position >= border) & (self.position < length))
 
     def allowed(self, pattern: Tensor, valid: Tensor | None, causal: bool) -> Tensor:
         """The part of a pattern (.., Q, K) that `valid` and, if causal, the order of positions allow."""

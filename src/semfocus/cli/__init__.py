@@ -31,7 +31,16 @@ from semfocus.cli import (
 from semfocus.errors import SemfocusError, StorageError, UsageError, printable
 
 
-class _Root(typer.core.TyperGroup):
+class _Group(typer.core.TyperGroup):
+    """Commands whose list has whole sentences."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _first_paragraph(command)) for name, command in commands if command])
+
+
+class _Root(_Group):
     """The command line; `--plugin MODULE` may stand anywhere on it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -41,6 +50,11 @@ class _Root(typer.core.TyperGroup):
         if rest and not rest[0].startswith("-") and not {"--help", "-h"} & {*rest}:  # a command: help stays light
             load_plugins(names)
         return super().parse_args(ctx, rest)
+
+
+def _first_paragraph(command: Any) -> str:
+    """Of a command's help, the paragraph that says what it does; click would cut it to one line."""
+    return " ".join((command.help or "").partition("\n\n")[0].split())
 
 
 def _taken_out(flag: str, args: list[str]) -> tuple[list[str], list[str]]:
@@ -91,10 +105,10 @@ app.command("show-attention")(attention.show_attention_command)
 app.command("lengths")(lengths.lengths_command)
 app.command("surface")(landscape.surface_command)
 app.command("sharpness")(landscape.sharpness_command)
-app.add_typer(tasks.app, name="tasks")
+app.add_typer(tasks.app, name="tasks", cls=_Group)
 theory.app.command("smoothness")(beside.smoothness_command)
 theory.app.command("positional-semantic")(beside.positional_semantic_command)
-app.add_typer(theory.app, name="theory")
+app.add_typer(theory.app, name="theory", cls=_Group)
 
 
 @app.callback(invoke_without_command=True)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from semfocus.cli.shared import RunsDirectory, Sets, names_of
-from semfocus.errors import UsageError
+from semfocus.cli.shared import RunsDirectory, Sets, names_of, print_faults, say
+from semfocus.errors import UsageError, check_float
 
 if TYPE_CHECKING:
     from semfocus.store import RunStore
 
 _GIB = 2**30
+MAX_SIZE = 1e6  # of an archive, in MiB or GiB: no limit that means anything is larger
 
 
 def pack_command(
@@ -59,8 +60,8 @@ def pack_command(
     from semfocus.report.page.provenance import commit
     from semfocus.store import RunStore
 
-    if part_size is not None and part_size < 1:
-        raise UsageError(f"--part-size = {part_size:g} must be at least 1 (MiB)")
+    if part_size is not None:
+        check_float("--part-size", part_size, 1, MAX_SIZE)
     store = RunStore(directory)
     ids = None if runs is None else {store.find(run).id for run in names_of("runs", runs) or []}
     given = {"scale": scale, "recipe": recipe, "seeds": seeds, "overrides": sets}
@@ -82,15 +83,15 @@ def pack_command(
         about=about,
     )
     for name, why in packed.left_out.items():
-        typer.echo(f"{name} is left out: {why}", err=True)
+        say(f"{name} is left out: {why}", err=True)
     for data in data_of(store, packed.runs):
-        typer.echo(
+        say(
             f"{data} is not in the archive: tables, page and verdicts need none of it; to go on with these runs or to "
             "measure them elsewhere, take it along to the same place",
             err=True,
         )
     where = ", ".join(map(str, packed.paths))
-    typer.echo(f"packed {len(packed.runs)} runs into {where}: {packed.bytes / 2**20:.2f} MiB")
+    say(f"packed {len(packed.runs)} runs into {where}: {packed.bytes / 2**20:.2f} MiB")
 
 
 def data_of(store: RunStore, ids: Collection[str]) -> list[str]:
@@ -125,11 +126,11 @@ def unpack_command(
     from semfocus.store import RunStore
 
     store = RunStore(out)
-    merged = unpack(archives, store, int(max_gib * _GIB))
+    merged = unpack(archives, store, int(check_float("--max-gib", max_gib, 0, MAX_SIZE) * _GIB))
     for fate in ("added", "completed", "replaced", "same", "older", "refused"):
         count = len(merged.ids(fate))
         if count:
-            typer.echo(f"{count} {_FATES[fate]}")
+            say(f"{count} {_FATES[fate]}")
     merged.raise_if_refused()
 
 
@@ -175,10 +176,10 @@ def publish_command(
     about = {"semfocus": __version__, "commit": commit() or "unknown", "trained_at": trained_at or []}
     written = publish(store, out, {**about, "commands": commands})
     for name, why in written.left_out.items():
-        typer.echo(f"{name} is left out: {why}", err=True)
+        say(f"{name} is left out: {why}", err=True)
     for gap in gaps(results.only(written.runs)):
-        typer.echo(gap, err=True)
-    typer.echo(f"published {len(written.runs)} runs in {out}: {written.bytes / 2**20:.2f} MiB")
+        say(gap, err=True)
+    say(f"published {len(written.runs)} runs in {out}: {written.bytes / 2**20:.2f} MiB")
 
 
 def rebuild_command(
@@ -200,9 +201,8 @@ def rebuild_command(
 
     rebuilt = rebuild(folder, out, scale=scale, overrides=sets or ())
     for text in rebuilt.missing:
-        typer.echo(text, err=True)
-    for fault in rebuilt.results.faults:
-        typer.echo(f"{fault.name}: {fault.text}", err=True)
+        say(text, err=True)
+    print_faults(rebuilt.results.faults)
     for name, (there, count) in rebuilt.studies.items():
-        typer.echo(f"{name}: {there} of {count} runs")
-    typer.echo(f"{len(rebuilt.results.records)} runs; verdicts: {rebuilt.verdicts}; page: {rebuilt.page}")
+        say(f"{name}: {there} of {count} runs")
+    say(f"{len(rebuilt.results.records)} runs; verdicts: {rebuilt.verdicts}; page: {rebuilt.page}")

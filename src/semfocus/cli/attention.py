@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from semfocus.cli.shared import Out, name_figures
+from semfocus.cli.shared import Out, name_figures, say
 
 
 def show_attention_command(
@@ -29,6 +29,6 @@ def show_attention_command(
 
     shown = attention_of(run, row, split, out)
     kept = (shown.weights != 0).sum(axis=-1).mean()
-    typer.echo(f"{shown.title}: {len(shown.tokens)} tokens, {kept:.3g} keys kept by a query on average")
+    say(f"{shown.title}: {len(shown.tokens)} tokens, {kept:.3g} keys kept by a query on average")
     directory = figures or RunStore(out).root / FIGURES
     name_figures(write_attention_figure(shown.weights, shown.tokens, shown.title, directory, shown.stem))

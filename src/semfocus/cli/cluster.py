@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from semfocus.cli.shared import RunsDirectory, console, nearby
+from semfocus.cli.shared import RunsDirectory, console, nearby, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +37,7 @@ def status_command(directory: RunsDirectory = None) -> None:
 
     store = RunStore(directory)
     states = Counter(entry.state for entry in store.entries())
-    typer.echo(f"{store.root}: " + (", ".join(f"{n} {state}" for state, n in states.items()) or "no runs yet"))
+    say(f"{store.root}: " + (", ".join(f"{n} {state}" for state, n in states.items()) or "no runs yet"))
     boards = read_boards(store.root)
     for board in boards:
         _print_board(board)
@@ -49,7 +49,7 @@ def status_command(directory: RunsDirectory = None) -> None:
 
 def _print_board(board: Shown) -> None:
     if board.holder is not None:
-        typer.echo(f"\n{board.engine}, driven by {board.holder}: {board.done} of {board.total} runs done")
+        say(f"\n{board.engine}, driven by {board.holder}: {board.done} of {board.total} runs done")
         if board.rows:
             console().print(_workers_table(board.rows))
     for log in board.logs:
@@ -75,15 +75,15 @@ def _print_running(store: Any) -> None:
         if entry.state == "running" and entry.config and entry.status:
             task, attention = (entry.config.get(part) or {} for part in ("task", "attention"))
             what = f"{task.get('name', '')} {attention.get('mechanism', '')}"
-            typer.echo(f"{entry.name}  {what}  {entry.why}")
+            say(f"{entry.name}  {what}  {entry.why}")
 
 
 def _print_log(what: str, path: Path) -> None:
     from semfocus.store.board import read_tail
 
-    typer.echo(f"\n{nearby(path)}: {what}")
+    say(f"\n{nearby(path)}: {what}")
     for line in read_tail(path):
-        typer.echo(f"    {line}")
+        say(f"    {line}")
 
 
 def detach(out: Path | None) -> None:
@@ -101,7 +101,7 @@ def detach(out: Path | None) -> None:
         )  # fmt: skip
     finally:
         os.close(output)
-    typer.echo(
+    say(
         f"process {process.pid} on {socket.gethostname()} goes on; its output: {nearby(log)}\n"
         f"look at it: semfocus status {nearby(root)}      stop it: kill {process.pid}"
     )

@@ -30,6 +30,7 @@ from semfocus.cli.shared import (
     print_comparison,
     print_files,
     print_run,
+    say,
 )
 from semfocus.cli.sizing import print_estimates
 
@@ -109,7 +110,7 @@ def compare_command(
     from semfocus.training import Runtime, parse_epochs
 
     if until is not None:
-        typer.echo("--until is now --stop-accuracy; the old name will go", err=True)
+        say("--until is now --stop-accuracy; the old name will go", err=True)
     experiment = comparison_of(
         task,
         attention=names_of("attention", attention),
@@ -147,7 +148,7 @@ def compare_command(
     job = plan(experiment, out)
     left = stale_runs(experiment.configs, job.store)
     if left:
-        typer.echo(f"{task} has changed since {', '.join(left)} began; new runs begin, those are left alone", err=True)
+        say(f"{task} has changed since {', '.join(left)} began; new runs begin, those are left alone", err=True)
     there = len(job.jobs) - len(job.waiting)
     with (
         StudyProgressTable(work_of(job), there) as table,
@@ -160,11 +161,11 @@ def compare_command(
     if as_json:
         more = {"tuning": tuning} if tuning else {}
         more |= {"recommendation": asdict(advice)} if advice else {}
-        typer.echo(json.dumps({**comparison.to_dict(), **more}, indent=2))
+        say(json.dumps({**comparison.to_dict(), **more}, indent=2))
     else:
         print_comparison(comparison)
         for line in [*tuning, *([advice.text] if advice else [])]:
-            typer.echo(line)
+            say(line)
         print_files(outcome)
     fail_if_needed(outcome.runs, outcome.faults)
 
@@ -235,11 +236,11 @@ def resume_command(
     if not chosen:
         if damaged:
             raise DamagedRuns(damaged)
-        typer.echo(f"nothing to go on with in {store.root}")
+        say(f"nothing to go on with in {store.root}")
         return
     others = missing_cohort_members(chosen)
     if others:
-        typer.echo(f"give {', '.join(others)} too for results to the bit: they trained together", err=True)
+        say(f"give {', '.join(others)} too for results to the bit: they trained together", err=True)
     runtime = Runtime(device=device, threads=threads, jobs=jobs, compile=compile, keep_epochs=parse_epochs(keep))
     try:
         with StudyProgressTable(work_of_runs(chosen)) as table, tracking(table, track or []) as on_progress:
@@ -251,9 +252,9 @@ def resume_command(
     for root in dict.fromkeys(run.path.parent for run in chosen):
         comparisons, page = conclude(RunStore(root), {run.id for run in chosen})
         for comparison in comparisons:
-            typer.echo("")
+            say("")
             print_comparison(comparison)
-        typer.echo(f"\npage: {nearby(page)}")
+        say(f"\npage: {nearby(page)}")
     if damaged:
         raise DamagedRuns(damaged)
     fail_if_needed(outcomes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from semfocus.cli.shared import console, progress_bar
+from semfocus.cli.shared import console, progress_bar, say
 from semfocus.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ def _diagnose_model(name: str, text: Path | None, options: dict[str, Any], page:
     from semfocus.diagnostics.checkpoints import diagnose_checkpoint
 
     diagnosis = diagnose_checkpoint(name, text, **options)
-    typer.echo(diagnosis.to_json() if as_json else str(diagnosis))
+    say(diagnosis.to_json() if as_json else str(diagnosis))
     if page is not None:
-        typer.echo(f"\npage: {diagnosis.save(page)}", err=as_json)
+        say(f"\npage: {diagnosis.save(page)}", err=as_json)
 
 
 def _diagnose_runs(names: list[str], options: dict[str, Any], device: str, page: Path | None, as_json: bool) -> None:
@@ -103,13 +103,13 @@ def _diagnose_runs(names: list[str], options: dict[str, Any], device: str, page:
     place = Runtime(device=device).torch_device()
     diagnosis = diagnose_runs(names, **options, device=place, progress_bar=progress_bar)
     if as_json:
-        typer.echo(diagnosis.to_json())
+        say(diagnosis.to_json())
     else:
         _print_runs(diagnosis)
     for line in diagnosis.warnings():
-        typer.echo(line, err=as_json)
+        say(line, err=as_json)
     if page is not None:
-        typer.echo(f"\npage: {diagnosis.save(page)}", err=as_json)
+        say(f"\npage: {diagnosis.save(page)}", err=as_json)
 
 
 def _print_runs(diagnosis: RunsDiagnosis) -> None:
@@ -117,8 +117,8 @@ def _print_runs(diagnosis: RunsDiagnosis) -> None:
 
     for table in diagnosis.tables():
         console().print(rich_table(table))
-        typer.echo("")
+        say("")
     for line in diagnosis.mask_lines():
-        typer.echo(line)
+        say(line)
     for run in diagnosis.runs:
-        typer.echo(f"stored with {run.run.path}")
+        say(f"stored with {run.run.path}")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from semfocus.cli.compare import Compile
-from semfocus.cli.shared import name_figures, progress_bar
+from semfocus.cli.shared import name_figures, progress_bar, say
 
 Runs = Annotated[list[str], typer.Argument(help="Run directories, or the beginnings of their ids.")]
 Out = Annotated[
@@ -79,7 +79,7 @@ def surface_command(
     for one in chosen:
         with progress_bar(f"{one.label}, run {one.run.id}") as bar:
             surfaces[one.label] = measure_surface(one.run, settings, runtime, bar, again=again)
-        typer.echo(f"{one.label}: {surface_line(surfaces[one.label])}")
+        say(f"{one.label}: {surface_line(surfaces[one.label])}")
     slopes = by_mechanism(chosen, [surface.meta for surface in surfaces.values()])
     name_figures(write_surface_figures(surfaces, slopes, figures or RunStore(out).root / FIGURES, task))
 
@@ -110,8 +110,8 @@ def sharpness_command(
     task, runtime, measured = shared_task(chosen), Runtime(device=device, threads=threads), []
     for one in chosen:
         measured.append(measure_sharpness(one.run, row_limit(rows), runtime, seed=seed))
-        typer.echo(f"{one.label}: epoch, gradient norm, largest Hessian eigenvalue")
+        say(f"{one.label}: epoch, gradient norm, largest Hessian eigenvalue")
         for line in sharpness_lines(measured[-1]):
-            typer.echo(line)
+            say(line)
     directory = figures or RunStore(out).root / FIGURES
     name_figures(write_sharpness_figures(by_mechanism(chosen, measured), directory, task))

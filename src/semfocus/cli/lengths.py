@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from semfocus.cli.shared import Device, Out, Threads, progress_bar
+from semfocus.cli.shared import Device, Out, Threads, progress_bar, say
 
 
 def lengths_command(
@@ -40,6 +40,6 @@ def lengths_command(
         with progress_bar(f"{config.task.name}, run {run.id}") as bar:
             curve = measure_lengths(run, length, rows, runtime, on_progress=bar)
         attention = config.attention
-        typer.echo(f"{run.id}: {config.task.name}, {attention.mechanism}, {attention.normaliser}, accuracy by length")
+        say(f"{run.id}: {config.task.name}, {attention.mechanism}, {attention.normaliser}, accuracy by length")
         for own, point in sorted(curve.points.items()):
-            typer.echo(f"  {own:>6}  {point.accuracy:.1%}" if point.accuracy is not None else f"  {own:>6}  -")
+            say(f"  {own:>6}  {point.accuracy:.1%}" if point.accuracy is not None else f"  {own:>6}  -")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from semfocus.cli.shared import RunsDirectory
+from semfocus.cli.shared import RunsDirectory, print_faults, say
 from semfocus.errors import UsageError
 
 
@@ -39,24 +39,27 @@ def report_command(
     if figures is not None:
         from semfocus.report.figures.gallery import write_figures
 
-        typer.echo(f"wrote {len(write_figures(root, figures))} figures to {figures}")
+        say(f"wrote {len(write_figures(root, figures))} figures to {figures}")
     if watch:
         _watch(root, out, title)
     elif serve:
         _serve(root, port, title)
     else:
+        from semfocus.analysis.results import Results
         from semfocus.report.page.page import write_page
 
-        typer.echo(f"wrote {write_page(root, out, title=title)}")
+        results = Results.load(root)
+        say(f"wrote {write_page(results, out, title=title)}")
+        print_faults(results.faults)
 
 
 def _watch(root: Path, out: Path, title: str | None) -> None:
     from semfocus.report.page.serving import watch
 
     try:
-        watch(root, out, title=title, told=lambda text: typer.echo(f"{text}; Ctrl-C ends"))
+        watch(root, out, title=title, told=lambda text: say(f"{text}; Ctrl-C ends"))
     except KeyboardInterrupt:
-        typer.echo("stopped")
+        say("stopped")
 
 
 def _serve(root: Path, port: int, title: str | None) -> None:
@@ -65,7 +68,7 @@ def _serve(root: Path, port: int, title: str | None) -> None:
     with PageServer(root, port=port, title=title) as server:
         try:
             server.page()  # errors in the runs are reported here, not in a browser
-            typer.echo(f"{server.url}  (Ctrl-C ends)")
+            say(f"{server.url}  (Ctrl-C ends)")
             server.serve_forever()
         except KeyboardInterrupt:
-            typer.echo("stopped")
+            say("stopped")

@@ -57,13 +57,13 @@ def list_runs(
     rows = chosen(every, **{name: values for name, values in wanted.items() if values}) if every else []
     rows = rows if sort is None else in_order(rows, sort)
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        say(json.dumps(rows, indent=2))
     elif not every:
-        typer.echo(f"no runs in {store.root}; make some: semfocus compare even_pairs --quick")
+        say(f"no runs in {store.root}; make some: semfocus compare even_pairs --quick")
     else:
         _print_rows(rows)
         if len(rows) < len(every):
-            typer.echo(f"\n{len(rows)} of {len(every)} entries")
+            say(f"\n{len(rows)} of {len(every)} entries")
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
@@ -108,21 +108,21 @@ def show_run(
     shown = RunStore(directory).find(run)
     fields, status, rows = recorded_fields(shown), shown.status(), shown.metrics()
     shown.timing()
-    typer.echo(f"{shown.path}\n")
-    typer.echo(json.dumps(fields, indent=2))
+    say(f"{shown.path}\n")
+    say(json.dumps(fields, indent=2))
     for line in facts_text(facts_of(fields)):
-        typer.echo(f"\n{line}" if line.startswith("Data") else line)
-    typer.echo(f"\nstatus: {json.dumps(status)}")
-    typer.echo(f"metrics: {shown.verification()}")
+        say(f"\n{line}" if line.startswith("Data") else line)
+    say(f"\nstatus: {json.dumps(status)}")
+    say(f"metrics: {shown.verification()}")
     for row in rows[-5:]:
-        typer.echo(json.dumps(row))
+        say(json.dumps(row))
     kept = shown.kept_steps()
     checkpoints = [
         f"epoch {epoch:g} (step {step}{', kept' * (step in kept)})" for epoch, step in checkpoint_epochs(shown).items()
     ]
-    typer.echo(f"checkpoints: {', '.join(checkpoints) or 'none'}")
+    say(f"checkpoints: {', '.join(checkpoints) or 'none'}")
     if shown.damaged_steps():
-        typer.echo(f"damaged checkpoints, which are not used: {', '.join(map(str, shown.damaged_steps()))}")
+        say(f"damaged checkpoints, which are not used: {', '.join(map(str, shown.damaged_steps()))}")
 
 
 def clean_runs(
@@ -152,6 +152,6 @@ def clean_runs(
         except SemfocusError as error:
             say(f"kept {entry.name}: {error}")
     if not entries:
-        typer.echo("nothing to remove")
+        say("nothing to remove")
     elif not yes:
-        typer.echo("give --yes to remove them")
+        say("give --yes to remove them")

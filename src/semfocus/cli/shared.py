@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -121,6 +121,12 @@ def say(text: str, err: bool = False) -> None:
     typer.echo(printable(text), err=err)
 
 
+def print_faults(faults: Iterable[Fault]) -> None:
+    """Print what could not be read, and why, to stderr."""
+    for fault in faults:
+        say(f"{fault.name}: {fault.text}", err=True)
+
+
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a function (done, total) that updates a progress bar, which is shown on a terminal only."""
@@ -142,7 +148,7 @@ def name_figures(written: Sequence[Path]) -> None:
     """Print where the figures are; nothing where none was drawn."""
     shown = [path for path in written if path.suffix == ".svg" and not path.stem.endswith("-dark")]
     if shown:
-        typer.echo("\nfigures (also as .pdf and .png, and -dark): " + ", ".join(map(str, shown)))
+        say("\nfigures (also as .pdf and .png, and -dark): " + ", ".join(map(str, shown)))
 
 
 def print_run(outcome: RunOutcome) -> None:
@@ -158,8 +164,8 @@ def print_comparison(comparison: Comparison) -> None:
 
     say(f"{comparison.task}: {counted(comparison.seeds, 'seed')}, at most {counted(comparison.horizon, 'epoch')}\n")
     console().print(comparison_table(comparison))
-    typer.echo(f"\naccuracy without learning: {baseline_text(comparison)}")
-    typer.echo("".join(f"{line}\n" for line in facts_text(comparison.facts)))
+    say(f"\naccuracy without learning: {baseline_text(comparison)}")
+    say("".join(f"{line}\n" for line in facts_text(comparison.facts)))
     for line in comparison.sentences():
         say(line)
 
@@ -169,9 +175,9 @@ def print_files(outcome: Outcome) -> None:
     for fault in outcome.faults:
         say(f"{fault.name} is left out: {fault.text}", err=True)
     if outcome.figures:
-        typer.echo(f"\ncurves: {', '.join(nearby(path) for path in outcome.figures)}")
+        say(f"\ncurves: {', '.join(nearby(path) for path in outcome.figures)}")
     if outcome.page:
-        typer.echo(f"page: {nearby(outcome.page)}")
+        say(f"page: {nearby(outcome.page)}")
 
 
 def fail_if_needed(outcomes: Sequence[RunOutcome], faults: Sequence[Fault] = ()) -> None:

@@ -6,9 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from semfocus.cli.shared import console
+from semfocus.cli.shared import console, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,11 +26,11 @@ def heading(job: Plan) -> str:
 def print_estimates(jobs: Sequence[Plan], runtime: Runtime, as_json: bool, executor: str = "auto") -> None:
     """Print what experiments take that follow one another; as JSON a list, where there are several."""
     if as_json and len(jobs) > 1:
-        typer.echo(json.dumps([_estimate_values(job, runtime, executor) for job in jobs], indent=2))
+        say(json.dumps([_estimate_values(job, runtime, executor) for job in jobs], indent=2))
         return
     for place, job in enumerate(jobs):
         if place:
-            typer.echo("")
+            say("")
         print_estimate(job, runtime, as_json, executor)
 
 
@@ -53,23 +51,23 @@ def print_estimate(job: Plan, runtime: Runtime, as_json: bool, executor: str = "
     from semfocus.report.text import counted, duration
 
     if as_json:
-        typer.echo(json.dumps(_estimate_values(job, runtime, executor), indent=2))
+        say(json.dumps(_estimate_values(job, runtime, executor), indent=2))
         return
     jobs, machines, runtime = _machines(executor, runtime)
     cost = estimate(job, runtime)
     rows = cost.by_task()
-    typer.echo(f"{heading(job)}\n")
+    say(f"{heading(job)}\n")
     console().print(_size_table(rows))
     if cost.steps:
         known = cost.sources.items()
         how = "; ".join(f"{SOURCES[source]} ({counted(count, 'shape')})" for source, count in known)
         sure = "at most" if cost.may_stop_early else "about"
         shared = f", {duration(cost.seconds / jobs)} at best with {jobs} at a time" if jobs > 1 else ""
-        typer.echo(f"\n{cost.steps:,} steps in all: {sure} {duration(cost.seconds)} one after the other{shared}")
-        typer.echo(f"time {how}")
+        say(f"\n{cost.steps:,} steps in all: {sure} {duration(cost.seconds)} one after the other{shared}")
+        say(f"time {how}")
     if machines:
-        typer.echo(f"on {machines}")
-    typer.echo(f"{_room(cost.bytes)} of disk space at most; {_room(cost.free)} free at {job.store.root}")
+        say(f"on {machines}")
+    say(f"{_room(cost.bytes)} of disk space at most; {_room(cost.free)} free at {job.store.root}")
 
 
 def _machines(executor: str, runtime: Runtime) -> tuple[int, str, Runtime]:

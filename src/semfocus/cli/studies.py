@@ -22,6 +22,7 @@ from semfocus.cli.shared import (
     Track,
     console,
     names_of,
+    say,
 )
 from semfocus.cli.sizing import heading, print_estimate
 
@@ -47,15 +48,15 @@ def list_studies(
 
     rows = [described(each) for each in (studies() if name is None else [find_study(name)])]
     if as_json:
-        typer.echo(json.dumps(rows if name is None else rows[0], indent=2))
+        say(json.dumps(rows if name is None else rows[0], indent=2))
     elif markdown:
-        typer.echo(markdown_table(rows))
+        say(markdown_table(rows))
     elif name is None:
         console().print(_studies_table(rows))
-        typer.echo("\nLook at one: semfocus studies figure_3      Size one: semfocus run figure_3 --dry-run")
+        say("\nLook at one: semfocus studies figure_3      Size one: semfocus run figure_3 --dry-run")
     else:
         for key, value in rows[0].items():
-            typer.echo(f"{key + ':':12} {', '.join(map(str, value)) if isinstance(value, list) else value}")
+            say(f"{key + ':':12} {', '.join(map(str, value)) if isinstance(value, list) else value}")
 
 
 def run_study(
@@ -159,7 +160,7 @@ def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: 
     from semfocus.report.terminal.progress import StudyProgressTable
     from semfocus.report.text import counted
 
-    typer.echo(heading(job), err=True)
+    say(heading(job), err=True)
     there = len(job.jobs) - len(job.waiting)
     with (
         StudyProgressTable(work_of(job), there) as table,
@@ -170,15 +171,13 @@ def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: 
     if measure and _measure(outcome, runtime):
         outcome = run(job, runtime)  # trains nothing: figures and page show what was measured
     if as_json:
-        typer.echo(json.dumps([comparison.to_dict() for comparison in outcome.comparisons], indent=2))
+        say(json.dumps([comparison.to_dict() for comparison in outcome.comparisons], indent=2))
     else:
         for comparison in outcome.comparisons:
             print_comparison(comparison)
-            typer.echo("")
+            say("")
         for name, count in outcome.measured().items():
-            typer.echo(
-                f"this study also needs the measurement {name}: {count} of {counted(len(job.jobs), 'run')} have it"
-            )
+            say(f"this study also needs the measurement {name}: {count} of {counted(len(job.jobs), 'run')} have it")
         print_files(outcome)
     fail_if_needed(outcome.runs, outcome.faults)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from semfocus.cli.shared import assignments, console, progress_bar
+from semfocus.cli.shared import assignments, console, progress_bar, say
 from semfocus.errors import UsageError
 
 app = typer.Typer(help="The tasks that models learn: list, look at and export them.", rich_markup_mode=None)
@@ -42,7 +42,7 @@ def list_tasks(context: typer.Context) -> None:
         task = get_task(name)
         table.add_row(name, str(task.seq_len), str(task.vocab_size), str(task.num_classes), task.summary)
     console().print(table)
-    typer.echo("\nLook at one: semfocus tasks show listops --n 3 --seed 0")
+    say("\nLook at one: semfocus tasks show listops --n 3 --seed 0")
 
 
 @app.command("show")
@@ -64,14 +64,14 @@ def show_task(
 
     task = get_task(name, **assignments(options))
     batch = task.sample(n, seed=seed, split=split)
-    typer.echo(f"{task.name}: {task.summary}")
-    typer.echo(f"width {task.seq_len}, {task.vocab_size} symbols, {task.num_classes} classes\n")
+    say(f"{task.name}: {task.summary}")
+    say(f"width {task.seq_len}, {task.vocab_size} symbols, {task.num_classes} classes\n")
     for tokens, label, length in zip(batch.tokens, batch.labels.tolist(), batch.lengths.tolist(), strict=True):
-        typer.echo(f"{task.render(tokens, length)}  ->  {task.render_label(label)}")
+        say(f"{task.render(tokens, length)}  ->  {task.render_label(label)}")
     baselines = ", ".join(f"{kind} {accuracy:.1%}" for kind, accuracy in task.baselines.items())
-    typer.echo(f"\naccuracy without learning: {baselines}")
+    say(f"\naccuracy without learning: {baselines}")
     for line in facts_text(task.facts):
-        typer.echo(line)
+        say(line)
 
 
 @app.command("export")
@@ -100,4 +100,4 @@ def export_task(
         else:
             recipe = Recipe(task=str(name), options=assignments(options), n=n, seed=seed, split=split)
             written = export(recipe, out, progress)
-    typer.echo(f"wrote {out} and {written}")
+    say(f"wrote {out} and {written}")

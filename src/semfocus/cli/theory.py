@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from semfocus.cli.landscape import Seed
-from semfocus.cli.shared import console, name_figures, progress_bar
+from semfocus.cli.shared import console, name_figures, progress_bar, say
 
 if TYPE_CHECKING:
     from semfocus.analysis.results import Results
@@ -30,7 +30,7 @@ def regions_command(out: FigureDirectory = Path("figures")) -> None:
     from semfocus.report.figures.theory import write_region_figures
     from semfocus.report.terminal.tables import region_table
 
-    typer.echo("Share of what one model can reach (c1 + c2 <= 1) in which the paper's condition holds:\n")
+    say("Share of what one model can reach (c1 + c2 <= 1) in which the paper's condition holds:\n")
     console().print(region_table())
     name_figures(write_region_figures(out))
 
@@ -62,7 +62,7 @@ def looseness_command(
         looseness = search_looseness(seed=seed, steps=steps, progress=bar)
     name_figures(write_looseness_figures(looseness, models, out))
     for form, share in looseness.largest_shares().items():
-        typer.echo(f"{form}: at most {share:.3f} of it attained" + (", refuted" if share > 1.0001 else ""))
+        say(f"{form}: at most {share:.3f} of it attained" + (", refuted" if share > 1.0001 else ""))
 
 
 @app.command("speed")
@@ -140,4 +140,4 @@ def _masks(results: Results, mechanism: str, out: Path) -> None:
 
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
-        typer.echo(line)
+        say(line)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from semfocus.cli.shared import RunsDirectory, say
+from semfocus.cli.shared import RunsDirectory, print_faults, say
 
 if TYPE_CHECKING:
-    from semfocus.analysis.records import Fault
     from semfocus.analysis.verdicts import Verdict
 
 _WIDTH = 100
@@ -47,7 +46,7 @@ def verdicts_command(
             "unfinished": [record.id for record in results.records if not record.ended],
             "faults": [{"name": fault.name, "what": fault.text} for fault in results.faults],
         }
-        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+        say(json.dumps(document, indent=2, allow_nan=False))
         return
     for verdict in results.paper_verdicts:
         say(_paragraph(verdict) if long else _line(verdict))
@@ -57,8 +56,8 @@ def verdicts_command(
             say(_paragraph(verdict) if long else _line(verdict))
     for record in results.records:
         if not record.ended:
-            typer.echo(f"{record.id}: {record.state}, left out", err=True)
-    _print_faults(results.faults)
+            say(f"{record.id}: {record.state}, left out", err=True)
+    print_faults(results.faults)
 
 
 def export_command(
@@ -78,10 +77,10 @@ def export_command(
 
     results = Results.load(RunStore(directory))
     written = export_records(results.records, out or Path(f"runs.{to}"), to)
-    typer.echo(f"wrote {written.path}: {written.rows} rows of {written.runs} runs")
+    say(f"wrote {written.path}: {written.rows} rows of {written.runs} runs")
     if written.without_rows:
-        typer.echo(f"without metrics, and so without rows: {', '.join(written.without_rows)}", err=True)
-    _print_faults(results.unreadable)
+        say(f"without metrics, and so without rows: {', '.join(written.without_rows)}", err=True)
+    print_faults(results.unreadable)
 
 
 def _line(verdict: Verdict) -> str:
@@ -106,9 +105,3 @@ def _paragraph(verdict: Verdict) -> str:
         if text:
             lines.append(textwrap.fill(text, _WIDTH, initial_indent=f"     {name:9} ", subsequent_indent=" " * 15))
     return "\n".join(lines) + "\n"
-
-
-def _print_faults(faults: list[Fault]) -> None:
-    """Print what could not be read, and why, to stderr."""
-    for fault in faults:
-        say(f"{fault.name}: {fault.text}", err=True)

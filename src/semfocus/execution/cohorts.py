@@ -45,7 +45,7 @@ def open_runs(jobs: Sequence[Job], store: RunStore) -> None:
 def damaged_jobs(jobs: Sequence[Job]) -> dict[str, str]:
     """By id, what is wrong with the directories of these runs; nothing of sound ones and of those that are not there.
 
-    Checkpoints and logs are looked at where a run goes on.
+    Checkpoints and logs of one that has not ended are looked at where it goes on.
     """
     reasons: dict[str, str] = {}
     for job in jobs:
@@ -53,6 +53,8 @@ def damaged_jobs(jobs: Sequence[Job]) -> dict[str, str]:
             if job.run.path.is_dir() and any(job.run.path.iterdir()):
                 job.run.check_config(document(job.config, job.task), FREE_FIELDS)
                 job.run.status()
+                if job.state in ENDED:
+                    job.run.check_logs()
         except CorruptData as error:
             reasons[job.id] = str(error)
     return reasons

@@ -11,14 +11,15 @@ trusts whoever reaches it, which is why an open cluster is refused (docs/cluster
 from __future__ import annotations
 
 import os
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from semfocus.errors import UsageError
+from semfocus.errors import SemfocusError, UsageError
 from semfocus.execution.cluster.dispatcher import Dispatcher, Settings
 from semfocus.execution.cluster.messages import Adopted, Gone, Message, Work
 from semfocus.execution.cluster.on_ray import Mailbox, attempt_task, decoded, sees
@@ -34,6 +35,8 @@ from semfocus.training.trainer import Callback
 
 SLOTS_SECONDS = 5.0  # between two looks at which machines there are
 PROBE_SECONDS = 30.0
+HEAD_SECONDS = 20.0  # Ray gives up after 60
+WORDS_A_SECOND = 200  # that a driver hears beside its work
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class RayExecutor(Executor):
 
     def __init__(self, runtime: Runtime, options: str = "") -> None:
         super().__init__(runtime)
+        self.head_is_lost = False  # any call of Ray's would then wait until it ends this process
         self.options = parse_options(RayOptions, self.name, options)
         if self.options.shared not in ("auto", "yes", "no"):
             raise UsageError(f"--executor ray: shared = {self.options.shared!r} is not one of auto, yes, no")
@@ -71,9 +75,10 @@ class RayExecutor(Executor):
     def form_cohorts(self, jobs: Sequence[Job]) -> list[list[Job]]:
         return form_cohorts(jobs, self.runtime, self.device, self.slots())
 
-    def slots(self) -> int:
-        """How many cohorts find room at a time."""
-        return count_slots(self.nodes(), self.cpus, 1.0 if self.device == "cuda" else 0.0, self.options.workers)
+    def slots(self, share: float = 1.0, without: Collection[str] = ()) -> int:
+        """How many cohorts that need this share of a GPU find room at a time, on other machines than those."""
+        nodes = [node for node in self.nodes() if node["NodeManagerHostname"] not in without]
+        return count_slots(nodes, self.cpus, share if self.device == "cuda" else 0.0, self.options.workers)
 
     def nodes(self) -> list[dict[str, Any]]:
         return [node for node in self.ray.nodes() if node["Alive"]]
@@ -97,7 +102,7 @@ class RayExecutor(Executor):
             hand_back=probe is None,
             retries=self.options.retries,
             lease=self.options.lease,
-            beat=min(1.0, self.options.lease / 5),
+            beat=min(max(1.0, self.slots() / WORDS_A_SECOND), self.options.lease / 5),
             threads=self.cpus,
             probe=probe,
             device=self.device,
@@ -111,7 +116,7 @@ class RayExecutor(Executor):
         return outcomes_of(cohorts, failed)
 
     def close(self) -> None:
-        if self.connection.is_ours and self.ray.is_initialized():
+        if self.connection.is_ours and self.ray.is_initialized() and not self.head_is_lost:
             self.ray.shutdown()
 
     def _device(self) -> str:
@@ -184,18 +189,36 @@ class RayTransport:
         self.refs: dict[Any, str] = {}
         self.files: dict[str, Any] = {}  # data files that Ray has, by their sums
         self.avoided: set[str] = set()
-        self.counted, self.counted_at = 0, -SLOTS_SECONDS
+        self.counted: dict[float, int] = {}  # slots by share
+        self.counted_at = -SLOTS_SECONDS
+        self.head = self.ray.get_runtime_context().gcs_address
+        self.head_seen = time.monotonic()
 
-    def slots(self) -> int:
+    def slots(self, share: float) -> int:
         now = time.monotonic()
         if now - self.counted_at > SLOTS_SECONDS:
-            nodes = [node for node in self.executor.nodes() if node["NodeManagerHostname"] not in self.avoided]
-            options = self.executor.options
-            self.counted, self.counted_at = (
-                count_slots(nodes, self.executor.cpus, 0.125 if self.executor.device == "cuda" else 0, options.workers),
-                now,
-            )
-        return self.counted
+            self.counted_at = now
+            if self._head_answers(now):
+                self.counted = {}
+        if share not in self.counted:
+            self.counted[share] = self.executor.slots(share, self.avoided)
+        return self.counted[share]
+
+    def _head_answers(self, now: float) -> bool:
+        """Ray would end this process, in a minute and without saying what to do."""
+        host, _, port = self.head.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), SLOTS_SECONDS).close()
+        except OSError:
+            if now - self.head_seen < HEAD_SECONDS:
+                return False
+            self.executor.head_is_lost = True
+            raise SemfocusError(
+                f"the head of the Ray cluster at {self.head} has not answered for {HEAD_SECONDS:g} s; what workers "
+                "saved is kept: start the cluster again, and the same command goes on from there"
+            ) from None
+        self.head_seen = now
+        return True
 
     def adopt(self) -> list[Adopted]:
         return []  # Ray ends the tasks of a driver that has ended
@@ -240,6 +263,8 @@ class RayTransport:
         self.ray.get(self.mailbox.stop.remote(list(attempts)))
 
     def forget(self, attempt: str) -> None:
+        if self.executor.head_is_lost:
+            return
         self.mailbox.stop.remote([attempt])
         for ref, known in list(self.refs.items()):
             if known == attempt:
@@ -255,5 +280,6 @@ class RayTransport:
 
     def close(self) -> None:
         self.refs.clear()
-        with suppress(Exception):  # the cluster may be gone
-            self.ray.kill(self.mailbox)
+        if not self.executor.head_is_lost:
+            with suppress(Exception):  # the cluster may be gone
+                self.ray.kill(self.mailbox)

@@ -116,6 +116,7 @@ def compare(
     device: str = "auto",
     threads: int | None = None,
     jobs: int | None = 1,
+    mix: bool | None = None,
     compile: Literal["auto", "on", "off"] = "auto",
     evaluate_every: float | None = None,
     keep: str = "",
@@ -139,7 +140,8 @@ def compare(
     overrides       any field of the configuration: ["model.blocks=2"]
     name            how messages, page and files call data in memory
     out             where runs live; default SEMFOCUS_RUNS, else ./runs
-    device, threads, jobs, compile, evaluate_every, keep, executor    how to train; no effect on results beyond rounding
+    device, threads, jobs, mix, compile, evaluate_every, keep, executor    how to train; no effect on results beyond
+                    rounding
     progress        a progress bar, or a function that is called with the progress
 
     With `jobs` above 1 in a script, call this below `if __name__ == "__main__":`. `until` is the old name of
@@ -153,7 +155,7 @@ def compare(
         stop_accuracy=stop_accuracy, early_stop=early_stop, options=options, overrides=overrides, out=out, name=name,
     )  # fmt: skip
     runtime = Runtime(
-        device=device, threads=threads, jobs=jobs, compile=compile, evaluate_every=evaluate_every,
+        device=device, threads=threads, jobs=jobs, mix=mix, compile=compile, evaluate_every=evaluate_every,
         keep_epochs=parse_epochs(keep),
     )  # fmt: skip
     lines: list[str] = []

@@ -147,12 +147,16 @@ def facts_text(facts: Json) -> list[str]:
     known = {split: share for split in _SHOWN if isinstance(share := shares.get(split), float)}
     of_rows = " and ".join(f"{share:.1%} of the {_SPLITS[split]} rows" for split, share in known.items())
     lines = [f"Data: {listed} rows; {facts.get('num_classes')} classes, of which {name} has {of_rows}."]
-    left = [f"{facts['skipped']} rows without a token are skipped"] if facts.get("skipped") else []
-    left += [f"{facts['cut']} rows are cut at {facts['seq_len']} tokens"] if facts.get("cut") else []
+    left = [f"{_rows(facts['skipped'])} without a token skipped"] if facts.get("skipped") else []
+    left += [f"{_rows(facts['cut'])} cut at {facts['seq_len']} tokens"] if facts.get("cut") else []
     unknown = facts.get("unknown_share")
     left += [f"{unknown:.1%} of the held-out tokens are unknown"] if isinstance(unknown, float) and unknown else []
     tokens = f"Tokens: {facts.get('tokenizer')}, {facts.get('vocab_size')} symbols, {facts.get('seq_len')} a row"
     return [*lines, "; ".join([tokens, *left]) + "."]
+
+
+def _rows(number: Any) -> str:
+    return counted(number, "row") if isinstance(number, int) else f"{number} rows"
 
 
 def correlation_text(correlation: Correlation, break_before_p: bool = False) -> str:

@@ -26,7 +26,8 @@ from semfocus.store import atomic, locks, safe_json
 from semfocus.store.directory import LOCK
 from semfocus.store.runs import CLUSTER
 
-BOARD, DRIVER_LOG = "board.json", "driver.log"
+BOARD = "board.json"
+BOARD_SECONDS = 2.0  # between two notes of a driver that lives
 MAX_ROWS = 200  # that are written down; a table of more is not read
 MAX_LOG_BYTES = 2**20  # of one worker
 _ID = re.compile(r"[0-9a-f]{16}")

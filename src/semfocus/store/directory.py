@@ -157,6 +157,11 @@ class RunDirectory:
                     raise
         return data[: data.rfind(b"\n") + 1]
 
+    def check_logs(self) -> None:
+        """Raise CorruptData where a log is not what was saved; a look at its checksum, not at each line."""
+        for name in (METRICS, TIMING):
+            self.log_data(name)
+
     def checkpoint_steps(self) -> list[int]:
         """Return the steps whose checkpoint is complete, newest first."""
         folder = self.path / CHECKPOINTS

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from semfocus.errors import UsageError, check_int
 from semfocus.randomness import Stream, stream
 from semfocus.tasks import cache as disk
+from semfocus.tasks.baselines import measured
 from semfocus.tasks.batch import (
     NO_TARGET,
     SPLITS,
@@ -118,13 +119,15 @@ class Task(ABC):
     def baselines(self) -> dict[str, float]:
         """Accuracies without learning: chance, the majority class, the easy shortcut.
 
-        The last two are known for the published options only; other options give chance alone.
+        For the published options they are the published ones; for other options, and tasks that publish none, they are
+        measured (`semfocus.tasks.baselines`), and those no better than chance left out.
         """
         chance = {"chance": 1 / self.num_classes}
-        is_published = all(
+        if self.published_baselines and all(
             getattr(self, field.name) == field.default for field in dataclasses.fields(self) if field.init
-        )
-        return chance | dict(self.published_baselines) if is_published else chance
+        ):
+            return chance | dict(self.published_baselines)
+        return chance | measured(self)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def find_columns(source: Source, settings: FileOptions) -> tuple[str, str]:
     if text == label:
         raise UsageError(
             f"text_column and label_column of {source.path} are both {text!r}; name another with "
-            f"{typed('text_column', 'NAME')} or label_column"
+            f"{source.typed('text_column', 'NAME')} or label_column"
         )
     return text, label
 
@@ -160,22 +160,16 @@ def _find_column(source: Source, role: str, given: str | None, names: Sequence[s
     if not matches:
         raise DataError(
             f"{source.path} has no column called {role} or similar; its columns: {listed}; "
-            f"name one with {typed(f'{role}_column', 'NAME')}; a CSV or TSV file must begin with a line of column "
-            f"names{_separator_hint(columns)}"
+            f"name one with {source.typed(f'{role}_column', 'NAME')}{source.header_hint}"
         )
     if len(set(matches)) > 1:
         raise DataError(
             f"{source.path} has several columns that could hold the {role}: {', '.join(map(repr, matches))}; "
-            f"name one with {typed(f'{role}_column', 'NAME')}"
+            f"name one with {source.typed(f'{role}_column', 'NAME')}"
         )
     if len(matches) > 1:
         raise DataError(f"{source.path} has {len(matches)} columns called {matches[0]!r}; rename all but one")
     return matches[0]
-
-
-def _separator_hint(columns: Sequence[str]) -> str:
-    """What to do where a comma inside a name hides that columns are separated by something else."""
-    return " (they seem to be separated by ';': separate them by ',')" if any(";" in name for name in columns) else ""
 
 
 def read_items(source: Source, text_column: str, label_column: str) -> list[Item]:

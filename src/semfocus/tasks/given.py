@@ -19,8 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from semfocus.errors import BadRow, DataError, UsageError
 from semfocus.tasks.arrays import ArrayTask
 from semfocus.tasks.base import Task
@@ -90,6 +88,8 @@ class Columns(Source):
         """The columns of a table or of rows."""
         if isinstance(data, (bytes, int, float)) or data is None:
             raise UsageError(f"task = {data!r:.60} is of type {type(data).__name__}; give {KINDS}")
+        if hasattr(data, "collect") and hasattr(data, "collect_schema"):  # polars' LazyFrame: a query, not yet a table
+            data = data.collect()
         names = getattr(data, "column_names", None)
         if isinstance(names, Mapping) or (isinstance(data, Mapping) and names is not None):
             splits = ", ".join(map(str, names))
@@ -111,6 +111,9 @@ class Columns(Source):
         if not self.content:
             raise self.empty()
         return list(self.content)
+
+    def typed(self, option: str, value: str) -> str:
+        return f"options={{{option!r}: {value!r}}}"
 
     def pairs(self, text: str, label: str) -> Iterator[Pair | BadRow]:
         texts, labels = (_values(self.content[name]) for name in (text, label))
@@ -150,7 +153,7 @@ def _values(column: Any) -> list[Any]:
 
 def _plain(value: Any) -> Any:
     """A cell as a plain Python value; None where it is missing."""
-    if isinstance(value, (np.generic, np.ndarray)):
+    if hasattr(value, "tolist"):  # of numpy or torch, as a Dataset with a format has them
         value = value.tolist()
     if type(value).__name__ in _MISSING or (isinstance(value, float) and math.isnan(value)):
         return None

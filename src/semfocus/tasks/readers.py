@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from semfocus.errors import BadRow, DataError, MissingExtra
-from semfocus.tasks.rows import Origin
+from semfocus.tasks.rows import Origin, typed
 
 MAX_LINE_BYTES = 16 * 2**20
 MAX_ROWS = 10**8  # of a Parquet file
@@ -39,6 +39,7 @@ class Source(ABC):
     """A file with known columns and readable rows."""
 
     unit = "line"
+    header_hint = ""  # what else may be wrong where no column has the name that is looked for
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,6 +52,10 @@ class Source(ABC):
     @abstractmethod
     def pairs(self, text: str, label: str) -> Iterator[Pair | BadRow]:
         """Yield the cells of these two columns, row by row; of a row that has none, what is wrong with it."""
+
+    def typed(self, option: str, value: str) -> str:
+        """An option as the user of these rows types it."""
+        return typed(option, value)
 
     def empty(self) -> DataError:
         """The error for an empty file."""
@@ -83,6 +88,12 @@ class Delimited(Source):
     delimiters: tuple[str, ...] = (",", ";", "\t")
     delimiter: str
 
+    @property
+    def header_hint(self) -> str:  # type: ignore[override]
+        other = next((mark for mark in ";|" if any(mark in name for name in self.columns)), None)
+        hint = "" if other is None else f" (they seem to be separated by {other!r}: separate them by ',')"
+        return f"; the file must begin with a line of column names{hint}"
+
     def _read_columns(self) -> list[str]:
         for delimiter in (*self.delimiters, self.delimiters[0]):  # the first again: where none parts the header
             self.delimiter = delimiter
@@ -97,11 +108,10 @@ class Delimited(Source):
         width, i, j = len(self.columns), self.columns.index(text), self.columns.index(label)
         for number, record in itertools.islice(self._records(), 1, None):
             if len(record) != width:
-                yield self.origin.error(
-                    number,
-                    f"{len(record)} fields where the header has {width}; put quotes around a field that contains "
-                    f"{self.delimiter!r}",
-                )
+                fields = f"{len(record)} field{'' if len(record) == 1 else 's'}"
+                quotes = f"put quotes around a field that contains {self.delimiter!r}"
+                what = "add what is missing" if len(record) < width else quotes
+                yield self.origin.error(number, f"{fields} where the header has {width}; {what}")
             else:
                 yield Pair(number, record[i], record[j])
 

@@ -16,8 +16,6 @@ from semfocus.errors import CorruptData
 from semfocus.store import atomic
 from semfocus.tasks.cache import directory
 
-MAX_BYTES = 4 * 2**30
-
 
 def files_of(configs: Iterable[RunConfig]) -> dict[str, str]:
     """The data files that these runs read, and their SHA-256 sums."""

@@ -10,6 +10,8 @@ go on elsewhere from their last checkpoint; should it come back, its id is no lo
 brings counts. A cohort that is lost again and again without coming further is split, a single run then recorded as
 failed: the one that does not fit into a machine's memory does not take the others with it.
 
+A worker whose last word is that it has ended is believed only as far as its runs are there.
+
 The driver may die at any time. What it knows beyond the run directories can be made again from them.
 """
 
@@ -28,7 +30,7 @@ from pathlib import Path
 from semfocus.archive.contents import read_files
 from semfocus.archive.merge import Arrivals
 from semfocus.archive.parcel import unwrap, wrap
-from semfocus.errors import CorruptData, Locked
+from semfocus.errors import CorruptData, Locked, SemfocusError
 from semfocus.execution.cluster.data_files import files_of
 from semfocus.execution.cluster.flights import Flight, Load, board_row, got_further, shortest_first, stand
 from semfocus.execution.cluster.leaving import Detached, wants_to_detach
@@ -37,14 +39,13 @@ from semfocus.execution.cohorts import cohort_limit
 from semfocus.execution.processes import LostProcess, raised
 from semfocus.plugins import plugin_modules
 from semfocus.store import RunDirectory, RunStore
-from semfocus.store.board import MAX_LOG_BYTES, MAX_ROWS, Board, open_board
+from semfocus.store.board import BOARD_SECONDS, MAX_LOG_BYTES, MAX_ROWS, Board, open_board
 from semfocus.training.runtime import Runtime
 from semfocus.training.session import CORRUPT, ENDED, Job, note_failure
 from semfocus.training.signals import Interrupted, Interruption, listening
 from semfocus.training.trainer import Callback, MemberProgress, Progress
 
 POLL_SECONDS = 0.2
-BOARD_SECONDS = 2.0
 STOP_SECONDS = 60.0  # for workers to save and bring their runs
 LOG_LINES = 5  # of a failed worker that are shown at once
 SHARES = (1.0, 0.5, 0.25, 0.125)  # of a device that a cohort may be given
@@ -121,28 +122,32 @@ class Dispatcher:
     # -- sending
 
     def _submit(self) -> None:
-        slots = self.transport.slots()
-        few = slots + max(2, slots // 4)
-        while self.queue and len(self.flights) < few:
+        while self.queue:
+            slots = self.transport.slots(self._share(self.queue[0].jobs))
+            if len(self.flights) >= slots + max(2, slots // 4):
+                return
             self._send(self.queue.popleft())
 
     def _send(self, load: Load) -> None:
-        load.jobs = [job for job in load.jobs if job.state not in (*ENDED, CORRUPT) and job.id not in self.failed]
-        flight = Flight(load, self._share(load.jobs))
-        if self.settings.hand_back:
-            load.jobs = [job for job in load.jobs if self._lock(job, flight)]
+        load.jobs = self._unfinished(load.jobs)
         if not load.jobs:
-            flight.locks.close()
             return
-        load.stood = stand(load.jobs)
+        attempt, flight = new_attempt(), Flight(load, self._share(load.jobs))
+        self.flights[attempt] = flight  # from here on its locks are given back whatever happens
         parcel = None
         if self.settings.hand_back:
+            load.jobs = [job for job in load.jobs if self._lock(job, flight)]
+            if not load.jobs:
+                self._drop(attempt)
+                return
             parcel = wrap(
                 {job.id: read_files(job.run, "kept") for job in load.jobs}, {job.id: "interrupted" for job in load.jobs}
             )
-        work = self._work(load)
-        self.flights[work.attempt] = flight
-        self.transport.submit(work, parcel, flight.share)
+        load.stood = stand(load.jobs)
+        self.transport.submit(self._work(attempt, load), parcel, flight.share)
+
+    def _unfinished(self, jobs: Sequence[Job]) -> list[Job]:
+        return [job for job in jobs if job.state not in (*ENDED, CORRUPT) and job.id not in self.failed]
 
     def _lock(self, job: Job, flight: Flight) -> bool:
         """Whether this run is ours; one that another process holds is left to it."""
@@ -152,13 +157,14 @@ class Dispatcher:
             return False
         return True
 
-    def _work(self, load: Load) -> Work:
+    def _work(self, attempt: str, load: Load) -> Work:
         settings = self.settings
         return Work(
-            attempt=new_attempt(),
+            attempt=attempt,
             ids=[job.id for job in load.jobs],
             configs=[job.config.model_dump(mode="json") for job in load.jobs],
             root=str(self.store.root),
+            board=str(self.board.folder),
             runtime=asdict(replace(self.runtime, device=settings.device)),
             threads=settings.threads,
             versions=self.versions,
@@ -187,12 +193,18 @@ class Dispatcher:
         jobs = {job.id: job for load in self.queue for job in load.jobs}
         for one in alive:
             own = [jobs[run_id] for run_id in one.ids if run_id in jobs]
-            if len(own) < len(one.ids):
+            others = [run_id for run_id in one.ids if run_id not in jobs]
+            if not own or not all(self._has_ended(run_id) for run_id in others):
                 continue  # of another study
             for load in self.queue:
                 load.jobs = [job for job in load.jobs if job.id not in one.ids]
-            self.flights[one.attempt] = Flight(Load(own, stood=stand(own)), 1.0)
+            self.flights[one.attempt] = Flight(Load(own, stood=stand(own)), 1.0, heard=self.clock())
         self.queue = deque(load for load in self.queue if load.jobs)
+
+    def _has_ended(self, run_id: str) -> bool:
+        with suppress(SemfocusError):
+            return (self.store.open(run_id).status() or {}).get("state") in ENDED
+        return False
 
     # -- hearing
 
@@ -203,7 +215,7 @@ class Dispatcher:
             return
         if isinstance(word, Gone):
             flight.log += word.log
-            self._lost(word.attempt, word.reason, word.out_of_memory)
+            self._again(word.attempt, word.reason, split=word.out_of_memory)
             return
         flight.heard = None if word.kind == "waiting" else self.clock()
         getattr(self, f"_on_{word.kind}")(word, flight)
@@ -254,7 +266,12 @@ class Dispatcher:
     def _on_ended(self, word: Message, flight: Flight) -> None:
         failed = [run_id for run_id in word.body["failed"] if any(job.id == run_id for job in flight.load.jobs)]
         self.failed += failed
-        self._finish(word.attempt)
+        if self.settings.hand_back and self._unfinished(flight.load.jobs):
+            self._again(word.attempt, "has ended, and not all of its runs are here")
+        elif flight.load.losses and word.body["held"]:
+            self._again(word.attempt, "found its runs still held by the worker that was lost")
+        else:
+            self._finish(word.attempt)
 
     def _on_stopped(self, word: Message, flight: Flight) -> None:
         """A machine that was taken away in good order: its worker has saved, and another one goes on."""
@@ -267,9 +284,13 @@ class Dispatcher:
             self.transport.avoid(flight.node)
             self._again(word.attempt, f"cannot store runs and gets no more of them ({text})")
             return
+        error = raised(kind, text, str(word.body["trace"]))
+        if not isinstance(error, SemfocusError) and flight.load.losses + 1 < self.settings.retries:
+            self._again(word.attempt, f"failed with {kind}: {text[:200]}")  # a sick machine? A mistake comes again
+            return
         self._keep_log(word.attempt)
         self._drop(word.attempt)
-        raise raised(kind, text, str(word.body["trace"]))
+        raise error
 
     def _finish(self, attempt: str) -> None:
         flight = self._drop(attempt)
@@ -290,10 +311,7 @@ class Dispatcher:
         now = self.clock()
         for attempt, flight in list(self.flights.items()):
             if flight.heard is not None and now - flight.heard > self.settings.lease:
-                self._lost(attempt, f"was not heard of for {self.settings.lease:g} s")
-
-    def _lost(self, attempt: str, why: str, out_of_memory: bool = False) -> None:
-        self._again(attempt, why, split=out_of_memory)
+                self._again(attempt, f"was not heard of for {self.settings.lease:g} s")
 
     def _again(self, attempt: str, why: str, split: bool = False) -> None:
         """Send the runs of a lost attempt out once more, or what is left of them."""
@@ -302,7 +320,7 @@ class Dispatcher:
         load, node = flight.load, flight.node or "a machine"
         shown = flight.log.strip().splitlines()[-LOG_LINES:]
         told = "".join(f"\n    {line}" for line in shown) + (f"\n    (all of it: {where})" if where else "")
-        jobs = [job for job in load.jobs if job.state not in (*ENDED, CORRUPT)]
+        jobs = self._unfinished(load.jobs)
         self.ended += len(load.jobs) - len(jobs)
         if not jobs:
             return
@@ -322,9 +340,9 @@ class Dispatcher:
         warnings.warn(f"the worker on {node} that trained {ids} {why}: {then}{told}", LostWorker, stacklevel=2)
 
     def _give_up(self, job: Job, reason: str) -> None:
-        self.failed.append(job.id)
         self.ended += 1
-        with suppress(Locked), job.run.lock() as writer:
+        with suppress(Locked), job.run.lock() as writer:  # one that is held is told of as such
+            self.failed.append(job.id)
             note_failure(writer, reason)
 
     def _keep_log(self, attempt: str) -> Path | None:

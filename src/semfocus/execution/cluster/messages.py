@@ -18,6 +18,7 @@ from semfocus.config import RunConfig
 from semfocus.training.runtime import Runtime
 
 LAST_WORDS = ("ended", "stopped", "raised")
+REPORTS = ("beat", "progress")  # a later one says it all
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Work:
     ids: list[str]
     configs: list[dict[str, Any]]
     root: str  # the driver's store
+    board: str  # the driver's folder in it, whose lock the driver holds while it lives
     runtime: dict[str, Any]
     threads: int  # unless the runtime or an earlier session says otherwise
     versions: dict[str, str]
@@ -89,8 +91,8 @@ class Transport(Protocol):
 
     name: str
 
-    def slots(self) -> int:
-        """How many cohorts can train at a time."""
+    def slots(self, share: float) -> int:
+        """How many cohorts that need this share of a device can train at a time."""
         ...
 
     def adopt(self) -> list[Adopted]:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from semfocus.execution.cluster.messages import Message
 
 Words = list[tuple[str, bytes | None]]  # messages: JSON, and runs
-MAX_BACKLOG = 10_000  # messages that a mailbox keeps for a driver that does not take them
+MAX_BACKLOG = 10_000  # messages that a mailbox keeps for a driver that does not take them; of runs, any number
 
 
 class Mailbox:
@@ -22,10 +22,10 @@ class Mailbox:
 
     def tell(self, attempt: str, words: Words) -> bool:
         """Whether this attempt goes on. One that does not may bring what it saves; the driver knows if it wants it."""
-        goes_on = attempt not in self.stopped
-        if len(self.words) < MAX_BACKLOG or not goes_on:
-            self.words += words
-        return goes_on
+        if len(self.words) >= MAX_BACKLOG:
+            words = [word for word in words if word[1] is not None]
+        self.words += words
+        return attempt not in self.stopped
 
     def take(self) -> Words:
         words, self.words = self.words, []

@@ -3,7 +3,9 @@
     connection = connect("10.0.0.1:6379", workers=0, cpus=1)
     connection.ray.nodes()
 
-A cluster that is started here binds to the loopback interface. One that is joined beyond it must ask for a token.
+A cluster that is started here binds to the loopback interface. One that is joined beyond it must ask for a token: it
+is tried without one first. Ray asks for a token only where one exists when it is started, and joins an explicit address
+without it unless RAY_AUTH_MODE says otherwise.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import subprocess
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +21,9 @@ from typing import Any
 from semfocus.errors import MissingExtra, UsageError
 
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # off: Ray binds to the loopback interface, on any system
+AUTH_MODE = "RAY_AUTH_MODE"  # token, disabled, ...
 CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 60.0
 IDLE_MS = 60_000
 STORE_BYTES = 2**28  # of Ray's shared memory on this machine: cohorts and checkpoints are small
 
@@ -56,7 +61,7 @@ def connect(address: str, workers: int, cpus: int) -> Connection:
             **count, **quiet,
         )  # fmt: skip
         return Connection(ray, is_ours=True, is_local=True)
-    check_address(address)
+    address = checked_address(address)
     try:
         ray.init(address=address, **quiet)
     except Exception as error:
@@ -79,10 +84,10 @@ def _bind_to_loopback() -> None:
     os.environ.setdefault(LOOPBACK_SWITCH, "0")
 
 
-def check_address(address: str) -> None:
-    """Say within seconds that nothing is there; refuse a cluster that is open to anybody."""
+def checked_address(address: str) -> str:
+    """Say within seconds that nothing is there; refuse a cluster that is open to anybody; `auto` as HOST:PORT."""
     if address == "auto":
-        return
+        address = _address_of_this_machine()
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
         raise UsageError(f"address = {address!r} must look like HOST:PORT, as `ray start --head` prints it")
@@ -99,13 +104,79 @@ def check_address(address: str) -> None:
             f"no Ray cluster answers at {address} ({error}); start one with `ray start --head --port={port}` "
             f"on {host}, or give the address that it printed"
         ) from None
-    if ipaddress.ip_address(found).is_loopback:
+    is_loopback = ipaddress.ip_address(found).is_loopback
+    if is_loopback:
         _bind_to_loopback()
-    elif os.environ.get("RAY_AUTH_MODE") == "disabled":
+    _check_token(address, is_loopback)
+    return address
+
+
+def _address_of_this_machine() -> str:
+    from ray._private.services import find_bootstrap_address
+
+    address = find_bootstrap_address(None)
+    if not address:
         raise UsageError(
-            f"the cluster at {address} would be joined without a token (RAY_AUTH_MODE=disabled): whoever reaches it "
-            "runs code on it. Unset RAY_AUTH_MODE on every machine, and share one token (docs/cluster.md)"
+            "address = 'auto': no Ray cluster runs on this machine; give its HOST:PORT, or no address at all to have a "
+            "local one started"
         )
+    return address
+
+
+def _check_token(address: str, is_loopback: bool) -> None:
+    """Refuse a cluster on a network that lets in whoever has no token; use ours where one is asked for."""
+    if _answers(address, "disabled"):
+        if not is_loopback:
+            raise UsageError(
+                f"the Ray cluster at {address} asks for no token: whoever reaches it runs code on it, as you. Start it "
+                "again after `ray get-auth-token --generate`, with RAY_AUTH_MODE=token and the same ~/.ray/auth_token "
+                "on every machine (docs/cluster.md)"
+            )
+        return
+    mode = os.environ.get(AUTH_MODE, "token")
+    if mode == "disabled" or not _answers(address, mode):
+        raise UsageError(
+            f"the Ray cluster at {address} asks for a token, and this machine has none or another "
+            f"({AUTH_MODE}={mode}): copy ~/.ray/auth_token from the machine of its head, or set RAY_AUTH_TOKEN to what "
+            f"`ray get-auth-token` prints there; {AUTH_MODE} must be token, or not be set"
+        )
+    os.environ[AUTH_MODE] = mode
+    from ray._raylet import Config  # type: ignore[missing-module-attribute]
+
+    Config.initialize("")  # it has read the environment when it was imported
+
+
+ASK = """
+import sys
+from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
+from ray._raylet import GcsClient
+from ray.exceptions import AuthenticationError
+try:
+    ensure_token_if_auth_enabled(create_token_if_missing=False)
+    GcsClient(address=sys.argv[1], cluster_id=None).get_all_node_info(timeout=10)
+except AuthenticationError:
+    sys.exit(77)
+"""
+REFUSED = 77
+
+
+def _answers(address: str, mode: str) -> bool:
+    """Whether the cluster lets us in by this mode; another process asks, as Ray knows one mode a process."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", ASK, address], capture_output=True, text=True, timeout=ANSWER_SECONDS,
+            env=os.environ | {AUTH_MODE: mode},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        reason = f"no answer within {ANSWER_SECONDS:g} s"
+    else:
+        if done.returncode in (0, REFUSED):
+            return done.returncode == 0
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]
+    raise UsageError(
+        f"what listens at {address} does not answer as a Ray cluster does ({reason}); give the address that `ray start "
+        "--head` printed, and install the same version of Ray here and there"
+    )
 
 
 def explained(error: Exception, address: str = "") -> UsageError:
@@ -117,7 +188,7 @@ def explained(error: Exception, address: str = "") -> UsageError:
     elif "semfocus" in text and "No module named" in text:
         fix = "install semfocus, the same version, on every machine of the cluster"
     elif "token" in text.lower() or "unauthenticated" in text.lower():
-        fix = "put the cluster's token into ~/.ray/auth_token, or RAY_AUTH_TOKEN, on this machine"
+        fix = "put the cluster's token into ~/.ray/auth_token, or RAY_AUTH_TOKEN, on every machine"
     elif "node is not" in text or "Can't find a" in text or "local raylet" in text.lower():
         fix = "run the command on a machine of the cluster: `ray start --address=...` makes this one of them"
     else:

@@ -1,16 +1,26 @@
 """Whether a directory is fit to be written by several machines: the same everywhere, with locks that all of them see.
 
     shares_disk((path, token))           on a worker: the driver's file is here
-    lock_problem(Path("/shared/runs"))   why locks there do not hold between machines; empty where they do
+    lock_problem(Path("/shared/runs"))   why locks there do not hold between machines, by how it is mounted
+    unseen_lock(board)                   on a worker: the same by trial, of any file system
 
-A lock that another machine does not see would let two of them write one run. Such a directory is refused.
+Both say nothing where all is well. A lock that another machine does not see would let two of them write one run. Such a
+directory is refused.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
+from semfocus.store import locks
+from semfocus.store.board import BOARD, BOARD_SECONDS
+from semfocus.store.directory import LOCK
+
 MOUNTS = Path("/proc/self/mountinfo")
+PATIENCE = 5 * BOARD_SECONDS
+OTHERWISE = "choose another place with --out, or use --executor ray:shared=no"
 
 
 def shares_disk(probe: tuple[str, str]) -> bool:
@@ -36,8 +46,36 @@ def lock_problem(directory: Path, mounts: Path = MOUNTS) -> str:
         return ""
     return (
         f"locks in {directory} do not hold between machines ({kind} at {place}: {', '.join(sorted(local))}), so that "
-        f"two of them could write one run; {fix}, choose another place with --out, or use --executor ray:shared=no"
+        f"two of them could write one run; {fix}, {OTHERWISE}"
     )
+
+
+def unseen_lock(board: Path, patience: float = PATIENCE) -> str:
+    """Why a driver that lives holds no lock as far as this machine can see: `board` is its folder in the store.
+
+    It lives if it goes on writing its board; once it may do so because it ends.
+    """
+    if locks.holder(board / LOCK) is not None:
+        return ""
+    stamps, end = {_stamp(board / BOARD)}, time.monotonic() + patience
+    while None not in stamps and len(stamps) < 3 and time.monotonic() < end:
+        time.sleep(patience / 100)
+        stamps.add(_stamp(board / BOARD))
+    if None in stamps or len(stamps) < 3:
+        return ""
+    return (
+        f"locks in {board.parent.parent} do not hold between machines: the driver of this study holds one that is not "
+        f"seen here, so that two machines could write one run; {OTHERWISE}"
+    )
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        with open(path, "rb") as file:  # opened, because network file systems look anew then
+            status = os.fstat(file.fileno())
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _mount_of(directory: Path, mounts: Path) -> tuple[str, str, set[str]]:

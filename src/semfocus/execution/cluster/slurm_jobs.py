@@ -67,7 +67,7 @@ class SlurmTransport:
         self.missed: dict[str, float] = {}  # since when a job is not known to SLURM
         self.looked_at = -LOOK_SECONDS
 
-    def slots(self) -> int:
+    def slots(self, share: float) -> int:
         return self.room
 
     def adopt(self) -> list[Adopted]:
@@ -82,6 +82,8 @@ class SlurmTransport:
                 work = Work.decode((self.folder / attempt / WORK).read_text())
                 self.jobs[attempt] = job
                 adopted.append(Adopted(attempt, work.ids))
+            else:
+                shutil.rmtree(self.folder / attempt, ignore_errors=True)
         return adopted
 
     def submit(self, work: Work, parcel: bytes | None, share: float) -> None:
@@ -97,7 +99,7 @@ class SlurmTransport:
         for attempt in list(self.jobs):
             words += self._words(attempt)
         now = time.monotonic()
-        if not words and now - self.looked_at > (LOOK_SECONDS if not self.is_local else seconds):
+        if now - self.looked_at > (seconds if self.is_local else LOOK_SECONDS):
             self.looked_at = now
             words += self._gone(now)
         if not words:
@@ -182,7 +184,9 @@ class SlurmTransport:
             data = file.read()
             whole = data[: data.rfind(b"\n") + 1]  # the last line may be on its way
             self.read[attempt] = self.read.get(attempt, 0) + len(whole)
-            words += [Message(attempt, *json.loads(line)) for line in whole.splitlines()]
+            for line in whole.splitlines():
+                with suppress(ValueError):  # torn when its job was killed, which began again below
+                    words.append(Message(attempt, *json.loads(line)))
         with suppress(OSError):
             changed = os.stat(folder / PROGRESS).st_mtime_ns
             if changed != self.seen.get(attempt):
@@ -202,6 +206,10 @@ class SlurmTransport:
                 if alive[attempt] in QUEUED:
                     words.append(Message(attempt, "waiting", {}))
             elif now - self.missed.setdefault(attempt, now) >= (0 if self.is_local else GRACE_SECONDS):
+                last = self._words(attempt)  # it may have spoken since they were read
+                words += last
+                if attempt in self.ended:
+                    continue
                 state = "" if self.is_local else _state_of(job)
                 log = self._log_of(job)
                 hint = "" if log else f"; is {self.folder.parent.parent} on a disk that all machines share?"
@@ -251,6 +259,7 @@ class SlurmAttempt:
         from semfocus.execution.cluster.worker import Attempt
 
         work = Work.decode((Path(self.folder) / WORK).read_text())
+        self._append(b"\n")  # a job that was killed may have left half a line
         self.attempt = Attempt(work, None, lambda name: Path(name).read_bytes(), self._tell)
         self._write(self.attempt.run())
 
@@ -277,8 +286,11 @@ class SlurmAttempt:
         if latest:
             atomic.write_text(folder / PROGRESS, json.dumps([latest[-1].kind, latest[-1].body]))
         if lines:
-            words = folder / WORDS
-            atomic.append(words, b"".join(lines), words.stat().st_size)
+            self._append(b"".join(lines))
+
+    def _append(self, data: bytes) -> None:
+        words = Path(self.folder) / WORDS
+        atomic.append(words, data, words.stat().st_size)
 
 
 def _ask(command: list[str]) -> str | None:

@@ -36,8 +36,8 @@ from semfocus.archive.merge import Arrivals
 from semfocus.archive.parcel import unwrap, wrap
 from semfocus.errors import SemfocusError, UsageError
 from semfocus.execution.cluster.data_files import local_path, with_local_data
-from semfocus.execution.cluster.messages import Message, Work, versions
-from semfocus.execution.cluster.shared_disk import lock_problem, shares_disk
+from semfocus.execution.cluster.messages import REPORTS, Message, Work, versions
+from semfocus.execution.cluster.shared_disk import lock_problem, shares_disk, unseen_lock
 from semfocus.execution.cohorts import COHORT_BYTES, cohort_limit, plan_jobs
 from semfocus.plugins import load_plugins
 from semfocus.store import RunStore
@@ -69,7 +69,7 @@ class Attempt:
     def run(self) -> list[Message]:
         """Train; the messages that are left to tell, of which the last is how it ended."""
         self._say("began", **identity())
-        thread = self.thread
+        thread, unsent = self.thread, list[Message]()
         heard, wait = time.monotonic(), FIRST_BEAT
         with contextlib.redirect_stdout(self.log), contextlib.redirect_stderr(self.log):
             thread.start()
@@ -78,15 +78,17 @@ class Attempt:
                 wait = self.work.beat
                 if not thread.is_alive():
                     break
+                unsent += self._waiting()
                 try:
-                    if not self.tell(self._waiting()):
+                    if not self.tell(unsent):
                         self.stop()
-                    heard = time.monotonic()
-                except (OSError, RuntimeError):  # the driver cannot be reached just now
+                    heard, unsent = time.monotonic(), []
+                except (OSError, RuntimeError):  # the driver cannot be reached just now: later, or at the end
+                    unsent = [message for message in unsent if message.kind not in REPORTS]
                     if time.monotonic() - heard > self.work.lease:
                         self.stop()
         assert self.last is not None
-        return [*self._waiting(), self.last]
+        return [*unsent, *self._waiting(), self.last]
 
     def stop(self) -> None:
         """Save at the next step, and end."""
@@ -117,14 +119,16 @@ class Attempt:
         kind, body = "ended", {}
         try:
             with ExitStack() as stack:
-                failed = self._train_here(stack)
-            kind, body = ("stopped", {}) if self.interruption.signal else ("ended", {"failed": failed})
+                body = self._train_here(stack)
+            if self.interruption.signal:
+                kind, body = "stopped", {}
         except BaseException as error:  # whatever it is, the driver must hear of it
             kind = "raised"
             body = {"kind": type(error).__name__, "text": str(error), "trace": traceback.format_exc()}
         self.last = Message(self.work.attempt, kind, body)
 
-    def _train_here(self, stack: ExitStack) -> list[str]:
+    def _train_here(self, stack: ExitStack) -> dict[str, Any]:
+        """Which runs cannot be trained, and which are held by somebody else."""
         work = self.work
         with _naming_this_machine():
             _check_versions(work)
@@ -146,7 +150,7 @@ class Attempt:
             if not self.interruption.signal:
                 failed += train_cohort(cohort, runtime, lambda p: self._on_progress(p, jobs), self.interruption)
         self._hand_back(jobs)
-        return failed
+        return {"failed": failed, "held": [job.id for job in jobs if job.state not in ENDED and job.id not in failed]}
 
     def _store(self, scratch: Path) -> RunStore:
         work = self.work
@@ -159,7 +163,7 @@ class Attempt:
                 arrivals.place().raise_if_refused()
             self.handed = {run_id: self._stand(store, run_id) for run_id in work.ids}
             return store
-        problem = lock_problem(Path(work.root))
+        problem = lock_problem(Path(work.root)) or unseen_lock(Path(work.board))
         if problem:
             raise UsageError(problem)
         if work.probe is not None and not shares_disk(work.probe):
@@ -231,12 +235,9 @@ def encode_progress(progress: Progress) -> dict[str, Any]:
 
 
 def _check_versions(work: Work) -> None:
-    own = versions()
-    for name in ("semfocus",):
-        if own[name] != work.versions[name]:
-            raise UsageError(
-                f"{name} is {own[name]} here and {work.versions[name]} at the driver; install the same on every machine"
-            )
+    here, there = versions()["semfocus"], work.versions["semfocus"]
+    if here != there:
+        raise UsageError(f"semfocus is {here} here and {there} at the driver; install the same on every machine")
 
 
 @contextlib.contextmanager

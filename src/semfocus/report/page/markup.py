@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from semfocus.report.figures.heatmap import FASTER, SLOWER
 from semfocus.report.figures.style import PALETTES, Theme, mechanism_style
@@ -30,6 +31,8 @@ _ACCENTS: dict[Theme, dict[str, str]] = {
         "some": "#f0b95c", "fast": "#12a594", "slow": "#b8742c",
     },
 }  # fmt: skip
+
+_BEFORE_PERCENT = re.compile(r"(?<=\d) (?=%)")
 
 
 @cache
@@ -85,8 +88,18 @@ def _environment() -> Environment:
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     return Environment(
-        loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(asset),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_unbroken,
     )
+
+
+def _unbroken(value: Any) -> Any:
+    """A value whose numbers stay on the line of their percent sign; markup stays as it is."""
+    return _BEFORE_PERCENT.sub("\N{NO-BREAK SPACE}", value) if type(value) is str else value
 
 
 def shown(text: str) -> str:

@@ -11,6 +11,7 @@ from semfocus.analysis.comparison import BASE, Arm, best_baselines
 from semfocus.analysis.groups import Group
 from semfocus.analysis.records import Record
 from semfocus.report.text import duration, epochs_text, interval_text, learning_time_text, ratio_text
+from semfocus.training.objective import ACCURACY, known_columns
 
 STRIP_HEIGHT = 30
 NEVER_AT = 93.0  # per cent of a strip's width: the place of runs that never converged
@@ -56,7 +57,7 @@ CONVERGENCE = (
     "p (Holm)",
     "diverged",
 )
-ACCURACY = ("held out, final", "quartiles", "against full", "95 % interval", "held out, best", "training, final")
+_HELD_OUT = "held out, final"
 
 
 def convergence(group: Group) -> list[Row]:
@@ -96,13 +97,24 @@ def convergence(group: Group) -> list[Row]:
     return table
 
 
+def accuracy_titles(group: Group) -> tuple[str, tuple[str, ...]]:
+    """Of the table of accuracies: the title of the strips, and of the columns after them."""
+    tested = is_tested(group)
+    first = ("test", "quartiles", "against full", "95 % interval", _HELD_OUT) if tested else (
+        _HELD_OUT, "quartiles", "against full", "95 % interval"
+    )  # fmt: skip
+    more = (known_columns()[name] for name in _more_shares(group))
+    strips = "seeds, test accuracy" if tested else "seeds, final held-out accuracy"
+    return strips, (*first, "held out, best", "training, final", *more)
+
+
 def accuracy(group: Group) -> list[Row]:
-    """Held-out accuracy at the last epoch. Each seed is a dot, from 0 to 100 %."""
+    """Accuracy on unseen rows at the end of training. Each seed is a dot, from 0 to 100 %."""
     lanes = _lanes(group)
     base = next((arm for arm in group.comparison.arms if arm.mechanism == BASE), None)
     table = []
     for arm in group.comparison.arms:
-        final, quartiles = arm.final_heldout, arm.final_heldout.quartiles
+        final, quartiles = arm.unseen, arm.unseen.quartiles
         dots = [
             Dot(100 * value, lanes[seed], f"seed {seed}: {value:.1%}")
             for seed, value in zip(final.seeds, final.values.tolist(), strict=True)
@@ -111,8 +123,10 @@ def accuracy(group: Group) -> list[Row]:
             _share(final),
             Cell("" if quartiles is None else f"{quartiles[0]:.1%} to {quartiles[1]:.1%}", quartiles and quartiles[0]),
             *_difference(base, arm),
+            *([_share(arm.final_heldout)] if is_tested(group) else []),
             _share(arm.best_heldout),
             _share(arm.final_train),
+            *(_share(arm.others.get(name, Accuracies.of({}))) for name in _more_shares(group)),
         ]
         middle = None if final.median is None else 100 * final.median
         table.append(Row(arm.mechanism, cells, dots, middle))
@@ -146,6 +160,17 @@ def run_cells(record: Record) -> list[Cell]:
     ]
 
 
+def is_tested(group: Group) -> bool:
+    """Whether accuracy on unseen rows is that of the test split."""
+    return any(arm.test for arm in group.comparison.arms)
+
+
+def _more_shares(group: Group) -> list[str]:
+    """The columns of shares beside accuracy: balanced accuracy, macro F1."""
+    names = dict.fromkeys(name for arm in group.comparison.arms for name in arm.others)
+    return [name for name in names if name != ACCURACY.column("test")]
+
+
 def _lanes(group: Group) -> dict[int, float]:
     """The height of each seed's dots, in pixels."""
     seeds = sorted({record.seed for record in group.records})
@@ -157,7 +182,7 @@ def _difference(base: Arm | None, arm: Arm) -> Sequence[Cell]:
     """The paired difference to full attention in points, and its interval."""
     if base is None or arm is base:
         return Cell(""), Cell("")
-    difference = accuracy_difference(base.final_heldout, arm.final_heldout)
+    difference = accuracy_difference(base.unseen, arm.unseen)
     if difference.mean is None:
         return Cell(""), Cell("")
     mean = Cell(f"{100 * difference.mean:+.1f} points", difference.mean)

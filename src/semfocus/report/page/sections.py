@@ -93,8 +93,9 @@ def group(place: int, group: Group, mechanisms: list[str], picture: PictureMaker
     tables = (rows.convergence(group), rows.accuracy(group))
     convergence, accuracy = ([_shown_row(row, mechanisms) for row in table] for table in tables)
     for row, arm in zip(convergence, comparison.arms, strict=True):
-        row["unseen"] = "" if arm.final_heldout.median is None else f"{arm.final_heldout.median:.1%}"
+        row["unseen"] = "" if arm.unseen.median is None else f"{arm.unseen.median:.1%}"
     horizon = comparison.horizon
+    strip_title, accuracy_titles = rows.accuracy_titles(group)
     return {
         "anchor": f"group-{place}",
         "place": place,
@@ -115,7 +116,9 @@ def group(place: int, group: Group, mechanisms: list[str], picture: PictureMaker
         "unfinished": len(comparison.unfinished),
         "interval_note": _interval_note(group),
         "accuracy": accuracy,
-        "accuracy_titles": rows.ACCURACY,
+        "accuracy_strips": strip_title,
+        "accuracy_titles": accuracy_titles,
+        "unseen_rows": "test rows" if rows.is_tested(group) else "rows not seen",
         "baselines": rows.baseline_marks(group.baselines),
         "share_ticks": [(share, f"{share} %") for share in (0, 50, 100)],
         "config": json.dumps(config_for_training(group.records[0].config), indent=2, ensure_ascii=False),

@@ -86,7 +86,7 @@ def _question(groups: Sequence[Group]) -> str:
 
 def _asked(groups: Sequence[Group], question: str) -> str:
     mechanisms = base_first(m for group in groups for m in group.mechanisms)
-    seeds = [group.comparison.seeds for group in groups]
+    seeds = [len({run.seed for run in group.runs(name)}) for group in groups for name in group.mechanisms]
     many = f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
     return (
         f"{question} {_joined(mechanisms)}, with {many} {'seed' if max(seeds) == 1 else 'seeds'} each; learned means "
@@ -110,7 +110,9 @@ def _headline(groups: Sequence[Group]) -> tuple[str, list[Group]]:
         line = _fewer(best, proven[best], pairs[best], "beyond chance ")
         return line, [group for group, _ in proven[best]]
     best = max(wins, key=lambda name: _lead(wins[name]))
-    if wins[best] and any(_doubt(group) for group in groups):
+    if any(_doubt(group) for group in groups):
+        if not wins[best]:
+            return "No mechanism is seen to need fewer epochs than full attention; too few seeds to be sure", []
         line = f"{_fewer(best, wins[best], pairs[best])}: a hint, too few seeds for a proof"
         return line, [group for group, _ in wins[best]]
     return "No mechanism needs fewer epochs than full attention beyond chance", []
@@ -173,7 +175,7 @@ def _on_unseen(pairs: Pairs) -> str:
     differences = []
     for group, arm in pairs:
         base = group.comparison.arm(BASE)
-        mean = accuracy_difference(base.final_heldout, arm.final_heldout).mean
+        mean = accuracy_difference(base.unseen, arm.unseen).mean
         if mean is not None:
             differences.append(mean)
     if not differences:

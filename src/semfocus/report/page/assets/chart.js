@@ -102,9 +102,10 @@ class Chart {
     const inside = node("g", {"clip-path": `url(#${clip})`});
     const refs = s.refs.filter(ref => ref.y >= low && ref.y <= high).sort((p, q) => q.y - p.y);
     for (const ref of refs) inside.append(node("line", {class: "ref", x1: this.left, x2: this.left + this.width, y1: toY(ref.y), y2: toY(ref.y)}));
+    const labels = node("g");  // above the lines
     for (const names of together(refs, toY)) {  // levels that lie too near for a label each share one below the lowest
       const text = names.map(ref => ref.text).join(", "), y = toY(names[names.length - 1].y) + 13;
-      svg.append(node("text", {class: "ref-text", x: this.left + this.width - 2, y, "text-anchor": "end"}, text));
+      labels.append(node("text", {class: "ref-text", x: this.left + this.width - 2, y, "text-anchor": "end"}, text));
     }
     for (const line of s.lines) if (line.low) inside.append(node("path", {class: `band ${line.css}`, d: this.area(line, toY)}));
     for (const line of s.lines) {
@@ -113,7 +114,7 @@ class Chart {
       if (cut < Infinity) inside.append(node("path", {class: `held ${line.css}`, "stroke-dasharray": dash, d: this.path(line, toY, cut, Infinity)}));
     }
     for (const line of s.lines) if (line.mark) inside.append(node("circle", {class: `mark ${line.css}`, cx: this.toX(line.mark[0]), cy: toY(line.mark[1]), r: 5.5}));
-    svg.append(inside);
+    svg.append(inside, labels);
     this.cross = node("g"); svg.append(this.cross);
     this.box.replaceChildren(svg, this.tip);
     this.drawCross();
