@@ -2,10 +2,11 @@
 
     python benchmarks/verdicts_check.py                       # the tables of docs/verdicts.md, some minutes on one core
     python benchmarks/verdicts_check.py --table claims --repetitions 20000
+    python benchmarks/verdicts_check.py --table open          # the open questions alone, C15 to C18
 
-`claims` judges simulated runs (simulated_runs.py, verdict_worlds*.py) with the functions that judge real ones; `seeds`
-asks how many a speed-up takes. These two take a twentieth of the repetitions. The others are about accuracy: their data
-are those of statistics_check.py, and the rule that verdicts use is compared with the t interval alone.
+`claims` and `open` judge simulated runs (simulated_runs.py, verdict_worlds*.py) with the functions that judge real
+ones; `seeds` asks how many a speed-up takes. These take a twentieth of the repetitions. The others are about accuracy:
+their data are those of statistics_check.py, and the rule that verdicts use is compared with the t interval alone.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from simulated_runs import HOLDS, MIXED, NOT, OPEN, Cells, World, pair
 from statistics_check import correlated_normals, print_table, print_tables, simulate_accuracies
 from verdict_worlds import WORLDS
 from verdict_worlds_measured import MEASURED_WORLDS
+from verdict_worlds_open import OPEN_WORLDS
 
-SHARE = 20  # of the repetitions that the two tables of whole verdicts take
+SHARE = 20  # of the repetitions that the tables of whole verdicts take
 # What claims too much, by what an endless study would say. Where that is "mixed", "does not hold" is true of the claim
 # as a whole; where it is "not decided", the truth lies on an edge.
 WRONG = {HOLDS: (MIXED, NOT), MIXED: (HOLDS,), NOT: (HOLDS, MIXED), OPEN: (HOLDS, MIXED, NOT)}
@@ -98,16 +100,26 @@ def rare_table(repetitions: int) -> None:
 
 
 def claims_table(repetitions: int) -> None:
-    """Print how often each outcome is reached in each simulated study."""
+    """Print how often each outcome is reached in each simulated study of the paper's claims."""
+    worlds_table("Every rule, by what is true", WORLDS + MEASURED_WORLDS, repetitions)
+
+
+def open_table(repetitions: int) -> None:
+    """Print the same of the open questions."""
+    worlds_table("Every rule of an open question, by what is true", OPEN_WORLDS, repetitions)
+
+
+def worlds_table(title: str, chosen: Sequence[World], repetitions: int) -> None:
+    """Print how often each outcome is reached in these simulated studies."""
     rows = []
-    worlds = sorted(WORLDS + MEASURED_WORLDS, key=lambda world: int(world.claim[1:]))
+    worlds = sorted(chosen, key=lambda world: int(world.claim[1:]))
     for world in track(worlds, "claims", console=Console(stderr=True)):
         shares = outcomes(world, max(1, repetitions // SHARE))
         wrong = sum(shares[outcome] for outcome in WRONG[world.truth])
         rows.append(
             (world.claim, world.name, world.truth, *(f"{shares[name]:.3f}" for name in OUTCOMES), f"{wrong:.3f}")
         )
-    print_table("Every rule, by what is true", ("claim", "what is true", "right", *OUTCOMES, "wrong"), rows)
+    print_table(title, ("claim", "what is true", "right", *OUTCOMES, "wrong"), rows)
 
 
 def outcomes(world: World, repetitions: int) -> dict[str, float]:
@@ -139,6 +151,7 @@ def seeds_table(repetitions: int) -> None:
 
 TABLES = {
     "claims": claims_table,
+    "open": open_table,
     "seeds": seeds_table,
     "worse": worse_table,
     "better": better_table,

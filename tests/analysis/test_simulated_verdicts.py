@@ -10,7 +10,8 @@ FEW = 15
 @pytest.fixture(scope="module")
 def shares(verdict_simulation):
     """The share of repetitions with each outcome, of the simulated study of this name."""
-    worlds = {world.key: world for world in verdict_simulation.WORLDS + verdict_simulation.MEASURED_WORLDS}
+    every = verdict_simulation.WORLDS + verdict_simulation.MEASURED_WORLDS + verdict_simulation.OPEN_WORLDS
+    worlds = {world.key: world for world in every}
     return lambda name: verdict_simulation.outcomes(worlds[name], FEW)
 
 
@@ -35,3 +36,22 @@ def test_groups_of_seeds_and_censoring_mislead_neither_way(shares) -> None:
 )
 def test_an_intervention_tells_cause_from_company(shares, name: str, outcome: str) -> None:
     assert shares(f"C13/{name}")[outcome] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("C15/2x in all ways, controls 0.7x", "holds"),
+        ("C15/2x but LSH, 0.7x; controls 0.7x", "mixed"),
+        ("C16/2x, 1x under sigmoid alone", "does not hold"),
+        ("C17/15 points less than full and the others", "does not hold"),
+        ("C18/n^0.25 and n^0.40", "does not hold"),
+    ],
+)
+def test_open_questions_are_answered_where_effects_are_large(shares, name: str, outcome: str) -> None:
+    assert shares(name)[outcome] == 1
+
+
+@pytest.mark.parametrize("name", ["C15/no lead of top-5", "C17/all guess"])
+def test_open_questions_stay_open_where_there_is_nothing_to_compare(shares, name: str) -> None:
+    assert shares(name)["not decided"] == 1

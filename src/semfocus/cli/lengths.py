@@ -24,7 +24,7 @@ def lengths_command(
     Interrupt it whenever you like: the same command goes on where it was.
 
     \b
-    semfocus train copy --set task.lengths=1-64 --set model.positions=rope
+    semfocus compare copy --attention full,topk:5 --set task.options.length=64 --set task.lengths=1-64
     semfocus lengths 1f0c
     semfocus lengths 1f0c --length 100 --length 500
     """

@@ -24,7 +24,7 @@ from semfocus.training.runtime import Runtime
 TESTED, TIMES = 500, 12.5  # the longest length of a test: 500 where 40 were trained on, and no more
 
 
-def tested_lengths(longest: int) -> list[int]:
+def lengths_to_test(longest: int) -> list[int]:
     """N, 2 N, 4 N, ... up to 12.5 N or 500, whichever is less: `[40, 80, 160, 320, 500]`."""
     end = max(longest + 1, min(TESTED, int(TIMES * longest)))
     doubled = [longest * 2**i for i in range(end.bit_length()) if longest * 2**i < end]
@@ -32,7 +32,7 @@ def tested_lengths(longest: int) -> list[int]:
 
 
 def _lengths(run: RunDirectory, runtime: Runtime) -> None:
-    measure_lengths(run, tested_lengths(longest_trained(config_of(run))), runtime=runtime)
+    measure_lengths(run, lengths_to_test(longest_trained(config_of(run))), runtime=runtime)
 
 
 def _smoothness(run: RunDirectory, runtime: Runtime) -> None:
