@@ -17,10 +17,10 @@ import triton
 from torch import Tensor
 from triton import OutOfResources
 
-from semfocus import counter_rng
 from semfocus.attention.chunked import listed_info, ordered
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import AttentionInfo
+from semfocus.attention.kernels.long.arguments import flattened
 from semfocus.attention.kernels.long.backward import PairLists, hub_parts, key_gradients, query_gradients
 from semfocus.attention.kernels.long.forward import best_groups, group_maxima, select_and_mix
 from semfocus.attention.kernels.products import precision
@@ -241,42 +241,14 @@ long_topk.register_autograd(_backward, setup_context=_setup_context)
 
 def long(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Top-k attention of a call that `long_refuses` does not refuse."""
-    lead, mechanism = inputs.lead, inputs.mechanism
-    shape = _as_three(lead, shared=_shares_keys(inputs))
-    q, k, v = (_expand(tensor, (*lead, *tensor.shape[-2:]), shape) for tensor in (inputs.q, inputs.k, inputs.v))
-    mask = None if inputs.mask is None else _expand(inputs.mask, (*lead, *inputs.mask.shape[-2:]), shape)
-    lengths = None
-    if inputs.lengths is not None:
-        lengths = inputs.lengths.clamp(0, inputs.num_keys).expand(*lead, 1, 1).to(torch.int32).contiguous()
-    hashes = None
-    if inputs.dropout_seed is not None:
-        rows = inputs.positions().row_ids(lead, inputs.dropout_seed)
-        hashes = counter_rng.row_hash(inputs.dropout_seed, rows).expand(*lead, inputs.num_queries, 1).contiguous()
+    mechanism = inputs.mechanism
     out, indices, lse = long_topk(
-        q.contiguous(), k[:, :, 0].contiguous(), v[:, :, 0].contiguous(), mask, lengths, hashes,
-        min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks, mechanism.num_nearest, inputs.causal,
-        inputs.scale, inputs.dropout_p,
+        *flattened(inputs), min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks, mechanism.num_nearest,
+        inputs.causal, inputs.scale, inputs.dropout_p,
     )  # fmt: skip
+    lead = inputs.lead
     out = out.view(*lead, *out.shape[-2:])
     if not want_info:
         return out, None
     indices = ordered(indices.view(*lead, *indices.shape[-2:]).long(), inputs.num_keys)
     return out, listed_info(inputs, indices[..., : mechanism.max_kept(inputs.num_keys)], lse.view(*lead, -1))
-
-
-def _shares_keys(inputs: AttentionInputs) -> bool:
-    """Whether the last leading dimension holds query heads that share one key head."""
-    return bool(inputs.lead) and inputs.k.shape[-3:-2] == inputs.v.shape[-3:-2] == (1,)
-
-
-def _as_three(lead: torch.Size, shared: bool) -> tuple[int, int, int]:
-    """The leading dimensions as batch, key heads, query heads that share a key head."""
-    group = lead[-1] if shared else 1
-    rest = lead[:-1] if shared else lead
-    heads = rest[-1] if rest else 1
-    return math.prod(rest[:-1]), heads, group
-
-
-def _expand(tensor: Tensor, full: tuple[int, ...], shape: tuple[int, int, int]) -> Tensor:
-    """The tensor expanded to the common leading dimensions, which become the three of `shape`."""
-    return tensor.expand(full).reshape(*shape, *full[-2:])
