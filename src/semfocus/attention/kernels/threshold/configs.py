@@ -18,7 +18,7 @@ LAUNCHES: dict[str, dict[int, Launch]] = {
     "forward/tf32x3": {128: Launch(64, 32, 4, 2), 256: Launch(32, 32, 4, 1)},
     "by_query": {64: Launch(128, 64, 8, 2), 128: Launch(128, 64, 8, 2), 256: Launch(64, 32, 8, 1)},
     "by_query/tf32x3": {128: Launch(64, 32, 8, 1), 256: Launch(16, 32, 8, 1)},
-    "by_key": {64: Launch(64, 128, 8, 2), 128: Launch(64, 128, 8, 2), 256: Launch(64, 64, 8, 1)},
+    "by_key": {64: Launch(128, 64, 8, 2), 128: Launch(128, 64, 8, 2), 256: Launch(64, 64, 8, 1)},
     "by_key/tf32x3": {128: Launch(32, 64, 8, 1), 256: Launch(16, 32, 8, 1)},
 }
 

@@ -38,6 +38,7 @@ def forward(
     LOOK: tl.constexpr, BLOCK_FLAGS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """out (M, Lq, Dv), and saved (M, 2, Lq): the largest score and one over the sum. Grid: M x tiles of queries."""
+    BLOCK_DV: tl.constexpr = LOOK.block_dv
     tiles = tl.cdiv(queries, BLOCK_M)
     problem = (tl.program_id(0) // tiles).to(tl.int64)
     first = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_M
@@ -60,7 +61,7 @@ def forward(
 
     row_max = tl.full((BLOCK_M,), MINUS_INF, tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
-    state = row_max, row_sum, tl.zeros((BLOCK_M, LOOK.block_dv), tl.float32)
+    state = row_max, row_sum, tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     log_scale = sm_scale * LOG2_E
     flag = tl.arange(0, BLOCK_FLAGS)
     if tl.max(tl.load(flags + flag, mask=flag < num_flags, other=0), axis=0) == 0:
@@ -75,7 +76,7 @@ def forward(
         state = mix_tiles(0, last, state, q_tile, k, v, looking, cutoffs, drop, log_scale, LOOK, BLOCK_N, False, True)
     row_max, row_sum, total = state
     norm = 1.0 / tl.where(row_sum == 0.0, 1.0, row_sum)
-    channel = tl.arange(0, LOOK.block_dv)
+    channel = tl.arange(0, BLOCK_DV)
     tl.store(
         out + at[:, None] * LOOK.dv + channel[None, :], (total * norm[:, None]).to(out.dtype.element_ty),
         mask=looking.inside[:, None] & (channel < LOOK.dv)[None, :],
@@ -133,5 +134,5 @@ def drop_pairs(x, key, drop, LOOK: tl.constexpr):
 @triton.jit
 def add_product(total, a, b, LOOK: tl.constexpr):
     """total + a @ b for float32 a, which takes the type of b."""
-    a = a.to(b.dtype)
-    return accumulate(total, operand(a, 1.0, LOOK.precision), operand(b, 1.0, LOOK.precision), LOOK.precision)
+    PRECISION: tl.constexpr = LOOK.precision
+    return accumulate(total, operand(a.to(b.dtype), 1.0, PRECISION), operand(b, 1.0, PRECISION), PRECISION)

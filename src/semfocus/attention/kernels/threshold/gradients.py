@@ -13,7 +13,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.products import operand, product, transpose
 from semfocus.attention.kernels.shared import LOG2_E, MINUS_INF, fast_exp2
 from semfocus.attention.kernels.threshold.flash import add_product, drop_pairs
 from semfocus.attention.kernels.threshold.tiles import (
@@ -33,16 +32,17 @@ def weights_and_slopes(
     q_tile, k_tile, v_tile, grad_tile, looking, cutoffs, key, saved, mean, drop, sm_scale,
     LOOK: tl.constexpr, UNMASKED: tl.constexpr,
 ):  # fmt: skip
-    """(BLOCK_M, BLOCK_N) weights after dropout, and the gradients of scores before the softmax scale, times it."""
+    """(BLOCK_M, BLOCK_N) weights after dropout, and the gradients of the scaled scores."""
     row_max, norm = saved
     scores = tile_scores(q_tile, k_tile, LOOK)
-    dp = product(operand(grad_tile, 1.0, LOOK.precision), transpose(operand(v_tile, 1.0, LOOK.precision)), LOOK.precision)
+    dp = tile_scores(grad_tile, v_tile, LOOK)  # the same product
     keep = kept_pairs(scores, looking, cutoffs, key, LOOK, UNMASKED)
-    scores = tl.where(keep, scores * (sm_scale * LOG2_E), MINUS_INF)
-    weights = fast_exp2(scores - row_max[:, None]) * norm[:, None]
-    change = drop_pairs(dp, key, drop, LOOK) - mean[:, None]
-    # Where one key has all the weight, dP is its mean, and the difference is zero, not its rounding.
-    slopes = tl.where(keep & (weights != 1.0), weights * change * sm_scale, 0.0)
+    weights = fast_exp2(tl.where(keep, scores * (sm_scale * LOG2_E), MINUS_INF) - row_max[:, None])
+    # Where one key has all the weight, dP is its mean: their difference is zero, not its rounding.
+    slope_norm = tl.where(norm == 1.0, 0.0, norm)
+    slopes = (drop_pairs(dp, key, drop, LOOK) - mean[:, None]) * (weights * slope_norm[:, None])
+    slopes = tl.where(weights == 0.0, 0.0, slopes)  # dP of a key that is not kept may be NaN
+    weights = weights * norm[:, None]
     return drop_pairs(weights, key, drop, LOOK), slopes
 
 
@@ -53,6 +53,7 @@ def by_query(
     LOOK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dq (M, Lq, D), and means (M, Lq): the sum of weight * dP of each query. Grid: M x tiles of queries."""
+    BLOCK_D: tl.constexpr = LOOK.block_d
     tiles = tl.cdiv(queries, BLOCK_M)
     problem = (tl.program_id(0) // tiles).to(tl.int64)
     first = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_M
@@ -78,7 +79,7 @@ def by_query(
     if LOOK.dropout:
         hashed = tl.load(hashes + at, mask=inside, other=0)
     drop = hashed, drop_threshold, drop_factor
-    total = tl.zeros((BLOCK_M, LOOK.block_d), tl.float32)
+    total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     total = query_tiles(
         0, opening, total, q_tile, grad_tile, k, v, looking, cutoffs, kept, mean, drop, sm_scale, LOOK, BLOCK_N, False
     )  # fmt: skip
@@ -90,9 +91,9 @@ def by_query(
         closing, last, total, q_tile, grad_tile, k, v, looking, cutoffs, kept, mean, drop, sm_scale, LOOK, BLOCK_N,
         False,
     )  # fmt: skip
-    channel = tl.arange(0, LOOK.block_d)
+    channel = tl.arange(0, BLOCK_D)
     tl.store(
-        dq + at[:, None] * LOOK.d + channel[None, :], total.to(dq.dtype.element_ty),
+        dq + at[:, None] * LOOK.d + channel[None, :], (total * sm_scale).to(dq.dtype.element_ty),
         mask=inside[:, None] & (channel < LOOK.d)[None, :],
     )  # fmt: skip
 
@@ -128,6 +129,8 @@ def by_key(
     LOOK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dk (T, D) and dv (T, Dv) of a tile of keys, of all heads that share them. Grid: key problems x tiles of keys."""
+    BLOCK_D: tl.constexpr = LOOK.block_d
+    BLOCK_DV: tl.constexpr = LOOK.block_dv
     tiles = tl.cdiv(keys, BLOCK_N)
     shared = (tl.program_id(0) // tiles).to(tl.int64)
     first = tl.program_id(0) % tiles * BLOCK_N
@@ -135,8 +138,8 @@ def by_key(
     sizes = Sizes(queries, keys, heads_per_key, key_heads, sinks, window)
     k_tile = load_keys(k + shared * keys * LOOK.d, key, keys, LOOK.d, LOOK.block_d, False)
     v_tile = load_keys(v + shared * keys * LOOK.dv, key, keys, LOOK.dv, LOOK.block_dv, False)
-    dk_total = tl.zeros((BLOCK_N, LOOK.block_d), tl.float32)
-    dv_total = tl.zeros((BLOCK_N, LOOK.block_dv), tl.float32)
+    dk_total = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dv_total = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
     totals = dk_total, dv_total
     for head in range(heads_per_key):
         problem = shared * heads_per_key + head
@@ -153,9 +156,9 @@ def by_key(
             saved, means, mask_strides, sizes, sm_scale, drop_threshold, drop_factor, LOOK, BLOCK_M, True,
         )  # fmt: skip
     dk_total, dv_total = totals
-    at, channel, out_channel = shared * keys + key, tl.arange(0, LOOK.block_d), tl.arange(0, LOOK.block_dv)
+    at, channel, out_channel = shared * keys + key, tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     tl.store(
-        dk + at[:, None] * LOOK.d + channel[None, :], dk_total.to(dk.dtype.element_ty),
+        dk + at[:, None] * LOOK.d + channel[None, :], (dk_total * sm_scale).to(dk.dtype.element_ty),
         mask=(key < keys)[:, None] & (channel < LOOK.d)[None, :],
     )  # fmt: skip
     tl.store(

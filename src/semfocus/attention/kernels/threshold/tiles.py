@@ -61,7 +61,8 @@ def load_keys(x, key, keys, WIDTH: tl.constexpr, BLOCK: tl.constexpr, UNMASKED: 
 @triton.jit
 def tile_scores(q_tile, k_tile, LOOK: tl.constexpr):
     """(BLOCK_M, BLOCK_N) float32 before the softmax scale: the one definition of a score."""
-    return product(operand(q_tile, 1.0, LOOK.precision), transpose(operand(k_tile, 1.0, LOOK.precision)), LOOK.precision)
+    PRECISION: tl.constexpr = LOOK.precision
+    return product(operand(q_tile, 1.0, PRECISION), transpose(operand(k_tile, 1.0, PRECISION)), PRECISION)
 
 
 @triton.jit
@@ -132,9 +133,9 @@ def candidate_scores(q_tile, k, queries, tile, LOOK: tl.constexpr, BLOCK_N: tl.c
 @triton.jit
 def kept_pairs(scores, queries, cutoffs, key, LOOK: tl.constexpr, UNMASKED: tl.constexpr):
     """(BLOCK_M, BLOCK_N) which pairs are kept."""
-    # "Not below", so that NaN is kept. (A score of -inf is below every cutoff, and marks a masked key.)
-    tie = (scores == cutoffs.score[:, None]) & (key[None, :] > cutoffs.last_tie[:, None])
-    keep = ~(scores < cutoffs.score[:, None]) & ~tie
+    # "Not up to", so that NaN is kept. (A score of -inf is below every cutoff, and marks a masked key.)
+    tie = (scores == cutoffs.score[:, None]) & (key[None, :] <= cutoffs.last_tie[:, None])
+    keep = ~(scores <= cutoffs.score[:, None]) | tie
     if not UNMASKED:
         if LOOK.always_kept:
             keep = keep | (always_pairs(queries, key, LOOK) & (scores != MINUS_INF))
