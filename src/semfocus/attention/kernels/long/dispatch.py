@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from triton import OutOfResources
 
 from semfocus.attention.chunked import listed_info, ordered
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import AttentionInfo
+from semfocus.attention.kernels.eager import is_eager
 from semfocus.attention.kernels.long.arguments import flattened
 from semfocus.attention.kernels.long.backward import PairLists, hub_parts, key_gradients, query_gradients
 from semfocus.attention.kernels.long.forward import best_groups, group_maxima, select_and_mix
@@ -179,6 +181,14 @@ def long_topk_backward(
     scale: float, dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v over the kept pairs."""
+    return launch_backward(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p)
+
+
+def launch_backward(
+    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, hashes: Tensor | None, indices: Tensor,
+    scale: float, dropout_p: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """`long_topk_backward` without the dispatcher."""
     with torch.cuda.device_of(q):
         tiles = tiles_for(k.shape[-2], q.dtype == torch.float32)
         return _backward_kernels(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p, tiles)
@@ -239,10 +249,31 @@ def _backward(ctx, grad, _grad_indices, grad_lse):
 long_topk.register_autograd(_backward, setup_context=_setup_context)
 
 
+class _Eager(torch.autograd.Function):
+    """`long_topk` and its gradient without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        results = launch_forward(LongCall(*inputs))
+        _setup_context(ctx, inputs, results)
+        ctx.mark_non_differentiable(results[1])
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad, _grad_indices, grad_lse):
+        q, k, v, hashes, indices = ctx.saved_tensors
+        grad = q.new_zeros(*q.shape[:-1], v.shape[-1]) if grad is None else grad.contiguous()
+        grad_lse = None if grad_lse is None else grad_lse.contiguous()
+        grads = launch_backward(grad, grad_lse, q, k, v, hashes, indices, ctx.scale, ctx.dropout_p)
+        return *grads, *([None] * 9)
+
+
 def long(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Top-k attention of a call that `long_refuses` does not refuse."""
     mechanism = inputs.mechanism
-    out, indices, lse = long_topk(
+    run = _Eager.apply if is_eager(inputs.q, inputs.k, inputs.v) else long_topk
+    out, indices, lse = run(
         *flattened(inputs), min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks, mechanism.num_nearest,
         inputs.causal, inputs.scale, inputs.dropout_p,
     )  # fmt: skip

@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from triton import OutOfResources
 
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import AttentionInfo
+from semfocus.attention.kernels.eager import is_eager
 from semfocus.attention.kernels.long.arguments import flattened
 from semfocus.attention.kernels.shared import dropout_threshold
 from semfocus.attention.kernels.short.arguments import padded
@@ -50,7 +53,7 @@ class Call:
     def problems(self) -> int:
         return math.prod(self.q.shape[:-2])
 
-    @property
+    @cached_property
     def look(self) -> Look:
         """What kernels are compiled for."""
         d, dv = self.q.shape[-1], self.v.shape[-1]
@@ -64,14 +67,14 @@ class Call:
             precision="tf32x3" if self.q.dtype == torch.float32 else "tf32",  # 16-bit operands are multiplied as such
         )
 
-    @property
+    @cached_property
     def restrictions(self) -> tuple[Tensor, Tensor | None]:
         """Mask and lengths; without a mask any address will do."""
         queries, keys = self.q.shape[-2], self.k.shape[-2]
         mask = self.q if self.mask is None else self.mask.expand(*self.q.shape[:-2], queries, keys)
         return mask, self.lengths
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[Any, ...]:
         """Strides of the mask, key heads, queries, keys, query heads a key head, sinks, window."""
         strides = (0,) * 5 if self.mask is None else self.restrictions[0].stride()
@@ -159,6 +162,13 @@ def threshold_topk(
     topk: int, sinks: int, window: int, causal: bool, scale: float, dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Output (B, H, G, Lq, Dv), thresholds and last ties (B, H, G, Lq), saved numbers (B, H, G, 2, Lq)."""
+    return launch_forward(q, k, v, mask, lengths, hashes, topk, sinks, window, causal, scale, dropout_p)
+
+
+def launch_forward(
+    q, k, v, mask, lengths, hashes, topk, sinks, window, causal, scale, dropout_p
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`threshold_topk` without the dispatcher."""
     results = _empty_results(q, k, v)
     Call(q, k, v, mask, lengths, hashes, topk, sinks, window, causal, scale, dropout_p).forward(*results)
     return results
@@ -186,6 +196,15 @@ def threshold_topk_backward(
     sinks: int, window: int, causal: bool, scale: float, dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v over the kept pairs."""
+    return launch_backward(
+        grad, q, k, v, mask, lengths, hashes, out, thresholds, last_ties, saved, sinks, window, causal, scale, dropout_p
+    )
+
+
+def launch_backward(
+    grad, q, k, v, mask, lengths, hashes, out, thresholds, last_ties, saved, sinks, window, causal, scale, dropout_p
+):
+    """`threshold_topk_backward` without the dispatcher."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     call = Call(q, k, v, mask, lengths, hashes, 0, sinks, window, causal, scale, dropout_p)
     call.backward(grad, out, thresholds, last_ties, saved, dq, dk, dv)
@@ -213,11 +232,32 @@ def _backward(ctx, grad, *_others):
 threshold_topk.register_autograd(_backward, setup_context=_setup_context)
 
 
+class _Eager(torch.autograd.Function):
+    """`threshold_topk` and its gradient without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        results = launch_forward(*inputs)
+        _setup_context(ctx, inputs, results)
+        ctx.mark_non_differentiable(*results[1:])
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad, *_others):
+        tensors = ctx.saved_tensors
+        grad = torch.zeros_like(tensors[6]) if grad is None else grad.contiguous()
+        grads = launch_backward(grad, *tensors, ctx.sinks, ctx.window, ctx.causal, ctx.scale, ctx.dropout_p)
+        return *grads, *([None] * 9)
+
+
 def threshold(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Top-k attention of a call that `threshold_refuses` does not refuse."""
     mechanism, lead = inputs.mechanism, inputs.lead
-    out, *_ = threshold_topk(
-        *flattened(inputs), min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks, mechanism.num_nearest,
-        inputs.causal, inputs.scale, inputs.dropout_p,
+    given = flattened(inputs)
+    run = _Eager.apply if is_eager(inputs.q, inputs.k, inputs.v) else threshold_topk
+    out, *_ = run(
+        *given, min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks, mechanism.num_nearest, inputs.causal,
+        inputs.scale, inputs.dropout_p,
     )  # fmt: skip
     return out.view(*lead, *out.shape[-2:]), None
