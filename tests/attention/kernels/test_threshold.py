@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -17,12 +15,12 @@ FLOAT32_ERROR = 2e-5
 
 
 @pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from semfocus.attention.kernels.threshold import dispatch
 
     monkeypatch.setattr(dispatch, "launch_for", lambda kernel, width, precision: Launch(16, 16, 4, 1))
     monkeypatch.setitem(operator.BACKENDS, "threshold", operator.Backend(dispatch.threshold, threshold_refuses))
-    yield
+    return
 
 
 def drawn(*shape: int, integers: bool = True, seed: int = 0) -> torch.Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
@@ -21,7 +22,7 @@ from triton import OutOfResources
 from semfocus.attention.chunked import listed_info, ordered
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import AttentionInfo
-from semfocus.attention.kernels.eager import is_eager
+from semfocus.attention.kernels.eager import choose_way
 from semfocus.attention.kernels.long.arguments import flattened
 from semfocus.attention.kernels.long.backward import PairLists, hub_parts, key_gradients, query_gradients
 from semfocus.attention.kernels.long.forward import best_groups, group_maxima, select_and_mix
@@ -96,9 +97,12 @@ def long_topk(
     topk: int, sinks: int, window: int, causal: bool, scale: float, dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Output (B, H, G, Lq, Dv), kept keys (B, H, G, Lq, n) int32 in no particular order, log-sum-exp (B, H, G, Lq)."""
-    return launch_forward(
-        LongCall(q, k, v, mask, lengths, hashes, topk, sinks, window, causal, scale, dropout_p)
-    )  # fmt: skip
+    return launch_lists(q, k, v, mask, lengths, hashes, topk, sinks, window, causal, scale, dropout_p)
+
+
+def launch_lists(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """`long_topk` without the dispatcher."""
+    return launch_forward(LongCall(*inputs))
 
 
 def launch_forward(call: LongCall) -> tuple[Tensor, Tensor, Tensor]:
@@ -254,7 +258,7 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs):
-        results = launch_forward(LongCall(*inputs))
+        results = launch_lists(*inputs)
         _setup_context(ctx, inputs, results)
         ctx.mark_non_differentiable(results[1])
         return results
@@ -272,7 +276,7 @@ class _Eager(torch.autograd.Function):
 def long(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Top-k attention of a call that `long_refuses` does not refuse."""
     mechanism = inputs.mechanism
-    run = _Eager.apply if is_eager(inputs.q, inputs.k, inputs.v) else long_topk
+    run = choose_way(long_topk, _Eager, launch_lists, inputs.q, inputs.k, inputs.v)
     out, indices, lse = run(
         *flattened(inputs), min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks, mechanism.num_nearest,
         inputs.causal, inputs.scale, inputs.dropout_p,

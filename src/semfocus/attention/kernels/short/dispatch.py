@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from semfocus.attention.chunked import listed_info, ordered
 from semfocus.attention.inputs import AttentionInputs, common_lead
 from semfocus.attention.inspection import AttentionInfo
-from semfocus.attention.kernels.eager import is_eager
+from semfocus.attention.kernels.eager import choose_way
 from semfocus.attention.kernels.short.arguments import empty_like_layout
 from semfocus.attention.kernels.short.configs import MAX_HEAD_DIM, MAX_LISTED_KEYS, MAX_SHORT_LENGTH, MAX_WHOLE_LENGTH
 from semfocus.attention.mechanisms import Mechanism, is_registered, parse_mechanism
@@ -32,7 +32,7 @@ OLDEST_TRITON = (3, 6)
 def short(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Attention of a call that `short_refuses` does not refuse."""
     lead, mechanism = inputs.lead, inputs.mechanism
-    run = _Eager.apply if is_eager(inputs.q, inputs.k, inputs.v) else short_attention
+    run = choose_way(short_attention, _Eager, launch_forward, inputs.q, inputs.k, inputs.v)
     out, kept, lse, _ = run(
         inputs.q.expand(*lead, *inputs.q.shape[-2:]),
         inputs.k,
@@ -207,7 +207,8 @@ def short_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v over the kept pairs."""
     return launch_backward(
-        grad, grad_lse, q, k, v, mask, lengths, dropout_seed, out, kept, saved, mechanism, causal, scale, dropout_p, tf32
+        grad, grad_lse, q, k, v, mask, lengths, dropout_seed, out, kept, saved, mechanism, causal, scale, dropout_p,
+        tf32,
     )  # fmt: skip
 
 

@@ -20,11 +20,11 @@ from triton import OutOfResources
 
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import AttentionInfo
-from semfocus.attention.kernels.eager import is_eager
+from semfocus.attention.kernels.eager import choose_way
 from semfocus.attention.kernels.long.arguments import flattened
 from semfocus.attention.kernels.shared import dropout_threshold
 from semfocus.attention.kernels.short.arguments import padded
-from semfocus.attention.kernels.short.configs import MIN_TILE, Launch, shrinking
+from semfocus.attention.kernels.short.configs import MIN_TILE, shrinking
 from semfocus.attention.kernels.threshold import flash, gradients
 from semfocus.attention.kernels.threshold.configs import Look, launch_for
 from semfocus.attention.kernels.threshold.search import find_thresholds
@@ -255,7 +255,7 @@ def threshold(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor,
     """Top-k attention of a call that `threshold_refuses` does not refuse."""
     mechanism, lead = inputs.mechanism, inputs.lead
     given = flattened(inputs)
-    run = _Eager.apply if is_eager(inputs.q, inputs.k, inputs.v) else threshold_topk
+    run = choose_way(threshold_topk, _Eager, launch_forward, inputs.q, inputs.k, inputs.v)
     out, *_ = run(
         *given, min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks, mechanism.num_nearest, inputs.causal,
         inputs.scale, inputs.dropout_p,

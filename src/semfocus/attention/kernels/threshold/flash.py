@@ -65,7 +65,9 @@ def forward(
     log_scale = sm_scale * LOG2_E
     flag = tl.arange(0, BLOCK_FLAGS)
     if tl.max(tl.load(flags + flag, mask=flag < num_flags, other=0), axis=0) == 0:
-        state = mix_tiles(0, opening, state, q_tile, k, v, looking, cutoffs, drop, log_scale, LOOK, BLOCK_N, False, False)
+        state = mix_tiles(
+            0, opening, state, q_tile, k, v, looking, cutoffs, drop, log_scale, LOOK, BLOCK_N, False, False
+        )
         state = mix_tiles(
             opening, closing, state, q_tile, k, v, looking, cutoffs, drop, log_scale, LOOK, BLOCK_N, True, False
         )  # fmt: skip

@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from semfocus.attention.kernels.long.queries import last_key, window_start
+from semfocus.attention.kernels.long.queries import window_start
 from semfocus.attention.kernels.shared import (
     MAX_INDEX,
     MINUS_INF,
-    NO_RANK,
     finite,
     float_to_ordered_int,
     ordered_int_to_float,
