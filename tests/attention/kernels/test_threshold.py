@@ -105,7 +105,7 @@ def test_scores_that_mislead_the_guesses_are_cut_exactly(name: str, most: int) -
     q[..., 0] = 1.0
     q, k, v = q.to(DEVICE), k.to(DEVICE), v.to(DEVICE)
     results = _empty_results(q, k, v)
-    passes = Call(q, k, v, None, None, None, most, 0, 0, False, 1.0, 0.0).forward(*results)
+    passes = Call(q, k, v, None, None, None, most, 0, 0, False, 1.0, 0.0).search(*results[1:3])
     _, thresholds, last_ties, _ = (result[0, 0, 0] for result in results)
     scores = k[0, 0, :, 0]
     order = sorted(range(length), key=lambda key: (-scores[key].item(), key))

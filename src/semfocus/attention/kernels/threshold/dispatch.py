@@ -87,27 +87,33 @@ class Call:
     def softmax(self) -> tuple[float, int, float]:
         return self.scale, dropout_threshold(self.dropout_p), 1 / (1 - self.dropout_p)
 
-    def forward(self, out: Tensor, thresholds: Tensor, last_ties: Tensor, saved: Tensor) -> Tensor:
-        """Fill the results; return how many passes over the keys each search took."""
+    def search(self, thresholds: Tensor, last_ties: Tensor) -> Tensor:
+        """Fill the thresholds; return how many passes over the keys each search took."""
         queries = self.q.shape[-2]
         passes = thresholds.new_empty(self.problems, triton.cdiv(queries, MIN_TILE), dtype=torch.int32)
 
-        def search(grid, **constants) -> None:
+        def start(grid, **constants) -> None:
             find_thresholds[grid](
                 self.q, self.k, *self.restrictions, thresholds, last_ties, passes, *self.sizes, self.topk, **constants
             )
 
-        def mix(grid, **constants) -> None:
+        with torch.cuda.device_of(self.q):
+            self._run("search", start, queries)
+        return passes
+
+    def forward(self, out: Tensor, thresholds: Tensor, last_ties: Tensor, saved: Tensor) -> None:
+        """Fill the results."""
+        self.search(thresholds, last_ties)
+
+        def start(grid, **constants) -> None:
             flash.forward[grid](
                 self.q, self.k, self.v, *self.restrictions, self.hashes, flags, thresholds, last_ties, out, saved,
                 *self.sizes, len(flags), *self.softmax, **constants, BLOCK_FLAGS=triton.next_power_of_2(len(flags)),
             )  # fmt: skip
 
         with torch.cuda.device_of(self.q):
-            self._run("search", search, queries)
             flags = self._find_nonfinite()
-            self._run("forward", mix, queries)
-        return passes
+            self._run("forward", start, self.q.shape[-2])
 
     def _find_nonfinite(self) -> Tensor:
         rows, width = math.prod(self.v.shape[:-1]), self.v.shape[-1]
