@@ -19,7 +19,8 @@ from semfocus.attention import Normaliser, mechanism_names, normaliser_names, pa
 from semfocus.attention.base import size_fields
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import AttentionInfo
-from semfocus.attention.kernels.backend import long_refuses
+from semfocus.attention.kernels.backend import long_refuses, threshold_refuses
+from semfocus.attention.kernels.short.configs import Launch
 from semfocus.attention.mechanisms import Mechanism, mechanism_class
 from semfocus.attention.normalisers import Softmax
 from semfocus.attention.operator import BACKENDS, Backend, attend
@@ -39,7 +40,18 @@ def long_rows(inputs: AttentionInputs, want_info: bool) -> tuple[Tensor, Attenti
         return dispatch.long(inputs, want_info)
 
 
-BACKENDS["long"] = Backend(long_rows, long_refuses)  # `triton` uses them for sequences that its others do not serve
+def by_threshold(inputs: AttentionInputs, want_info: bool) -> tuple[Tensor, AttentionInfo | None]:
+    """The kernels for any number of keys, with small tiles likewise."""
+    from semfocus.attention.kernels.threshold import dispatch
+
+    with mock.patch.object(dispatch, "launch_for", return_value=Launch(16, 16, 4, 1)):
+        return dispatch.threshold(inputs, want_info)
+
+
+# `triton` uses them for calls that its others do not serve, or serve slowly.
+BACKENDS["long"] = Backend(long_rows, long_refuses)
+BACKENDS["threshold"] = Backend(by_threshold, threshold_refuses)
+KERNELS = ("triton", "long", "threshold")
 
 
 def mechanism_examples() -> list[Mechanism]:
@@ -114,7 +126,7 @@ class Case:
     @property
     def interpreted(self) -> bool:
         """Whether a kernel is run step by step on the CPU."""
-        return self.backend in ("triton", "long") and DEVICE.type == "cpu"
+        return self.backend in KERNELS and DEVICE.type == "cpu"
 
     def fits(self, queries: int, keys: int) -> bool:
         """Whether the mechanism can choose among so many keys at all."""

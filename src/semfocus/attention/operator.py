@@ -20,7 +20,7 @@ from semfocus.attention.chunked import chunked
 from semfocus.attention.dense import dense, sdpa
 from semfocus.attention.inputs import AttentionInputs, prepare_inputs
 from semfocus.attention.inspection import AttentionInfo, observers, report
-from semfocus.attention.kernels.backend import triton, triton_refuses
+from semfocus.attention.kernels.backend import serves_any_k, triton, triton_refuses
 from semfocus.attention.kernels.short.configs import MAX_SHORT_LENGTH, MAX_WHOLE_LENGTH
 from semfocus.attention.linear import linear, linear_refuses, suits_linear
 from semfocus.attention.local import local
@@ -283,7 +283,7 @@ def _suits_kernels(inputs: AttentionInputs) -> bool:
     """Whether the Triton kernels are the faster way on a GPU: see benchmarks/kernels.py and benchmarks/engine.py."""
     if torch.compiler.is_compiling() and max(inputs.num_keys, inputs.num_queries) <= MAX_WHOLE_LENGTH:
         return False  # the compiler fuses such short sequences with the operations around them
-    return inputs.num_keys <= MAX_SHORT_LENGTH or _keeps_few(inputs)
+    return inputs.num_keys <= MAX_SHORT_LENGTH or _keeps_few(inputs) or serves_any_k(inputs)
 
 
 def _keeps_few(inputs: AttentionInputs) -> bool:

@@ -1,4 +1,4 @@
-"""The kernels as one backend of `attend`: `short` for short sequences, `long` for top-k over long ones."""
+"""The kernels as one backend of `attend`: `short` for short sequences; for top-k also `long`, `threshold`, `decode`."""
 
 from __future__ import annotations
 
@@ -7,53 +7,129 @@ from torch import Tensor
 
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import AttentionInfo
+from semfocus.attention.kernels.regimes import MAX_DECODE_QUERIES, REGIMES
 from semfocus.attention.kernels.short.configs import MAX_HEAD_DIM
 from semfocus.attention.kernels.short.dispatch import is_served, refuses_call, short, short_refuses
+from semfocus.attention.kernels.threshold.configs import MAX_THRESHOLD_HEAD_DIM
 
-SERVED = ("topk",)  # mechanisms that `long` is written for
-MIN_LONG_KEYS = 1024  # from here on `long` takes half the time of `short` at twice the k
-MAX_LONG_LENGTH = 131_072  # positions that `long` serves
+SERVED = ("topk",)  # mechanisms that the kernels for long rows are written for
+MAX_LONG_LENGTH = 131_072  # positions of a row
+MAX_DECODE_KEPT_KEYS = 2048
 MAX_KEPT_KEYS = 64  # that `long` selects for a query, and as many sinks and window keys
 
 
 def triton(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Attention of a call that `triton_refuses` does not refuse."""
-    if short_refuses(inputs, want_info) is None and not (
-        _suits_long(inputs) and long_refuses(inputs, want_info) is None
-    ):
-        return short(inputs, want_info)
-    from semfocus.attention.kernels.long.dispatch import long
+    name = choose_kernels(inputs, want_info)
+    if name == "long":
+        from semfocus.attention.kernels.long.dispatch import long
 
-    return long(inputs, want_info)
+        return long(inputs, want_info)
+    if name == "threshold":
+        from semfocus.attention.kernels.threshold.dispatch import threshold
+
+        return threshold(inputs, want_info)
+    if name == "decode":
+        from semfocus.attention.kernels.decode.dispatch import decode
+
+        return decode(inputs, want_info)
+    return short(inputs, want_info)
 
 
-def _suits_long(inputs: AttentionInputs) -> bool:
-    """Whether `long` is faster although `short` may serve too (docs/kernels.md): half-precision top-k."""
-    return inputs.q.dtype != torch.float32 and inputs.num_keys >= MIN_LONG_KEYS
+def choose_kernels(inputs: AttentionInputs, want_info: bool = False) -> str | None:
+    """The kernels that compute a call, by the table of regimes; None where none can serve."""
+    mechanism = inputs.mechanism
+    if not is_served(mechanism, SERVED):
+        return "short" if short_refuses(inputs, want_info) is None else None
+    kept = max(min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks + mechanism.num_nearest)
+    grad = torch.is_grad_enabled() and any(t.requires_grad for t in (inputs.q, inputs.k, inputs.v))
+    size = kept, inputs.num_keys, inputs.num_queries, grad, 8 * inputs.q.element_size()
+    fitting = [regime.kernels for regime in REGIMES if regime.fits(*size)]
+    for name in (*fitting, *REFUSALS):  # at last whatever can serve
+        if REFUSALS[name](inputs, want_info) is None:
+            return name
+    return None
 
 
 def triton_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | None:
     """Why no kernel can serve a call; None if one can."""
-    short_reason, long_reason = short_refuses(inputs, want_info), long_refuses(inputs, want_info)
-    if short_reason is None or long_reason is None:
+    if choose_kernels(inputs, want_info) is not None:
         return None
-    return long_reason if is_served(inputs.mechanism, SERVED) else short_reason  # of top-k `long` serves more
+    served = is_served(inputs.mechanism, SERVED)
+    reason = threshold_refuses(inputs, want_info) or "" if served else short_refuses(inputs, want_info)
+    if served and "return_info" in str(reason):  # which `long` would have told, of fewer keys
+        reason = long_refuses(inputs, want_info)
+    return reason
 
 
 def long_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | None:
     """Why `long` cannot serve a call; None if it can."""
-    mechanism, rows = inputs.mechanism, max(inputs.num_keys, inputs.num_queries)
+    mechanism = inputs.mechanism
     if not is_served(mechanism, SERVED):
-        return f"in rows of {rows} it computes top-k attention only, not {mechanism}"
+        return _topk_only(inputs)
     if max(min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks + mechanism.num_nearest) > MAX_KEPT_KEYS:
         return (
             f"it keeps at most {MAX_KEPT_KEYS} keys by score and {MAX_KEPT_KEYS} sinks and window keys, not {mechanism}"
         )
-    width = max(inputs.q.shape[-1], inputs.v.shape[-1])
-    if width > MAX_HEAD_DIM:
-        return f"heads are at most {MAX_HEAD_DIM} wide, not {width}"
+    return _refuses_row(inputs, MAX_HEAD_DIM)
+
+
+def threshold_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | None:
+    """Why `threshold` cannot serve a call; None if it can."""
+    if not is_served(inputs.mechanism, SERVED):
+        return _topk_only(inputs)
+    if want_info:
+        return "it keeps no list of what it kept (return_info)"
+    # Three products of float32 operands as wide as 256 would leave no registers for scores.
+    wide = inputs.q.dtype == torch.float32
+    return _refuses_row(inputs, MAX_HEAD_DIM if wide else MAX_THRESHOLD_HEAD_DIM)
+
+
+def decode_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | None:
+    """Why `decode` cannot serve a call; None if it can."""
+    mechanism = inputs.mechanism
+    if not is_served(mechanism, SERVED):
+        return _topk_only(inputs)
+    if want_info:
+        return "it keeps no list of what it kept (return_info)"
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (inputs.q, inputs.k, inputs.v)):
+        return "it has no backward pass"
+    if inputs.num_queries > MAX_DECODE_QUERIES:
+        return f"it takes at most {MAX_DECODE_QUERIES} queries a head, not {inputs.num_queries}"
+    if inputs.mask is not None or inputs.dropout_seed is not None:
+        return "it takes lengths, not masks, and no dropout"
+    if min(mechanism.size or 0, inputs.num_keys) > MAX_DECODE_KEPT_KEYS:
+        return f"it keeps at most {MAX_DECODE_KEPT_KEYS} keys, not {mechanism}"
+    if mechanism.num_sinks or mechanism.num_nearest:
+        return f"it keeps keys by score alone, not the sinks or window of {mechanism}"
+    return _refuses_row(inputs, MAX_HEAD_DIM)
+
+
+def _topk_only(inputs: AttentionInputs) -> str:
+    rows = max(inputs.num_keys, inputs.num_queries)
+    return f"in rows of {rows} it computes top-k attention only, not {inputs.mechanism}"
+
+
+def _refuses_row(inputs: AttentionInputs, max_width: int) -> str | None:
+    """Why no kernel for long rows can serve a call of top-k attention; None if one may."""
+    rows, width = max(inputs.num_keys, inputs.num_queries), max(inputs.q.shape[-1], inputs.v.shape[-1])
+    if width > max_width:
+        return f"heads are at most {max_width} wide, not {width}"
     if rows > MAX_LONG_LENGTH or inputs.lead.numel() * rows >= 2**31:
         return f"rows are at most {MAX_LONG_LENGTH} long, and fewer than 2^31 in all"
     if not inputs.scale > 0:
         return f"scale = {inputs.scale!r} is not positive, so that the order of products is not that of scores"
     return refuses_call(inputs)
+
+
+def serves_any_k(inputs: AttentionInputs) -> bool:
+    """Whether the cost of the kernels hardly depends on how many keys a query keeps."""
+    return is_served(inputs.mechanism, SERVED)
+
+
+REFUSALS = {
+    "short": short_refuses,
+    "long": long_refuses,
+    "threshold": threshold_refuses,
+    "decode": decode_refuses,
+}

@@ -11,16 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from triton import OutOfResources
 
-from semfocus import counter_rng
 from semfocus.attention.chunked import listed_info, ordered
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import AttentionInfo
+from semfocus.attention.kernels.eager import choose_way
+from semfocus.attention.kernels.long.arguments import flattened
 from semfocus.attention.kernels.long.backward import PairLists, hub_parts, key_gradients, query_gradients
 from semfocus.attention.kernels.long.forward import best_groups, group_maxima, select_and_mix
 from semfocus.attention.kernels.products import precision
@@ -94,9 +97,12 @@ def long_topk(
     topk: int, sinks: int, window: int, causal: bool, scale: float, dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Output (B, H, G, Lq, Dv), kept keys (B, H, G, Lq, n) int32 in no particular order, log-sum-exp (B, H, G, Lq)."""
-    return launch_forward(
-        LongCall(q, k, v, mask, lengths, hashes, topk, sinks, window, causal, scale, dropout_p)
-    )  # fmt: skip
+    return launch_lists(q, k, v, mask, lengths, hashes, topk, sinks, window, causal, scale, dropout_p)
+
+
+def launch_lists(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """`long_topk` without the dispatcher."""
+    return launch_forward(LongCall(*inputs))
 
 
 def launch_forward(call: LongCall) -> tuple[Tensor, Tensor, Tensor]:
@@ -179,6 +185,14 @@ def long_topk_backward(
     scale: float, dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v over the kept pairs."""
+    return launch_backward(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p)
+
+
+def launch_backward(
+    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, hashes: Tensor | None, indices: Tensor,
+    scale: float, dropout_p: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """`long_topk_backward` without the dispatcher."""
     with torch.cuda.device_of(q):
         tiles = tiles_for(k.shape[-2], q.dtype == torch.float32)
         return _backward_kernels(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p, tiles)
@@ -239,44 +253,37 @@ def _backward(ctx, grad, _grad_indices, grad_lse):
 long_topk.register_autograd(_backward, setup_context=_setup_context)
 
 
+class _Eager(torch.autograd.Function):
+    """`long_topk` and its gradient without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        results = launch_lists(*inputs)
+        _setup_context(ctx, inputs, results)
+        ctx.mark_non_differentiable(results[1])
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad, _grad_indices, grad_lse):
+        q, k, v, hashes, indices = ctx.saved_tensors
+        grad = q.new_zeros(*q.shape[:-1], v.shape[-1]) if grad is None else grad.contiguous()
+        grad_lse = None if grad_lse is None else grad_lse.contiguous()
+        grads = launch_backward(grad, grad_lse, q, k, v, hashes, indices, ctx.scale, ctx.dropout_p)
+        return *grads, *([None] * 9)
+
+
 def long(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Top-k attention of a call that `long_refuses` does not refuse."""
-    lead, mechanism = inputs.lead, inputs.mechanism
-    shape = _as_three(lead, shared=_shares_keys(inputs))
-    q, k, v = (_expand(tensor, (*lead, *tensor.shape[-2:]), shape) for tensor in (inputs.q, inputs.k, inputs.v))
-    mask = None if inputs.mask is None else _expand(inputs.mask, (*lead, *inputs.mask.shape[-2:]), shape)
-    lengths = None
-    if inputs.lengths is not None:
-        lengths = inputs.lengths.clamp(0, inputs.num_keys).expand(*lead, 1, 1).to(torch.int32).contiguous()
-    hashes = None
-    if inputs.dropout_seed is not None:
-        rows = inputs.positions().row_ids(lead, inputs.dropout_seed)
-        hashes = counter_rng.row_hash(inputs.dropout_seed, rows).expand(*lead, inputs.num_queries, 1).contiguous()
-    out, indices, lse = long_topk(
-        q.contiguous(), k[:, :, 0].contiguous(), v[:, :, 0].contiguous(), mask, lengths, hashes,
-        min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks, mechanism.num_nearest, inputs.causal,
-        inputs.scale, inputs.dropout_p,
+    mechanism = inputs.mechanism
+    run = choose_way(long_topk, _Eager, launch_lists, inputs.q, inputs.k, inputs.v)
+    out, indices, lse = run(
+        *flattened(inputs), min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks, mechanism.num_nearest,
+        inputs.causal, inputs.scale, inputs.dropout_p,
     )  # fmt: skip
+    lead = inputs.lead
     out = out.view(*lead, *out.shape[-2:])
     if not want_info:
         return out, None
     indices = ordered(indices.view(*lead, *indices.shape[-2:]).long(), inputs.num_keys)
     return out, listed_info(inputs, indices[..., : mechanism.max_kept(inputs.num_keys)], lse.view(*lead, -1))
-
-
-def _shares_keys(inputs: AttentionInputs) -> bool:
-    """Whether the last leading dimension holds query heads that share one key head."""
-    return bool(inputs.lead) and inputs.k.shape[-3:-2] == inputs.v.shape[-3:-2] == (1,)
-
-
-def _as_three(lead: torch.Size, shared: bool) -> tuple[int, int, int]:
-    """The leading dimensions as batch, key heads, query heads that share a key head."""
-    group = lead[-1] if shared else 1
-    rest = lead[:-1] if shared else lead
-    heads = rest[-1] if rest else 1
-    return math.prod(rest[:-1]), heads, group
-
-
-def _expand(tensor: Tensor, full: tuple[int, ...], shape: tuple[int, int, int]) -> Tensor:
-    """The tensor expanded to the common leading dimensions, which become the three of `shape`."""
-    return tensor.expand(full).reshape(*shape, *full[-2:])

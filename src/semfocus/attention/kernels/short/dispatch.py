@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from semfocus.attention.chunked import listed_info, ordered
 from semfocus.attention.inputs import AttentionInputs, common_lead
 from semfocus.attention.inspection import AttentionInfo
+from semfocus.attention.kernels.eager import choose_way
 from semfocus.attention.kernels.short.arguments import empty_like_layout
 from semfocus.attention.kernels.short.configs import MAX_HEAD_DIM, MAX_LISTED_KEYS, MAX_SHORT_LENGTH, MAX_WHOLE_LENGTH
 from semfocus.attention.mechanisms import Mechanism, is_registered, parse_mechanism
@@ -30,7 +32,8 @@ OLDEST_TRITON = (3, 6)
 def short(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Attention of a call that `short_refuses` does not refuse."""
     lead, mechanism = inputs.lead, inputs.mechanism
-    out, kept, lse, _ = short_attention(
+    run = choose_way(short_attention, _Eager, launch_forward, inputs.q, inputs.k, inputs.v)
+    out, kept, lse, _ = run(
         inputs.q.expand(*lead, *inputs.q.shape[-2:]),
         inputs.k,
         inputs.v,
@@ -151,6 +154,15 @@ def short_attention(
     tiled     saved (*lead, 2, Lq): the largest score, and one over the sum of exp(score - largest)
     Empty where a kernel keeps nothing. Output and log-sum-exp are differentiable.
     """
+    return launch_forward(
+        q, k, v, mask, lengths, dropout_seed, mechanism, causal, scale, dropout_p, check_finite, tf32
+    )  # fmt: skip
+
+
+def launch_forward(
+    q, k, v, mask, lengths, dropout_seed, mechanism, causal, scale, dropout_p, check_finite, tf32
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`short_attention` without the dispatcher."""
     from semfocus.attention.kernels.short import launch
 
     results = empty_results(q, k, v, parse_mechanism(mechanism))
@@ -194,6 +206,16 @@ def short_attention_backward(
     mechanism: str, causal: bool, scale: float, dropout_p: float, tf32: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v over the kept pairs."""
+    return launch_backward(
+        grad, grad_lse, q, k, v, mask, lengths, dropout_seed, out, kept, saved, mechanism, causal, scale, dropout_p,
+        tf32,
+    )  # fmt: skip
+
+
+def launch_backward(
+    grad, grad_lse, q, k, v, mask, lengths, dropout_seed, out, kept, saved, mechanism, causal, scale, dropout_p, tf32
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`short_attention_backward` without the dispatcher."""
     from semfocus.attention.kernels.short import launch
 
     call = launch.Call(q, k, v, mask, lengths, dropout_seed, parse_mechanism(mechanism), causal, scale, dropout_p, tf32)
@@ -242,3 +264,24 @@ def _backward(ctx, grad, _grad_kept, grad_lse, _grad_saved):
 
 
 short_attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+class _Eager(torch.autograd.Function):
+    """`short_attention` and its gradient without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        results = launch_forward(*inputs)
+        _setup_context(ctx, inputs, results)
+        ctx.mark_non_differentiable(results[1], results[3])
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad, _grad_kept, grad_lse, _grad_saved):
+        saved = ctx.saved_tensors
+        grad = torch.zeros_like(saved[6]) if grad is None else grad
+        grads = launch_backward(
+            grad, grad_lse, *saved, ctx.mechanism, ctx.causal, ctx.scale, ctx.dropout_p, ctx.tf32
+        )  # fmt: skip
+        return *grads, *([None] * 9)
