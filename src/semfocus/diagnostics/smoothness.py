@@ -105,13 +105,14 @@ def layers_of(model: Encoder, tokens: Tensor) -> list[Layer]:
     """The attention layers of a model on examples (B, L) without padding, in float64."""
     spec = replace(model.spec, seq_len=tokens.shape[-1])
     _check(spec)
-    entering: list[tuple[Tensor, list[Tensor]]] = []
+    entering: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     calls: list[AttentionInputs] = []
 
     def block(x: Tensor, weights: list[Tensor], padding, seeds, spec, epsilon: float, train: bool) -> Tensor:
         is_pre = spec.model.norm == "pre"
         y = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=epsilon) if is_pre else x
-        entering.append((y[0], [weight[0] for weight in weights[:3]]))
+        qkv_weight, qkv_bias, o_weight, *_ = weights
+        entering.append((y[0], qkv_weight[0], qkv_bias[0], o_weight[0]))
         return EAGER.block(x, weights, padding, seeds, spec, epsilon, train)
 
     lengths = torch.full(tokens.shape[:1], tokens.shape[-1], device=tokens.device)
@@ -119,7 +120,7 @@ def layers_of(model: Encoder, tokens: Tensor) -> list[Layer]:
     parameters = {name.replace("__", "."): value.double()[None] for name, value in model.named_parameters()}
     with observing(lambda inputs, grouped: calls.append(inputs)):
         forward(parameters, ids[None], lengths[None], spec, None, ForwardFns(block=block))
-    return [Layer(y, *weights, call) for (y, weights), call in zip(entering, calls, strict=True)]
+    return [Layer(*tensors, call) for tensors, call in zip(entering, calls, strict=True)]
 
 
 def measure_smoothness(

@@ -23,13 +23,15 @@ from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from typing import Any, Literal
 
-from semfocus.analysis.intervals import Interval
+from semfocus.analysis.intervals import Equivalence, Interval
 from semfocus.analysis.multiple import ALPHA, holm
 from semfocus.analysis.records import Measurements
 from semfocus.analysis.verdicts.reasons import because
 from semfocus.analysis.verdicts.settings import Setting
 
 Decision = Literal["yes", "no", "undecided", "not applicable"]
+# Of a part that claims two quantities to be the same.
+SAMENESS: dict[Equivalence, Decision] = {"equivalent": "yes", "different": "no", "undecided": "undecided"}
 Outcome = Literal["holds", "mixed", "does not hold", "not decided"]
 """What a verdict can be."""
 Source = Literal["paper", "open"]

@@ -15,7 +15,7 @@ from semfocus.analysis.multiple import ALPHA, not_enough
 from semfocus.analysis.paired import EXACT_PAIRS, exact_swap_p, sampled_swap_p
 from semfocus.analysis.records import Record
 from semfocus.analysis.verdicts.baselines import GUESSING, bar, does_not_beat
-from semfocus.analysis.verdicts.evidence import Claim, Decision, Part, merged, missing
+from semfocus.analysis.verdicts.evidence import SAMENESS, Claim, Decision, Part, merged, missing
 from semfocus.analysis.verdicts.pairs import interval_text, points_text
 from semfocus.analysis.verdicts.power import seeds_to_decide
 from semfocus.analysis.verdicts.settings import FULL, TOPK, Setting, choose, sibling
@@ -166,9 +166,7 @@ def _exponents(settings: Sequence[Setting], task: str, measurements: Measurement
         return Part(task, "undecided", None, effect, interval, why=few or "too few pairs", **shared,
                     seeds=seeds_to_decide(None, None, len(seeds), []))  # fmt: skip
     mean, n = float(differences.mean()), len(seeds)
-    decision: Decision = {"equivalent": "yes", "different": "no", "undecided": "undecided"}[
-        equivalence(interval, EXPONENT_MARGIN)
-    ]
+    decision = SAMENESS[equivalence(interval, EXPONENT_MARGIN)]
     below = one_sided_p(mean, interval, n, EXPONENT_MARGIN.low, below=True)
     outside = min(below, one_sided_p(mean, interval, n, EXPONENT_MARGIN.high))
     p = outside if decision == "no" else tost_p(mean, interval, n, EXPONENT_MARGIN)

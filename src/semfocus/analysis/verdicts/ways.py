@@ -28,7 +28,7 @@ from semfocus.analysis.paired import paired_logrank
 from semfocus.analysis.records import THRESHOLD
 from semfocus.analysis.speedup import speed_up
 from semfocus.analysis.survival import ConvergenceTimes
-from semfocus.analysis.verdicts.evidence import Claim, Decision, Part, missing
+from semfocus.analysis.verdicts.evidence import SAMENESS, Claim, Decision, Part, missing
 from semfocus.analysis.verdicts.pairs import faster, faster_decision, interval_text, log_or_none
 from semfocus.analysis.verdicts.power import seeds_to_decide
 from semfocus.analysis.verdicts.settings import FULL, TASKS, TOPK, Setting, choose, sibling
@@ -178,8 +178,7 @@ def _interaction(settings: Sequence[Setting], task: str, normaliser: str) -> Par
     if interval is None or estimate is None or few or not mostly:
         why = few or f"{effect}: half of an arm or more never got there, which hides gains"
         return Part(name, "undecided", None, effect, ratio, why=why, **shared)
-    answer = equivalence(interval, LOG_MARGIN)
-    decision: Decision = {"equivalent": "yes", "different": "no", "undecided": "undecided"}[answer]
+    decision = SAMENESS[equivalence(interval, LOG_MARGIN)]
     n = len(seeds)
     inside = tost_p(estimate, interval, n, LOG_MARGIN)
     below = one_sided_p(estimate, interval, n, LOG_MARGIN.low, below=True)
@@ -199,7 +198,7 @@ def _of_gains(arms: Sequence[ConvergenceTimes]) -> tuple[float | None, Interval 
     epochs = [arm.epochs for arm in arms]
     if len(epochs[0]) < 2:
         return None, None
-    estimate = float(ratio([np.mean(own) for own in epochs]))
+    estimate = float(ratio([np.asarray(own.mean()) for own in epochs]))
     return estimate, jackknife_t(estimate, ratio([leave_one_out_means(own) for own in epochs]))
 
 
