@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
         "__init__",
     },
     "diagnostics": {
-        "errors", "lazy", "randomness", "attention", "theory", "config", "model", "tasks", "training", "store",
+        "errors", "lazy", "randomness", "attention", "theory", "config", "spec", "model", "tasks", "training", "store",
         "measurements", "analysis", "report",
     },
     "experiments": {

@@ -25,8 +25,8 @@ from pydantic import (
     model_validator,
 )
 
-from semfocus.attention.mechanisms import Mechanism, parse_mechanism
 from semfocus.attention.normalisers import parse_normaliser
+from semfocus.attention.plans import Plan, parse_plan
 from semfocus.errors import CorruptData, UsageError
 from semfocus.tasks import SPLITS, Task, get_task, task_names
 from semfocus.tasks.registry import task_class
@@ -116,7 +116,7 @@ class TaskConfig(_Part):
 
 
 class AttentionConfig(_Part):
-    """Which keys a query keeps, and how kept keys are weighted."""
+    """Which keys a query keeps, in which block and when (`attention.plans`), and how kept keys are weighted."""
 
     mechanism: str = "full"
     normaliser: str = "softmax"
@@ -125,7 +125,7 @@ class AttentionConfig(_Part):
     @field_validator("mechanism")
     @classmethod
     def _canonical(cls, text: str) -> str:
-        return str(parse_mechanism(text))
+        return str(parse_plan(text))
 
     @field_validator("normaliser")
     @classmethod
@@ -134,27 +134,28 @@ class AttentionConfig(_Part):
 
     @model_validator(mode="after")
     def _pair_has_a_meaning(self) -> AttentionConfig:
-        own = self.value.normaliser
-        if own is not None and self.normaliser not in ("softmax", str(own)):
-            raise ValueError(
-                f"attention.mechanism = {self.mechanism} weighs keys by itself: leave attention.normaliser = "
-                f"{self.normaliser} out, or choose another mechanism"
-            )
+        for own in (mechanism.normaliser for mechanism in self.plan.mechanisms):
+            if own is not None and self.normaliser not in ("softmax", str(own)):
+                raise ValueError(
+                    f"attention.mechanism = {self.mechanism} weighs keys by itself: leave attention.normaliser = "
+                    f"{self.normaliser} out, or choose another mechanism"
+                )
         return self
 
     @property
-    def value(self) -> Mechanism:
-        return parse_mechanism(self.mechanism)
+    def plan(self) -> Plan:
+        """The mechanism of each block over training."""
+        return parse_plan(self.mechanism)
 
     @property
     def globals(self) -> int:
         """The number of extra learned tokens that the mechanism needs."""
-        return self.value.num_globals
+        return self.plan.final.num_globals  # the same for all mechanisms of a plan
 
     @property
     def size(self) -> int | None:
-        """k or the width of the window; None for full attention."""
-        return self.value.size
+        """k or the width of the window; None for full attention, and where mechanisms change."""
+        return None if self.plan.sole is None else self.plan.sole.size
 
 
 class ModelConfig(_Part):
@@ -263,17 +264,8 @@ class RunConfig(_Part):
 
     def check(self, task: Task) -> None:
         """The checks that need the task itself: k against the sequence length, examples against the sizes of splits."""
-        size = self.attention.size
-        if size is not None and size > task.seq_len:
-            kind = self.attention.value.size_name
-            raise UsageError(
-                f"attention.mechanism = {self.attention.mechanism}: {kind} = {size} exceeds the sequence length "
-                f"{task.seq_len} of task {self.task.name}; choose {kind} <= {task.seq_len}"
-            )
+        self._check_attention(task)
         self._check_lengths(task)
-        reason = self.attention.value.refuses(task.seq_len, task.seq_len)
-        if reason is not None:
-            raise UsageError(f"attention.mechanism = {self.attention.mechanism}: {reason}")
         for field, split in (("train_rows", "train"), ("heldout_rows", "heldout")):
             wanted, available = getattr(self.task, field), task.size(split)
             if wanted is None and available is None:
@@ -292,6 +284,20 @@ class RunConfig(_Part):
 
         if self.training.evaluate_test and task.size("test") == 0:
             raise UsageError("training.evaluate_test needs rows of a test split; choose test_share above 0")
+
+    def _check_attention(self, task: Task) -> None:
+        plan = self.attention.plan
+        plan.of_blocks(self.model.blocks, task.seq_len)
+        for mechanism in plan.mechanisms:
+            size, kind = mechanism.size, mechanism.size_name
+            if size is not None and size > task.seq_len:
+                raise UsageError(
+                    f"attention.mechanism = {plan}: {kind} = {size} exceeds the sequence length {task.seq_len} of "
+                    f"task {self.task.name}; choose {kind} <= {task.seq_len}"
+                )
+            reason = mechanism.refuses(task.seq_len, task.seq_len)
+            if reason is not None:
+                raise UsageError(f"attention.mechanism = {plan}: {reason}")
 
     def _check_lengths(self, task: Task) -> None:
         if self.task.span is None:

@@ -95,7 +95,7 @@ def forward(
         weights = [parameters[f"blocks.{i}.{name}"] for name in own]
         epsilon = 0.0 if spec.model.first_norm_exact and i == 0 else NORM_EPSILON
         block_seeds = None if own_seeds is None else own_seeds[i]
-        x = parts.block(x, weights, padding, block_seeds, spec, epsilon, seeds is not None)
+        x = parts.block(x, weights, padding, block_seeds, spec.of_block(i), epsilon, seeds is not None)
     return parts.apply_head(x, lengths, parameters["readout.weight"], parameters["readout.bias"], spec)
 
 
@@ -245,7 +245,7 @@ def _evaluation_seeds(spec: Spec, tokens: Tensor) -> Tensor | None:
     They follow from an example's own tokens, so that its logits depend neither on its batch nor on its cohort. In a
     causal model they follow from its first token alone: no position may learn anything of the tokens after it.
     """
-    if not spec.model.dropout_in_evaluation and not spec.mechanism.is_stochastic:
+    if not spec.model.dropout_in_evaluation and not spec.chooses_at_random:
         return None
     zero = torch.zeros((), dtype=torch.int64, device=tokens.device)
     content = _content(spec, tokens)

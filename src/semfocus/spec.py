@@ -20,6 +20,7 @@ from semfocus.attention.learned import learned_by, starting_value
 from semfocus.attention.mechanisms import Mechanism
 from semfocus.attention.normalisers import Normaliser, parse_normaliser
 from semfocus.attention.pairs import own_normaliser
+from semfocus.attention.plans import Plan
 from semfocus.attention.weights import LayerSizes, Learned
 from semfocus.config import AttentionConfig, ModelConfig
 from semfocus.errors import UsageError
@@ -46,8 +47,10 @@ class Spec:
     predicts_positions: bool = False  # logits at every position, instead of one set a sequence
     # Of a cohort whose members differ in attention: each attention, with how many consecutive members have it.
     mixture: tuple[tuple[AttentionConfig, int], ...] = ()
+    done: float = 1.0  # the share of training after which mechanisms are as this spec has them, see `at`
     # Derived once, because a compiler that traces the model cannot trace a parser.
-    mechanism: Mechanism = field(init=False)
+    plan: Plan = field(init=False)
+    mechanism: Mechanism = field(init=False)  # of all blocks; where these differ, see `of_block`, of the last one
     normaliser: Normaliser = field(init=False)
     padded_len: int = field(init=False)  # seq_len, or the next multiple of k (model.pad_to_multiple)
     alignment_padding: int = field(init=False)  # invisible positions that make long sequences suit tensor cores
@@ -58,20 +61,21 @@ class Spec:
     by_attention: tuple[tuple[Spec, slice], ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        mechanism, size = self.attention.value, self.attention.size
+        plan, size = self.attention.plan, self.attention.size
+        mechanism = plan.of_blocks(self.model.blocks, self.seq_len, self.done)[-1]
         self._check_objective()
         padded = self.seq_len
         if self.model.pad_to_multiple and size is not None:
             padded = math.ceil(self.seq_len / size) * size
         extra = self.attention.globals + (self.model.pooling == "cls")
-        is_aligned = padded + extra >= LONG and mechanism.ignores_trailing_padding
+        is_aligned = padded + extra >= LONG and all(each.ignores_trailing_padding for each in plan.mechanisms)
         alignment_padding = -(padded + extra) % ALIGNMENT if is_aligned else 0
         normaliser = own_normaliser(mechanism, parse_normaliser(self.attention.normaliser), self.is_causal)
-        sizes = LayerSizes(self.model.d_model, self.model.heads, self.model.head_dim)
         for name, value in {
+            "plan": plan,
             "mechanism": mechanism,
             "normaliser": normaliser,
-            "learned": tuple(learned_by(mechanism, normaliser, sizes).items()),
+            "learned": self._learned(plan, parse_normaliser(self.attention.normaliser)),
             "padded_len": padded,
             "alignment_padding": alignment_padding,
             "extra_tokens": extra,
@@ -83,6 +87,40 @@ class Spec:
         lengths = {(part.padded_len, part.alignment_padding, part.extra_tokens) for part, _ in self.by_attention}
         if len(lengths) > 1:
             raise ValueError(f"members of one cohort must have sequences of one shape, not {sorted(lengths)}")
+
+    def _learned(self, plan: Plan, normaliser: Normaliser) -> tuple[tuple[str, Learned], ...]:
+        """What each block's attention learns, the same in all blocks and at all times."""
+        sizes = LayerSizes(self.model.d_model, self.model.heads, self.model.head_dim)
+        parts = {
+            each: learned_by(each, own_normaliser(each, normaliser, self.is_causal), sizes) for each in plan.mechanisms
+        }
+        first, *others = parts
+        for other in others:
+            if parts[other] != parts[first]:
+                raise UsageError(
+                    f"attention.mechanism = {plan}: {first} and {other} learn different parameters; choose mechanisms "
+                    "that learn the same, or nothing"
+                )
+        return tuple(parts[first].items())
+
+    def at(self, done: float) -> Spec:
+        """The spec once this share of training is done; the same one until a mechanism changes."""
+        turns = self.plan.turns(self.seq_len)
+        last = max((turn for turn in turns if turn <= done), default=0.0)
+        return self if not turns or last == self.done else replace(self, done=last)
+
+    def of_block(self, i: int) -> Spec:
+        """The spec of one block, whose mechanism is the only one."""
+        return self if self.plan.sole is not None else self._blocks[i]
+
+    @cached_property
+    def _blocks(self) -> tuple[Spec, ...]:
+        mechanisms = self.plan.of_blocks(self.model.blocks, self.seq_len, self.done)
+        own = {
+            each: replace(self, attention=self.attention.model_copy(update={"mechanism": str(each)}), done=1.0)
+            for each in mechanisms
+        }
+        return tuple(own[each] for each in mechanisms)
 
     def _by_attention(self) -> tuple[tuple[Spec, slice], ...]:
         if not self.mixture:
@@ -136,7 +174,12 @@ class Spec:
     def is_stochastic(self) -> bool:
         """Whether a training step needs random numbers: for dropout, to choose keys, or to draw positions."""
         drawn = self.model.dropout > 0 or self.model.position_kind == "randomized"
-        return drawn or any(part.mechanism.is_stochastic for part, _ in self.by_attention)
+        return drawn or any(part.chooses_at_random for part, _ in self.by_attention)
+
+    @property
+    def chooses_at_random(self) -> bool:
+        """Whether a mechanism chooses keys by random numbers."""
+        return any(each.is_stochastic for each in self.plan.mechanisms)
 
     @cached_property
     def layout(self) -> Layout:

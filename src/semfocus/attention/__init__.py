@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         register_normaliser,
     )
     from semfocus.attention.operator import attend
+    from semfocus.attention.plans import Plan, parse_plan
 
 __all__ = [
     "LSH",
@@ -60,6 +61,7 @@ __all__ = [
     "Mechanism",
     "NoisyTopK",
     "Normaliser",
+    "Plan",
     "RandomK",
     "Routing",
     "SSMax",
@@ -73,12 +75,15 @@ __all__ = [
     "normaliser_names",
     "parse_mechanism",
     "parse_normaliser",
+    "parse_plan",
     "register_mechanism",
     "register_normaliser",
 ]
 
 _HOMES = {
     "attend": "operator",
+    "Plan": "plans",
+    "parse_plan": "plans",
     "Attention": "layer",
     "AttentionInfo": "inspection",
     **dict.fromkeys(

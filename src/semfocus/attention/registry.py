@@ -84,6 +84,11 @@ def mechanism_class(name: str) -> type[Mechanism]:
 def parse_mechanism(text: str) -> Mechanism:
     """The value that prints as `text`: `parse_mechanism("topk:8+4s") == TopK(8, sinks=4)`."""
     match = re.fullmatch(r"\s*([a-z_0-9]+)(?::([^+~]*))?(?:(~)([^+]*))?((?:\+[^+]*)*)\s*", text, flags=re.IGNORECASE)
+    if re.search(r"[>@/*]", text):
+        raise UsageError(
+            f"mechanism {text!r} is a plan of several, which whole models in training take as attention.mechanism; "
+            "give one mechanism, for example topk:8"
+        )
     if not match:
         raise UsageError(f"mechanism {text!r} must look like full, topk:5, banded:9+1g, topk:8+4s+16w or topk:5~0.1")
     cls = _class_of(text, match[1].lower(), match[3])

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from semfocus.analysis.table6 import finite
-from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.config import RunConfig
 from semfocus.diagnostics.aggregate import PERCENTS, Aggregate, Summary
 from semfocus.diagnostics.diagnosing import observe
@@ -79,8 +78,8 @@ def _splits(run: RunDirectory, config: RunConfig) -> dict[str, Batch]:
 
 
 def _own_k(config: RunConfig, k: int) -> int:
-    mechanism, asked = parse_mechanism(config.attention.mechanism), check_int("k", k, at_least=1)
-    return mechanism.size or asked if mechanism.score_order == "largest" else asked
+    mechanism, asked = config.attention.plan.sole, check_int("k", k, at_least=1)
+    return mechanism.size or asked if mechanism is not None and mechanism.score_order == "largest" else asked
 
 
 def checkpoint_stats(model: Encoder, batch: Batch, k: int, device: str | torch.device) -> dict[str, Any]:

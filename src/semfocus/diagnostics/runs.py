@@ -191,10 +191,12 @@ def tables(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     keys = {run.run.id: (comparability_key(run.run.config()), run.config.seed) for run in runs}
     for heavy in runs:
-        if heavy.config.attention.value.keeps_largest is None:
+        topk = heavy.config.attention.plan.sole
+        if topk is None or topk.keeps_largest is None:
             continue
         for full in runs:
-            if full.config.attention.value.keeps_all and keys[full.run.id] == keys[heavy.run.id]:
+            sole = full.config.attention.plan.sole
+            if sole is not None and sole.keeps_all and keys[full.run.id] == keys[heavy.run.id]:
                 shared = [key for key in heavy.asked if key in full.asked]
                 rows += [
                     {**_about(heavy), "full": full.run.id, **two_models(full.now, heavy.now, key)} for key in shared

@@ -59,7 +59,7 @@ def attention_of(
     return ShownAttention(
         weights[:, :, shown][..., shown],
         [*_texts(task, batch.tokens[row, : len(shown) - len(extras)]), *("*" for _ in extras)],
-        f"{config.task.name}, {spec.mechanism}, {spec.normaliser}: {split} example {row}",
+        f"{config.task.name}, {spec.plan}, {spec.normaliser}: {split} example {row}",
         f"attention-{directory.id}-{split}-{row}",
     )
 

@@ -26,6 +26,7 @@ from semfocus.diagnostics.lengths import examples_at, newest_step
 from semfocus.errors import UsageError, check_int
 from semfocus.measurements import Smoothness, keep, read
 from semfocus.model import EAGER, Encoder, ForwardFns, build_inputs, forward
+from semfocus.spec import Spec
 from semfocus.store import RunDirectory, RunStore
 from semfocus.theory import measure_head, spectral_norm
 from semfocus.theory.smoothness import local_constant, sqrt_n_bound
@@ -166,10 +167,10 @@ def smoothness_at(model: Encoder, tokens: Tensor) -> dict[str, float]:
     }
 
 
-def _check(spec) -> None:
+def _check(spec: Spec) -> None:
     if not spec.normaliser.is_softmax or spec.learned:
         raise UsageError(
-            f"smoothness is measured of softmax over chosen keys, not of {spec.mechanism} with "
+            f"smoothness is measured of softmax over chosen keys, not of {spec.plan} with "
             f"{spec.attention.normaliser}: its weights have other bounds"
         )
     if spec.model.position_kind not in ADDED:

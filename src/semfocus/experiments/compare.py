@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from semfocus import recipes
 from semfocus.analysis.recommend import recommend
-from semfocus.attention.mechanisms import parse_mechanism
+from semfocus.attention.plans import parse_plan
 from semfocus.config import RunConfig, TaskConfig
 from semfocus.config_files import apply_overrides, parse_config
 from semfocus.execution.executor import AUTO
@@ -80,7 +80,7 @@ def _mechanisms(attention: str | Iterable[str] | None, quick: bool, task: Task) 
     asked = list(attention or (recipes.QUICK if quick else recipes.COMPACT))
     if asked == [LADDER]:
         asked = ["full", *recipes.ladder(task.seq_len)]
-    return [str(parse_mechanism(text)) for text in asked]
+    return [str(parse_plan(text)) for text in asked]
 
 
 def _changes(epochs: int | None, stop_accuracy: float | None, early_stop: int | None) -> list[str]:

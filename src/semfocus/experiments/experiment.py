@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from semfocus.attention.mechanisms import parse_mechanism
+from semfocus.attention.plans import parse_plan
 from semfocus.config import RunConfig
 from semfocus.errors import UsageError, unknown
 from semfocus.training.objective import LOSS, Objective
@@ -79,7 +79,7 @@ class Experiment:
 
     def only(self, mechanisms: Sequence[str]) -> Experiment:
         """The same with these of its mechanisms alone."""
-        wanted = [str(parse_mechanism(text)) for text in mechanisms]
+        wanted = [str(parse_plan(text)) for text in mechanisms]
         for mechanism in wanted:
             if mechanism not in self.mechanisms:
                 raise unknown(f"mechanism of {self.name}", mechanism, self.mechanisms)

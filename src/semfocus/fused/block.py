@@ -75,6 +75,8 @@ def refuses(spec: Spec, device: torch.device, shared_memory: Callable[[torch.dev
             return f"{name} is at most {MAX_WIDTH}, not {width}"
     if shape.position_kind in ("alibi", "rope"):
         return f"positions enter with the embeddings, not into the scores ({shape.position_kind})"
+    if spec.plan.sole is None:
+        return f"all blocks have one mechanism throughout training, not {spec.plan}"
     if spec.learned:
         return f"it has no parameters of attention, and {spec.mechanism} with {spec.normaliser} learns some"
     if spec.is_causal:

@@ -204,9 +204,9 @@ def _with_fixed_masks(block: BlockNorms) -> BlockNorms:
 
 
 def _check(spec: Spec) -> None:
-    mechanism = spec.mechanism
-    if not (mechanism.keeps_all or mechanism.is_local or mechanism.keeps_largest is not None):
-        raise UsageError(f"no certificate is known for {mechanism}; it is for full, banded, block_local and topk:k")
+    mechanism = spec.plan.sole
+    if mechanism is None or not (mechanism.keeps_all or mechanism.is_local or mechanism.keeps_largest is not None):
+        raise UsageError(f"no certificate is known for {spec.plan}; it is for full, banded, block_local and topk:k")
     if spec.is_causal or spec.predicts_positions:
         raise UsageError("no certificate is known for causal models that predict every position, only for classifiers")
     if not spec.normaliser.is_softmax:

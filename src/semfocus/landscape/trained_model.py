@@ -64,6 +64,11 @@ def open_trained_model(
     _check_data(directory, config, task)
     steps = steps or (_newest(directory),)
     models = [load(directory, step) for step in steps]
+    if any(model.spec != models[0].spec for model in models):
+        raise UsageError(
+            f"run {directory.id}: its mechanisms change between these checkpoints ({models[0].spec.plan}), and so "
+            "would the loss; choose checkpoints between two changes"
+        )
     batch, _ = data.load(config, task)
     count = len(batch) - config.training.drop_one_row
     per_epoch = -(-count // config.training.batch_size)

@@ -124,6 +124,15 @@ class Cohort:
         training = self.configs[0].training
         return -(-(self.train.count - training.drop_one_row) // training.batch_size)
 
+    @property
+    def total_steps(self) -> int:
+        return self.configs[0].training.epochs * self.steps_per_epoch
+
+    @property
+    def spec_now(self) -> Spec:
+        """The spec at this step of training: mechanisms may change on the way."""
+        return self.spec.at(self.step / self.total_steps)
+
     def lrs(self, epoch: int) -> Tensor:
         """(E,) the learning rates of an epoch; epochs count from 0."""
         values = [config.training.lr * config.training.decay**epoch for config in self.configs]
@@ -151,7 +160,7 @@ class Cohort:
 
     def member(self, index: int) -> Encoder:
         """One member as an ordinary module, on the CPU."""
-        return Encoder(mixed_spec(self.spec, [self.configs[index]]), self.parameters[index].detach().cpu())
+        return Encoder(mixed_spec(self.spec_now, [self.configs[index]]), self.parameters[index].detach().cpu())
 
     def tensors(self, index: int) -> dict[str, Tensor]:
         """The tensors of a checkpoint of this member."""

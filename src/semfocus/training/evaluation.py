@@ -61,6 +61,7 @@ class Evaluator:
             name: torch.zeros(*shape, size, dtype=cohort.sum_dtype, device=device)
             for name, size in cohort.objective.count_sizes(cohort.spec.num_classes).items()
         }
+        self.spec = cohort.spec_now
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def scores(self) -> Scores:
@@ -71,6 +72,8 @@ class Evaluator:
     @torch.no_grad()
     def launch(self) -> None:
         """Queue an evaluation of the parameters as the work queued before leaves them. Nothing is read back."""
+        if self.cohort.spec_now != self.spec:  # a plan's next stage
+            self.spec, self.graph = self.cohort.spec_now, None
         if self.cohort.device.type == "cuda" and self.graph is None:
             self.graph = capture_graph(self._chunk)
         for tensor in (self.first, *self.sums.values(), *self.counted.values()):
@@ -97,7 +100,7 @@ class Evaluator:
         cohort = self.cohort
         index = self.first + torch.arange(self.size, device=self.first.device)
         tokens, lengths, targets = self._examples(index)
-        logits = forward(cohort.spec.layout.split(cohort.parameters), tokens, lengths, cohort.spec, None, self.parts)
+        logits = forward(self.spec.layout.split(cohort.parameters), tokens, lengths, self.spec, None, self.parts)
         ends = list(itertools.accumulate(self.counts))
         starts = [0, *ends[:-1]]
         inside = [(index >= start) & (index < end) for start, end in zip(starts, ends, strict=True)]

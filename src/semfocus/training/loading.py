@@ -64,11 +64,7 @@ def checkpoint_epochs(run: RunDirectory) -> dict[float, int]:
     steps = run.checkpoint_steps()[::-1]
     if not steps:
         return {}
-    try:
-        total = check_int("steps", (run.status() or {}).get("steps"), 1, MAX_SIZE)
-    except UsageError as error:
-        raise CorruptData(f"{run.path / 'status.json'} does not say how long the run is: {error}") from None
-    per_epoch = max(1, total // config_of(run).training.epochs)
+    per_epoch = max(1, _total_steps(run) // config_of(run).training.epochs)
     return {step // per_epoch if step % per_epoch == 0 else step / per_epoch: step for step in steps}
 
 
@@ -111,7 +107,21 @@ def load(
     saved = directory.load_checkpoint(_step_meant(directory, step, epoch, checkpoint), expect=expect)
     if saved is None:
         raise UsageError(f"run {directory.id} has no checkpoint yet; train it first")
-    return Encoder(spec, saved.tensors["parameters"]).eval()
+    return Encoder(_as_trained(spec, directory, saved.step), saved.tensors["parameters"]).eval()
+
+
+def _as_trained(spec: Spec, run: RunDirectory, step: int) -> Spec:
+    """The spec with the mechanisms of this step, where they change during training."""
+    if not spec.plan.turns(spec.seq_len):
+        return spec
+    return spec.at(step / _total_steps(run))
+
+
+def _total_steps(run: RunDirectory) -> int:
+    try:
+        return check_int("steps", (run.status() or {}).get("steps"), 1, MAX_SIZE)
+    except UsageError as error:
+        raise CorruptData(f"{run.path / 'status.json'} does not say how long the run is: {error}") from None
 
 
 def _step_meant(run: RunDirectory, step: int | None, epoch: float | None, checkpoint: str) -> int | None:

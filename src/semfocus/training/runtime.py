@@ -138,7 +138,8 @@ class Runtime:
         """
         where = self.torch_device() if device is None else torch.device(device)
         may_mix = where.type == "cuda" if self.mix is None else self.mix
-        if not may_mix or spec.mechanism.is_stochastic or spec.learned or spec.length > MAX_MIXED_LENGTH:
+        is_plain = spec.plan.sole is not None and not spec.chooses_at_random and not spec.learned
+        if not may_mix or not is_plain or spec.length > MAX_MIXED_LENGTH:
             return (spec.attention,)
         return spec.padded_len, spec.alignment_padding, spec.extra_tokens, refuses(spec, where) is None
 
@@ -201,7 +202,8 @@ def parse_epochs(text: str) -> tuple[int, ...]:
 
 
 def _worth_compiling(spec: Spec, examples: int, device: torch.device) -> bool:
-    gains = all(part.mechanism.keeps_all for part, _ in spec.by_attention) and not spec.is_stochastic
+    keeps_all = (each.keeps_all for part, _ in spec.by_attention for each in part.plan.mechanisms)
+    gains = all(keeps_all) and not spec.is_stochastic
     enough = device.type == "cuda" or (gains and examples * flop_per_row(spec) > MIN_FLOP_TO_COMPILE)
     return _can_compile(device) and enough
 

@@ -24,6 +24,7 @@ class TrainStep:
 
     def __init__(self, cohort: Cohort, parts: ForwardFns = EAGER) -> None:
         self.cohort = cohort
+        self.spec = cohort.spec_now
         self.parts = parts
         self.training = cohort.configs[0].training
         self.update = self._chosen_update()
@@ -59,14 +60,21 @@ class TrainStep:
 
     def run(self, steps: int) -> None:
         """Make this many steps of the epoch."""
-        if self.cohort.device.type == "cuda" and self.graph is None and steps:
-            self._capture()
         for _ in range(steps):
+            self._follow_plan()
+            if self.cohort.device.type == "cuda" and self.graph is None:
+                self._capture()
             if self.graph is None:
                 self.step()
             else:
                 self.graph.replay()
-        self.cohort.step += steps
+            self.cohort.step += 1
+
+    def _follow_plan(self) -> None:
+        """Take the mechanisms of this step; a graph of the former ones is dropped."""
+        spec = self.cohort.spec_now
+        if spec is not self.spec and spec != self.spec:
+            self.spec, self.graph = spec, None
 
     def step(self) -> None:
         """One step: work on the device only, nothing is read back."""
@@ -76,7 +84,7 @@ class TrainStep:
         tokens, lengths, targets = cohort.train.take(self.members, indices)
         seeds = self.seeds()
         with torch.enable_grad():
-            logits = forward(self.leaves, tokens, lengths, cohort.spec, seeds, self.parts)
+            logits = forward(self.leaves, tokens, lengths, self.spec, seeds, self.parts)
             loss = (cohort.objective.loss(logits, targets) * weights).sum(dim=1) / weights.sum()  # (E,)
             gradients = torch.autograd.grad(loss.sum(), list(self.leaves.values()))
         with torch.no_grad():

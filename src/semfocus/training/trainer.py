@@ -98,7 +98,7 @@ class Trainer:
         on_validation = training.patience_on == "validation"
         self.watched = Learned(LOSS, 0.0, "heldout") if on_validation else self.learned  # what patience looks at
         self.per_epoch = self.cohort.steps_per_epoch
-        self.total = training.epochs * self.per_epoch
+        self.total = self.cohort.total_steps
         self.evaluations = runtime.evaluations(self.per_epoch, self.total)
         examples = len(members) * self.total * training.batch_size
         self.parts = runtime.parts(self.cohort.spec, examples, self.device)
