@@ -142,10 +142,13 @@ def test_on_a_gpu_lists_too_long_for_the_kernels_are_logged(monkeypatch, caplog)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     operator.log_once.cache_clear()
     with caplog.at_level("INFO", logger="semfocus"):
-        assert operator.choose_backend(prepare_inputs(q, k, v, TopK(300), normaliser=Softmax())) == "dense"
+        many = prepare_inputs(q, k, v, TopK(300), normaliser=Softmax())
+        assert operator.choose_backend(many) == "triton"
+        assert operator.choose_backend(many, want_info=True) == "dense"
         assert operator.choose_backend(prepare_inputs(q, k, v, Full(), normaliser=Softmax())) == "sdpa"
     assert len(caplog.messages) == 1
-    assert "topk:300 by the backend dense, not by triton: rows of 2000 keys" in caplog.messages[0]
+    assert "topk:300 by the backend dense, not by triton: " in caplog.messages[0]
+    assert "at most 64 keys by score" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:2+2s+3w", "banded:4", "block_local:4", "bottomk:2"])

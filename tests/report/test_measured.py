@@ -114,7 +114,7 @@ def test_table_6_has_w_and_x_of_the_runs_beside_the_paper_s_and_marks_what_is_va
     table = page[page.index("Table 6, topk:5</bdi>") :]
     lines = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", line) for line in re.findall(r"<tr.*?</tr>", table, re.DOTALL)]
     by_line = {(line[0], line[1]): line for line in lines[1:]}
-    for row, line in ((own, by_line["75 %", "two models, 1 pair"]), (paper, lines[3])):
+    for row, line in ((own, by_line["75\u00a0%", "two models, 1 pair"]), (paper, lines[3])):
         cell = row["cells"]["75"]
         assert line[6:8] == [f"{cell['w']:.3g}", f"{cell['x']:.3g}"]
         assert line[2] == f"{cell['delta_full']:.3g}"

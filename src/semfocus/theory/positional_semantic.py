@@ -113,8 +113,8 @@ class Examples:
     tokens: Tensor  # (n, L, d), with positions
     gram: Tensor  # (n, L, L) x x'
     cross: Tensor  # (n, L, L) y x'
-    square: Tensor  # (n,) |y|^2
-    plain: tuple[Tensor, Tensor]  # (L, L) sums of x x' and y x', without positions
+    square: Tensor  # (n,) |y|^2, float64
+    plain: tuple[Tensor, Tensor]  # (L, L) sums of x x' and y x', without positions, float64
 
     @staticmethod
     def of(noise: Tensor, target: Tensor, setup: Setup) -> Examples:
@@ -123,8 +123,9 @@ class Examples:
         semantic = _weights(scores[:, :, None] * scores[:, None, :], kept_keys(setup.target, setup.tokens)) @ x
         y = (1 - setup.omega) * semantic + setup.omega * positional_weights(setup.tokens) @ x
         shifted = x + half_signs(setup.tokens)[:, None] / math.sqrt(setup.width)
-        plain = (x @ x.mT).sum(0), (y @ x.mT).sum(0)
-        return Examples(shifted, shifted @ shifted.mT, y @ shifted.mT, (y * y).sum((-1, -2)), plain)
+        exact, own = x.double(), y.double()  # a linear fit leaves differences of large sums
+        plain = (exact @ exact.mT).sum(0), (own @ exact.mT).sum(0)
+        return Examples(shifted, shifted @ shifted.mT, y @ shifted.mT, (own * own).sum((-1, -2)), plain)
 
     def errors(self, q: Tensor, kept: Sequence[int]) -> Tensor:
         """(B,) the summed squared errors of the layers q (B, d), of which each keeps so many keys."""

@@ -53,13 +53,17 @@ def test_a_refusal_names_what_is_not_served(given, reason) -> None:
         (inputs(keys=2000, width=256), "at most 128 wide, not 256"),
         (inputs(keys=2000, dtype=torch.float64), "float64"),
         (inputs(keys=2000, scale=-1.0), "scale = -1.0 is not positive"),
-        (inputs("topk:100", keys=2000), "at most 64 keys by score"),
         (inputs(keys=131_073, width=1), "at most 131072 long"),
         (inputs("banded:5", keys=2000), "at most 1024 long, not 2000"),
     ],
 )
 def test_where_neither_kind_of_kernel_serves_the_reason_is_that_of_the_one_meant_for_it(given, reason) -> None:
     assert reason in (backend.triton_refuses(given) or "")
+
+
+def test_top_k_of_many_keys_in_long_rows_is_served_but_for_its_lists() -> None:
+    assert backend.choose_kernels(inputs("topk:100", keys=2000)) == "threshold"
+    assert "at most 64 keys by score" in (backend.triton_refuses(inputs("topk:100", keys=2000), want_info=True) or "")
 
 
 def test_a_triton_that_is_too_old_is_refused_by_its_version(monkeypatch) -> None:
