@@ -37,7 +37,11 @@ POSITIONS = ("sine", "learned", "none", "alibi", "rope", "randomized")
 RANGED = ("learned", "randomized")  # may say how many positions there are: learned:64, randomized:2048
 OLD_NAMES = {"until": "stop_accuracy"}  # of training's fields, before 0.2
 # Fields that came later. At their defaults they are not written, so that runs keep their ids.
-LATER = {"patience_on": "training", "evaluate_test": False, "tuned": "", "lengths": None, "positions": "sine"}
+LATER = {
+    "patience_on": "training", "evaluate_test": False, "tuned": "", "lengths": None, "positions": "sine",
+    "norm_function": "layernorm", "final_norm": False, "biases": True, "tied_head": False, "init": "paper",
+    "schedule": "decay", "warmup": 0.0, "final_lr": 0.0, "cooldown": 0.3, "beta2": 0.999, "evaluated_rows": None,
+}  # fmt: skip
 
 MAX_TOKENS = 2**28  # of one split: two gigabytes while it is drawn
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
@@ -166,7 +170,7 @@ class ModelConfig(_Part):
     d_model: Width = 64
     d_mlp: Width = 64
     head_width: Literal["model", "split"] = "model"  # each head has d_model channels, or d_model / heads
-    activation: Literal["relu", "gelu", "mish"] = "relu"
+    activation: Literal["relu", "gelu", "mish", "relu2", "swiglu"] = "relu"  # relu2: squared; swiglu: a gate beside it
     norm: Literal["pre", "post"] = "pre"
     pooling: Literal["mean", "cls"] = "mean"
     dropout: Share = 0.01
@@ -175,6 +179,12 @@ class ModelConfig(_Part):
     dropout_in_evaluation: bool = False  # of attention weights
     first_norm_exact: bool = False  # epsilon 0 in the first attention's LayerNorm
     positions: str = "sine"  # one of POSITIONS; learned:64 and randomized:2048 say how many there are
+    # What decoders of language have, and the paper's model has not.
+    norm_function: Literal["layernorm", "rmsnorm"] = "layernorm"  # neither has parameters
+    final_norm: bool = False  # one more before the head
+    biases: bool = True  # of all linear layers
+    tied_head: bool = False  # the head is the embedding: logits are products with the vectors of tokens
+    init: Literal["paper", "normal"] = "paper"  # normal: std 0.02, what adds to the residual 1/sqrt(2 blocks) of it
 
     @field_validator("positions")
     @classmethod
@@ -203,6 +213,12 @@ class ModelConfig(_Part):
         return self
 
     @property
+    def is_as_published(self) -> bool:
+        """Whether layers, norms and head are of the kinds that the paper's model has."""
+        is_plain = self.norm_function == "layernorm" and self.biases and self.activation not in ("relu2", "swiglu")
+        return is_plain and not self.final_norm and not self.tied_head
+
+    @property
     def position_kind(self) -> str:
         """One of POSITIONS."""
         return self.positions.partition(":")[0]
@@ -221,6 +237,10 @@ class ModelConfig(_Part):
 class TrainingConfig(_Part):
     """How it learns. A run ends early at `stop_accuracy`, or after `patience` epochs without a gain.
 
+    The learning rate rises linearly over the share `warmup` of all steps. Then, by `schedule`: `decay` multiplies it once
+    an epoch by `decay`; `cosine` lowers it to the share `final_lr` of itself; `trapezoid` keeps it, and lowers it
+    linearly to that share over the last share `cooldown`.
+
     Both concern the metric by which the task's objective is learned: training accuracy in classification; patience
     may watch the loss on held-out examples instead, and results are then those of the best such epoch. An objective
     that is learned by another quantity than a share stops at its own threshold if `stop_accuracy` is given.
@@ -234,13 +254,32 @@ class TrainingConfig(_Part):
         0.9995  # factor of the learning rate, once an epoch
     )
     clip: Rate | None = 0.5  # the largest norm of the gradient over all parameters
+    schedule: Literal["decay", "cosine", "trapezoid"] = "decay"
+    warmup: Share = 0.0
+    final_lr: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    cooldown: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.3
+    beta2: Share = 0.999  # of Adam: how slowly it forgets the squares of gradients
     weight_decay: Annotated[float, Field(ge=0, le=3e38, allow_inf_nan=False)] = 0.0
     drop_one_row: bool = False  # omit one shuffled training example an epoch, and the last one in evaluation
     stop_accuracy: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     patience: Positive | None = None
     patience_on: Literal["training", "validation"] = "training"  # validation: the loss on held-out examples
     evaluate_test: bool = False  # the test split too, at each evaluation; nothing is decided by it
+    evaluated_rows: Positive | None = None  # of the training examples, how many evaluations take; None: all
     tuned: Annotated[str, Field(max_length=200)] = ""  # how the learning rate was chosen; empty: it was given
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> TrainingConfig:
+        if self.schedule != "decay" and self.decay != 1:
+            raise ValueError(
+                f"training.schedule = {self.schedule} has a course of its own: set training.decay = 1, not {self.decay}"
+            )
+        if self.schedule == "trapezoid" and self.warmup + self.cooldown > 1:
+            raise ValueError(
+                f"training.warmup = {self.warmup} and training.cooldown = {self.cooldown} are more than all of the "
+                "training; choose shares whose sum is at most 1"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -259,7 +298,7 @@ class RunConfig(_Part):
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    precision: Literal["fp32", "tf32"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"  # bf16: products in 16 bits, weights and sums in 32
     label: str = ""  # a name for people; not part of the identity
 
     def check(self, task: Task) -> None:

@@ -27,9 +27,23 @@ from semfocus.encodings import positional_encoding as positional_encoding
 from semfocus.encodings import sinusoidal_encoding as sinusoidal_encoding
 from semfocus.spec import Spec
 
-ACTIVATIONS = {"relu": functional.relu, "gelu": functional.gelu, "mish": functional.mish}
+
+def _relu_squared(x: Tensor) -> Tensor:
+    return functional.relu(x).square()
+
+
+def _swiglu(x: Tensor) -> Tensor:
+    """Half of the channels, each multiplied by its gate among the other half (Shazeer 2020, arXiv 2002.05202)."""
+    value, gate = x.chunk(2, dim=-1)
+    return value * functional.silu(gate)
+
+
+ACTIVATIONS = {
+    "relu": functional.relu, "gelu": functional.gelu, "mish": functional.mish, "relu2": _relu_squared, "swiglu": _swiglu,
+}  # fmt: skip
 NORM_EPSILON = 1e-5
 ENOUGH_PROGRAMS = 128  # that a large GPU runs at once
+MAX_SPLIT_WEIGHT = 2**17  # numbers: a copy of more for each example costs more than splitting the sum gains
 
 
 def build_inputs(tokens: Tensor, lengths: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
@@ -91,23 +105,40 @@ def forward(
     own_seeds = _evaluation_seeds(spec, tokens) if seeds is None else seeds[1:].unflatten(0, (spec.model.blocks, -1))
     padding = Padding.of(lengths, spec)
     for i in range(spec.model.blocks):
-        own = [*BLOCK_PARAMETERS, *(f"attention.{name}" for name, _ in spec.learned)]
-        weights = [parameters[f"blocks.{i}.{name}"] for name in own]
+        weights = [parameters[f"blocks.{i}.{name}"] for name in block_parameters(spec)]
         epsilon = 0.0 if spec.model.first_norm_exact and i == 0 else NORM_EPSILON
         block_seeds = None if own_seeds is None else own_seeds[i]
         x = parts.block(x, weights, padding, block_seeds, spec.of_block(i), epsilon, seeds is not None)
-    return parts.apply_head(x, lengths, parameters["readout.weight"], parameters["readout.bias"], spec)
+    if spec.model.final_norm:
+        x = _norm(x, NORM_EPSILON, spec)
+    return parts.apply_head(x, lengths, head_weight(parameters, spec), parameters.get("readout.bias"), spec)
 
 
-BLOCK_PARAMETERS = [f"{name}.{kind}" for name in ("qkv", "o", "mlp_in", "mlp_out") for kind in ("weight", "bias")]
+def head_weight(parameters: dict[str, Tensor], spec: Spec) -> Tensor:
+    """(E, d, C): the head's own weight, or the vectors of the tokens that can be predicted."""
+    if spec.model.tied_head:
+        return parameters["embedding"][:, : spec.num_classes].mT
+    return parameters["readout.weight"]
+
+
+def _norm(x: Tensor, epsilon: float, spec: Spec) -> Tensor:
+    function = functional.rms_norm if spec.model.norm_function == "rmsnorm" else functional.layer_norm
+    return function(x, (x.shape[-1],), eps=epsilon)
+
+
+def block_parameters(spec: Spec) -> list[str]:
+    """The names of a block's parameters, in the order in which `block` takes them."""
+    kinds = ("weight", "bias") if spec.model.biases else ("weight",)
+    linear = [f"{name}.{kind}" for name in ("qkv", "o", "mlp_in", "mlp_out") for kind in kinds]
+    return [*linear, *(f"attention.{name}" for name, _ in spec.learned)]
 
 
 def block(
     x: Tensor, weights: list[Tensor], padding: Padding, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool
 ) -> Tensor:
-    """One block: attention, then an MLP, each with a residual; LayerNorm before (pre) or after (post) each.
+    """One block: attention, then an MLP, each with a residual; a norm before (pre) or after (post) each.
 
-    `weights` are those of `BLOCK_PARAMETERS`, in this order, then those that attention learns. `seeds` (4, E) decide
+    `weights` are those of `block_parameters`, in this order. `seeds` (4, E) decide
     dropout; in evaluation, (4, E, B) decide that of attention weights, if there is any.
     """
     p = spec.model.dropout if train else 0.0
@@ -116,24 +147,26 @@ def block(
         return counter_rng.dropout(tensor, seeds[site], p) if p and seeds is not None else tensor
 
     def norm(tensor: Tensor, eps: float) -> Tensor:
-        return functional.layer_norm(tensor, (tensor.shape[-1],), eps=eps)
+        return _norm(tensor, eps, spec)
 
-    qkv_weight, qkv_bias, o_weight, o_bias, mlp_in_weight, mlp_in_bias, mlp_out_weight, mlp_out_bias = weights[:8]
-    learned = {name: weight.unsqueeze(1) for (name, _), weight in zip(spec.learned, weights[8:], strict=True)}
+    own = dict(zip(block_parameters(spec), weights, strict=True))
+    learned = {name: own[f"attention.{name}"].unsqueeze(1) for name, _ in spec.learned}
+
+    def linear(tensor: Tensor, name: str) -> Tensor:
+        return _linear(tensor, own[f"{name}.weight"], own.get(f"{name}.bias"))
+
     pre = spec.model.norm == "pre"
     y = norm(x, epsilon) if pre else x
-    q, k, v = (
-        _split_heads(part, spec) for part in _linear(y, qkv_weight, qkv_bias).chunk(3, dim=-1)
-    )  # (E, B, H, L, w)
+    q, k, v = (_split_heads(part, spec) for part in linear(y, "qkv").chunk(3, dim=-1))  # (E, B, H, L, w)
     if spec.model.position_kind == "rope":
         q, k = rotated(q, spec), rotated(k, spec)
     attn_out = _attention(q, k, v, padding, seeds, spec, train, of_call(spec.mechanism, spec.normaliser, learned, y))
     if train and any(part.average is not None for _, part in spec.learned):
         attn_out = _following(attn_out, learned, q, k, padding, spec)
-    x = drop(_linear(attn_out.transpose(2, 3).flatten(3), o_weight, o_bias), 1).add_(x)
+    x = _added(x, drop(linear(attn_out.transpose(2, 3).flatten(3), "o"), 1))
     x = x if pre else norm(x, epsilon)
-    hidden = drop(_linear(norm(x, NORM_EPSILON) if pre else x, mlp_in_weight, mlp_in_bias), 2)
-    x = drop(_linear(ACTIVATIONS[spec.model.activation](hidden), mlp_out_weight, mlp_out_bias), 3).add_(x)
+    hidden = drop(linear(norm(x, NORM_EPSILON) if pre else x, "mlp_in"), 2)
+    x = _added(x, drop(linear(ACTIVATIONS[spec.model.activation](hidden), "mlp_out"), 3))
     return x if pre else norm(x, NORM_EPSILON)
 
 
@@ -198,11 +231,17 @@ def embed(table: Tensor, tokens: Tensor, pos_enc: Tensor, spec: Spec, seed: Tens
     return counter_rng.dropout(x, seed, spec.model.dropout) if seed is not None and spec.model.dropout else x
 
 
-def apply_head(x: Tensor, lengths: Tensor | None, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
+def _added(x: Tensor, change: Tensor) -> Tensor:
+    """The residual plus a layer's output: in place where both have one type; autocast gives the output fewer bits."""
+    return change.add_(x) if change.dtype == x.dtype else x + change
+
+
+def apply_head(x: Tensor, lengths: Tensor | None, weight: Tensor, bias: Tensor | None, spec: Spec) -> Tensor:
     """Logits of x (E, B, L, d): (E, B, C) of the pooled positions, or (E, B, seq_len, C), one set a position."""
     if spec.predicts_positions:
         return _linear(x[:, :, : spec.seq_len], weight, bias)
-    return _pool(x, lengths, spec) @ weight + bias.unsqueeze(1)
+    logits = _pool(x, lengths, spec) @ weight
+    return logits if bias is None else logits + bias.unsqueeze(1)
 
 
 def _pool(x: Tensor, lengths: Tensor | None, spec: Spec) -> Tensor:
@@ -217,16 +256,20 @@ def _pool(x: Tensor, lengths: Tensor | None, spec: Spec) -> Tensor:
     return (x * valid).sum(dim=2) / valid.sum(dim=2)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x (E, B, L, i) times weight (E, i, o), plus bias."""
     members, batch = x.shape[:2]
-    # The gradient of a weight sums over B L positions. With few members a GPU needs that sum split.
-    splits = batch if x.is_cuda and members * 4 < ENOUGH_PROGRAMS and torch.is_grad_enabled() else 1
+    # The gradient of a weight sums over B L positions. With few members a GPU needs that sum split, unless the weight is
+    # so large that its own tiles are programs enough.
+    is_small = members * 4 < ENOUGH_PROGRAMS and weight[0].numel() <= MAX_SPLIT_WEIGHT
+    splits = batch if x.is_cuda and is_small and torch.is_grad_enabled() else 1
     flat = x.reshape(members * splits, -1, x.shape[-1])
     if splits == 1:
-        return torch.baddbmm(bias.unsqueeze(1), flat, weight).view(*x.shape[:-1], -1)
+        product = torch.bmm(flat, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight)
+        return product.view(*x.shape[:-1], -1)
     repeated = weight.unsqueeze(1).expand(-1, splits, -1, -1).reshape(members * splits, *weight.shape[1:])
-    return torch.bmm(flat, repeated).view(*x.shape[:-1], -1).add_(bias[:, None, None])  # in place: saves memory traffic
+    product = torch.bmm(flat, repeated).view(*x.shape[:-1], -1)
+    return product if bias is None else product.add_(bias[:, None, None])  # in place: saves memory traffic
 
 
 def _split_heads(x: Tensor, spec: Spec) -> Tensor:

@@ -144,6 +144,11 @@ class Spec:
                 f"attention.mechanism = {self.attention.mechanism}: global tokens see the whole sequence, which a "
                 "causal objective forbids; choose the mechanism without global tokens"
             )
+        if self.model.tied_head and self.num_classes > self.vocab_size:
+            raise UsageError(
+                f"model.tied_head predicts one of the {self.vocab_size} tokens, and the task has {self.num_classes} "
+                "classes; leave it out"
+            )
         if self.predicts_positions and self.model.pooling == "cls":
             raise UsageError(
                 "model.pooling = cls pools one vector a sequence, but the task's objective predicts every position; "
@@ -204,14 +209,17 @@ class Layout:
             for name, (inputs, outputs) in {
                 "qkv": (d, 3 * inner),
                 "o": (inner, d),
-                "mlp_in": (d, m),
+                "mlp_in": (d, 2 * m if model.activation == "swiglu" else m),
                 "mlp_out": (m, d),
             }.items():
                 shapes[f"blocks.{i}.{name}.weight"] = (inputs, outputs)
-                shapes[f"blocks.{i}.{name}.bias"] = (outputs,)
+                if model.biases:
+                    shapes[f"blocks.{i}.{name}.bias"] = (outputs,)
             shapes |= {f"blocks.{i}.attention.{name}": part.shape for name, part in spec.learned}
-        shapes["readout.weight"] = (d, spec.num_classes)
-        shapes["readout.bias"] = (spec.num_classes,)
+        if not model.tied_head:
+            shapes["readout.weight"] = (d, spec.num_classes)
+        if model.biases:
+            shapes["readout.bias"] = (spec.num_classes,)
         averages = {
             f"blocks.{i}.attention.{name}": part.average
             for i in range(model.blocks)
@@ -270,8 +278,8 @@ def _aligned(size: int) -> int:
 def initial(spec: Spec, seed: int) -> Tensor:
     """(P,) the parameters a seed starts from: one stream per parameter, so that an extra token changes no other.
 
-    Embedding and head are uniform in +-0.1, the head's bias is 0, linear layers are uniform in +-1/sqrt(inputs). What
-    attention learns starts as its mechanism or normaliser says.
+    Embedding and head are uniform in +-0.1, the head's bias is 0, linear layers are uniform in +-1/sqrt(inputs); with
+    `model.init` = normal as in `_normal_start`. What attention learns starts as its mechanism or normaliser says.
     """
     parts, learned = [], dict(spec.learned)
     for name, shape in spec.layout.shapes.items():
@@ -280,6 +288,9 @@ def initial(spec: Spec, seed: int) -> Tensor:
         if own is not None:
             draws = stream(seed, f"init/{name}")
             parts.append(starting_value(own, lambda count, draws=draws: torch.from_numpy(draws.uniform(count)))[None])
+            continue
+        if spec.model.init == "normal" and name != "positions":
+            parts.append(_normal_start(name, size, spec, seed).unsqueeze(0))
             continue
         if name == "positions":  # as large as sines
             uniform = torch.from_numpy(stream(seed, f"init/{name}").uniform(size))
@@ -293,3 +304,18 @@ def initial(spec: Spec, seed: int) -> Tensor:
         uniform = torch.from_numpy(stream(seed, f"init/{name}").uniform(size))
         parts.append(((2 * uniform - 1) * bound).float().unsqueeze(0))
     return spec.layout.join(parts)[0]
+
+
+def _normal_start(name: str, size: int, spec: Spec, seed: int) -> Tensor:
+    """(size,) as decoders of language start (Radford et al. 2019): normal with std 0.02, biases 0.
+
+    Layers that add to the residual are smaller by the square root of their number, so that its variance does not grow
+    with depth. The embedding is multiplied by sqrt(d) on the way in.
+    """
+    if name.endswith(".bias"):
+        return torch.zeros(size)
+    std = 0.02
+    if name.endswith((".o.weight", ".mlp_out.weight")):
+        std /= math.sqrt(2 * spec.model.blocks)
+    uniform = torch.from_numpy(stream(seed, f"init/{name}").uniform(size)).clamp(2.0**-54, 1 - 2.0**-53)
+    return (torch.special.ndtri(uniform) * std).float()

@@ -205,7 +205,8 @@ def test_how_a_run_attends_is_shown_by_checkpoint_and_block(tmp_path: Path) -> N
         "<h1><bdi>Scores of the kept keys of the same model spread 2.3 times less than those of all keys</bdi>" in page
     )
     assert (
-        "for 95\u00a0% of the queries the scores of all keys differ by at most 12.3, those of the heaviest keys by" in page
+        "for 95\u00a0% of the queries the scores of all keys differ by at most 12.3, those of the heaviest keys by"
+        in page
     )
     assert "neither W nor X below 1" in page
     assert "6.23 / 6.85 / 7.48 / 8.1 / 8.72" in page

@@ -173,6 +173,8 @@ def _check(spec: Spec) -> None:
             f"smoothness is measured of softmax over chosen keys, not of {spec.plan} with "
             f"{spec.attention.normaliser}: its weights have other bounds"
         )
+    if not spec.model.is_as_published:
+        raise UsageError("smoothness is measured of layers such as the paper's: with biases, after LayerNorm")
     if spec.model.position_kind not in ADDED:
         raise UsageError(
             f"model.positions = {spec.model.positions} changes the scores, for which the bounds do not hold; "

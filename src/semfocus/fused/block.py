@@ -85,6 +85,8 @@ def refuses(spec: Spec, device: torch.device, shared_memory: Callable[[torch.dev
         return "LayerNorm stands before each layer, not after it"
     if shape.activation != "relu":
         return f"the hidden layer is ReLU, not {shape.activation}"
+    if not shape.is_as_published:
+        return "blocks have LayerNorm and biases, and the head is its own, right after the last block"
     if device.type == "cuda" and (room := (shared_memory or _shared_memory)(device)) < SHARED_MEMORY:
         return f"its programs take {SHARED_MEMORY} bytes of shared memory, and {device} has {room}"
     q = torch.empty(1, 1, shape.heads, spec.length, shape.head_dim, device=device)

@@ -211,6 +211,8 @@ def _check(spec: Spec) -> None:
         raise UsageError("no certificate is known for causal models that predict every position, only for classifiers")
     if not spec.normaliser.is_softmax:
         raise UsageError(f"no certificate is known for attention.normaliser = {spec.attention.normaliser}; use softmax")
+    if not spec.model.is_as_published:
+        raise UsageError("no certificate is known for other norms, heads and layers than the paper's model has")
     if spec.model.dropout_in_evaluation:
         raise UsageError("model.dropout_in_evaluation draws at random in evaluation; no certificate covers that")
 

@@ -7,6 +7,7 @@ trains in changes its result by no more than rounding.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from semfocus.config import RunConfig
+from semfocus.config import RunConfig, TrainingConfig
 from semfocus.model import Encoder
 from semfocus.randomness import Stream, stream
 from semfocus.spec import Spec, initial
@@ -45,6 +46,23 @@ def mixed_spec(spec: Spec, configs: list[RunConfig]) -> Spec:
     """The spec of members with these configurations, which may differ in attention as long as shapes agree."""
     runs = [(attention, len(list(run))) for attention, run in groupby(configs, key=lambda config: config.attention)]
     return replace(spec, attention=configs[0].attention, mixture=tuple(runs) if len(runs) > 1 else ())
+
+
+def lr_factor(training: TrainingConfig, step: int, total: int) -> float:
+    """What the learning rate is multiplied by at a step, which counts from 0, of `total`.
+
+    Warm-up ends at the full rate; the last step of a schedule that falls is just above the final one.
+    """
+    warm = round(training.warmup * total)
+    if step < warm:
+        return (step + 1) / warm
+    if training.schedule == "cosine":
+        share = 0.5 * (1 + math.cos(math.pi * (step - warm) / (total - warm)))
+    elif training.schedule == "trapezoid":
+        share = min(1.0, (total - step) / (training.cooldown * total))
+    else:
+        share = 1.0
+    return training.final_lr + (1 - training.final_lr) * share
 
 
 def dropout_seed(seed: int) -> int:
@@ -107,6 +125,13 @@ class Cohort:
         return sets if self.test is None else {**sets, "test": self.test}
 
     @property
+    def evaluated(self) -> dict[Split, int]:
+        """How many examples of each set are evaluated, the first ones."""
+        training = self.configs[0].training
+        counts = {split: rows.count - training.drop_one_row for split, rows in self.sets.items()}
+        return counts | {"train": min(training.evaluated_rows or counts["train"], counts["train"])}
+
+    @property
     def objective(self) -> Objective:
         return self.train.objective
 
@@ -136,6 +161,21 @@ class Cohort:
     def lrs(self, epoch: int) -> Tensor:
         """(E,) the learning rates of an epoch; epochs count from 0."""
         values = [config.training.lr * config.training.decay**epoch for config in self.configs]
+        return torch.tensor(values, dtype=torch.float32, device=self.device)
+
+    def lrs_at(self, step: int) -> Tensor:
+        """(E,) the learning rates of one step."""
+        epoch, inside = divmod(step, self.steps_per_epoch)
+        factors = self.lr_factors(epoch)
+        return self.lrs(epoch) if factors is None else self.lrs(epoch) * factors[inside]
+
+    def lr_factors(self, epoch: int) -> Tensor | None:
+        """(steps,) what the learning rates of an epoch are multiplied by at each of its steps; None: by nothing."""
+        training, per_epoch = self.configs[0].training, self.steps_per_epoch
+        if training.schedule == "decay" and not training.warmup:
+            return None
+        steps = range(epoch * per_epoch, (epoch + 1) * per_epoch)
+        values = [lr_factor(training, step, self.total_steps) for step in steps]
         return torch.tensor(values, dtype=torch.float32, device=self.device)
 
     def order(self, epoch: int) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from semfocus.tasks import Task
 from semfocus.training import data
 from semfocus.training.cohort import Cohort, spec_of
 from semfocus.training.data import Examples
+from semfocus.training.step import autocast, widened
 from semfocus.training.objective import objective_of
 
 # Of all members together: what fits into a CPU's cache, and what fills a GPU.
@@ -45,8 +46,7 @@ class Evaluator:
         """`size` examples are evaluated at once; None: as many as suit the device."""
         self.cohort, self.parts = cohort, parts
         device, members = cohort.device, cohort.members
-        dropped = cohort.configs[0].training.drop_one_row
-        self.sets = [(split, rows, rows.count - dropped) for split, rows in cohort.sets.items()]
+        self.sets = [(split, rows, cohort.evaluated[split]) for split, rows in cohort.sets.items()]
         self.counts = [count for _, _, count in self.sets]
         self.size = chunk_size(cohort) if size is None else size
         self.members = torch.arange(members, device=device).unsqueeze(-1)
@@ -100,7 +100,9 @@ class Evaluator:
         cohort = self.cohort
         index = self.first + torch.arange(self.size, device=self.first.device)
         tokens, lengths, targets = self._examples(index)
-        logits = forward(self.spec.layout.split(cohort.parameters), tokens, lengths, self.spec, None, self.parts)
+        with autocast(cohort):
+            logits = forward(self.spec.layout.split(cohort.parameters), tokens, lengths, self.spec, None, self.parts)
+        logits = widened(logits)
         ends = list(itertools.accumulate(self.counts))
         starts = [0, *ends[:-1]]
         inside = [(index >= start) & (index < end) for start, end in zip(starts, ends, strict=True)]
@@ -156,9 +158,7 @@ def chunk_size(cohort: Cohort, tokens_at_once: int | None = None, scores_at_once
 
     `tokens_at_once` None: as many as `TOKENS_AT_ONCE` gives for the device.
     """
-    dropped = cohort.configs[0].training.drop_one_row
-    count = sum(rows.count - dropped for rows in cohort.sets.values())
-    spec = cohort.spec
+    count, spec = sum(cohort.evaluated.values()), cohort.spec
     tokens = TOKENS_AT_ONCE.get(cohort.device.type, 2**14) if tokens_at_once is None else tokens_at_once
     most = tokens // (cohort.members * spec.length)
     most = min(most, scores_at_once // (cohort.members * spec.model.heads * spec.length**2))

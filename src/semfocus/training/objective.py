@@ -116,6 +116,7 @@ class Objective(ABC):
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, ACCURACY)
     learned: ClassVar[Learned] = Learned()
     is_causal: ClassVar[bool] = False  # position t must not see the positions after it
+    evaluations: ClassVar[int | None] = None  # how many a run has, in equal distances; None: one an epoch at first
     predicts_positions: ClassVar[bool] = False  # logits (E, B, L, C), one set a position, instead of (E, B, C)
 
     @abstractmethod

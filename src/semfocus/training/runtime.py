@@ -85,6 +85,8 @@ class Runtime:
     keep_epochs: tuple[int, ...] = ()  # checkpoints to keep, for measurements; 0: initialisation
     cohort_size: int | None = None
     jobs: int | None = 1  # cohorts at a time; None: one a core, each in its own process, or `GPU_JOBS` on a GPU
+    micro_batch: int | None = None  # examples of a batch in memory at a time; None: all
+    fit_memory: bool = False  # where a run alone does not fit into memory, halve that and try again
     mix: bool | None = None  # mechanisms of one shape in one cohort; None: on a GPU, which few members do not fill
 
     def __post_init__(self) -> None:
@@ -94,6 +96,8 @@ class Runtime:
             check_int("cohort_size", self.cohort_size, at_least=1)
         if self.jobs is not None:
             check_int("jobs", self.jobs, at_least=1)
+        if self.micro_batch is not None:
+            check_int("micro_batch", self.micro_batch, at_least=1)
         if self.evaluate_every is not None and not 0 < self.evaluate_every < float("inf"):
             raise UsageError(f"evaluate_every = {self.evaluate_every!r} must be a positive number of epochs")
         if self.compile not in ("auto", "on", "off"):
@@ -120,10 +124,13 @@ class Runtime:
         """As given, or one for each idle core, at most 4: more threads than idle cores are far slower."""
         return self.threads or max(1, min(_cores() - round(os.getloadavg()[0]), 4))
 
-    def evaluations(self, steps_per_epoch: int, steps: int) -> Evaluations:
-        """When to evaluate a run of this many steps; at most once a step, at least once."""
+    def evaluations(self, steps_per_epoch: int, steps: int, count: int | None = None) -> Evaluations:
+        """When to evaluate a run of this many steps; at most once a step, at least once.
+
+        Where no cadence is given, `count` evaluations in equal distances; None: as `Evaluations` does by itself.
+        """
         if self.evaluate_every is None:
-            return Evaluations(steps_per_epoch, steps)
+            return Evaluations(steps_per_epoch, steps, None if count is None else max(1.0, steps / count))
         return Evaluations(steps_per_epoch, steps, min(max(1.0, self.evaluate_every * steps_per_epoch), steps))
 
     def num_jobs(self) -> int:
@@ -149,10 +156,13 @@ class Runtime:
         Epochs that the run was to keep are kept still.
         """
         status = status or {}
+        parted = status.get("micro_batch")
         threads, compiled, kept = status.get("threads"), status.get("compiled"), status.get("kept_epochs")
         device, restored = self.torch_device(), self
         if isinstance(kept, list) and all(type(epoch) is int and epoch >= 0 for epoch in kept):
             restored = replace(restored, keep_epochs=tuple(sorted({*self.keep_epochs, *kept})))
+        if self.micro_batch is None and type(parted) is int and parted >= 1:
+            restored = replace(restored, micro_batch=parted)
         if self.threads is None and type(threads) is int and 1 <= threads <= MAX_THREADS:
             restored = replace(restored, threads=threads)
         if self.compile == "auto" and type(compiled) is bool and status.get("device") == device.type:

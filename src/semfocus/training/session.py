@@ -3,14 +3,15 @@
 `training_turns` is the same in turns, between which a GPU may be given the work of other cohorts.
 
 A `Job` is a run to train: its configuration, its task and its directory. Runs that another process holds are left to
-it. A cohort that does not fit into memory is split, down to single runs.
+it. A cohort that does not fit into memory is split, down to single runs; one of these adds up gradients over parts of its
+batches, if `Runtime.fit_memory` says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -104,6 +105,7 @@ def training_turns(
 ) -> Generator[None, None, list[str]]:
     """`train_cohort` in turns: each leaves work queued on the current stream of the GPU."""
     damaged: list[str] = []
+    smaller: int | None = None
     with ExitStack() as locks:
         members = _locked_members(jobs, locks)
         if not members:
@@ -122,11 +124,15 @@ def training_turns(
         except (CorruptData, StorageError):  # no fault of every run: all can go on from their checkpoints
             raise
         except Exception as error:
-            if not out_of_memory(error) or len(members) == 1:
+            smaller = _smaller(members, runtime) if out_of_memory(error) else None
+            if not out_of_memory(error) or (len(members) == 1 and not (smaller and runtime.fit_memory)):
                 for member in members:
-                    note_failure(member.writer, f"{type(error).__name__}: {error}")
+                    note_failure(member.writer, f"{_advice(smaller)}{type(error).__name__}: {error}")
             if not out_of_memory(error):
                 raise
+        if len(members) == 1 and smaller and runtime.fit_memory and not damaged:
+            reduced = replace(runtime, micro_batch=smaller)
+            return (yield from training_turns(jobs, reduced, on_progress, interruption, too_many))
         if len(members) == 1:
             return [members[0].writer.id]
     if damaged:
@@ -138,6 +144,17 @@ def training_turns(
         if not interruption.signal:
             failed += yield from training_turns(half, runtime, on_progress, interruption, len(members))
     return failed
+
+
+def _smaller(members: Sequence[Member], runtime: Runtime) -> int | None:
+    """Half as many examples at a time as were in memory; None where it was one."""
+    return (runtime.micro_batch or members[0].config.training.batch_size) // 2 or None
+
+
+def _advice(smaller: int | None) -> str:
+    if smaller is None:
+        return ""
+    return f"it does not fit into memory; try --micro-batch {smaller}, or --fit-memory to find what fits: "
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -16,14 +16,28 @@ from torch import Tensor
 from semfocus.model import EAGER, ForwardFns, forward
 from semfocus.training.cohort import Cohort
 
-BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
+BETA1, ADAM_EPSILON = 0.9, 1e-8
+SEED_STRIDE = 0x9E3779B97F4A7C15 - 2**64  # parts of a batch draw dropout of their own: examples count from 0 in each
+
+
+def autocast(cohort: Cohort) -> torch.autocast:
+    """Products in 16 bits, where the runs ask for it; weights are cast anew each time, since a captured step must."""
+    is_asked = cohort.configs[0].precision == "bf16"
+    return torch.autocast(cohort.device.type, torch.bfloat16, enabled=is_asked, cache_enabled=False)
+
+
+def widened(logits: Tensor) -> Tensor:
+    """Logits in 32 bits at least: a loss sums over many."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
 class TrainStep:
     """Holds a cohort's parameters as leaves of autograd and makes steps; on a GPU a step is one captured graph."""
 
-    def __init__(self, cohort: Cohort, parts: ForwardFns = EAGER) -> None:
+    def __init__(self, cohort: Cohort, parts: ForwardFns = EAGER, micro_batch: int | None = None) -> None:
+        """`micro_batch` examples at a time are in memory, and their gradients are added up; None: the whole batch."""
         self.cohort = cohort
+        self.micro_batch = micro_batch or cohort.configs[0].training.batch_size
         self.spec = cohort.spec_now
         self.parts = parts
         self.training = cohort.configs[0].training
@@ -36,7 +50,10 @@ class TrainStep:
         shape = cohort.steps_per_epoch, cohort.members, batch
         self.order = torch.zeros(shape, dtype=torch.int64, device=cohort.device)
         self.weights = torch.ones(cohort.steps_per_epoch, batch, device=cohort.device)
-        self.lrs = torch.zeros(cohort.members, device=cohort.device)
+        self.lrs = torch.zeros(cohort.members, device=cohort.device)  # of the epoch
+        factors = cohort.lr_factors(0)
+        self.lr_factors = factors  # (steps,) of each step of the epoch; None: all 1
+        self.step_lrs = self.lrs if factors is None else torch.zeros_like(self.lrs)
         self.index = torch.zeros(1, dtype=torch.int64, device=cohort.device)  # of the step within its epoch
         self.count = torch.zeros((), dtype=torch.int64, device=cohort.device)  # of all steps so far
         rates = cohort.spec.layout.rates()
@@ -55,6 +72,9 @@ class TrainStep:
         self.order.copy_(order)
         self.weights.copy_(weights)
         self.lrs.copy_(self.cohort.lrs(epoch))
+        factors = self.cohort.lr_factors(epoch)
+        if self.lr_factors is not None and factors is not None:
+            self.lr_factors.copy_(factors)
         self.index.fill_(first)
         self.count.fill_(self.cohort.step)
 
@@ -81,16 +101,32 @@ class TrainStep:
         cohort = self.cohort
         indices = self.order.index_select(0, self.index)[0]  # (E, B)
         weights = self.weights.index_select(0, self.index)[0]
-        tokens, lengths, targets = cohort.train.take(self.members, indices)
-        seeds = self.seeds()
-        with torch.enable_grad():
-            logits = forward(self.leaves, tokens, lengths, self.spec, seeds, self.parts)
-            loss = (cohort.objective.loss(logits, targets) * weights).sum(dim=1) / weights.sum()  # (E,)
-            gradients = torch.autograd.grad(loss.sum(), list(self.leaves.values()))
+        seeds, loss, gradients = self.seeds(), None, None
+        for first in range(0, indices.shape[1], self.micro_batch):
+            part = slice(first, first + self.micro_batch)
+            own_seeds = seeds if seeds is None or not first else seeds + first * SEED_STRIDE
+            own_loss, own = self._gradients(indices[:, part], weights[part], weights.sum(), own_seeds)
+            loss = own_loss if loss is None else loss + own_loss
+            gradients = own if gradients is None else tuple(a.add_(b) for a, b in zip(gradients, own, strict=True))
+        assert loss is not None and gradients is not None  # a batch has an example
         with torch.no_grad():
-            self.update(loss.detach(), gradients)
+            if self.lr_factors is not None:
+                torch.mul(self.lrs, self.lr_factors.index_select(0, self.index), out=self.step_lrs)
+            self.update(loss, gradients)
             self.index += 1
             self.count += 1
+
+    def _gradients(
+        self, indices: Tensor, weights: Tensor, total: Tensor, seeds: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The losses (E,) of examples (E, B), summed with weights (B,) over `total`, and their gradients."""
+        cohort = self.cohort
+        tokens, lengths, targets = cohort.train.take(self.members, indices)
+        with torch.enable_grad():
+            with autocast(cohort):
+                logits = forward(self.leaves, tokens, lengths, self.spec, seeds, self.parts)
+            loss = (cohort.objective.loss(widened(logits), targets) * weights).sum(dim=1) / total  # (E,)
+            return loss.detach(), torch.autograd.grad(loss.sum(), list(self.leaves.values()))
 
     def seeds(self) -> Tensor | None:
         """(sites, E) the dropout seeds of this step; None where nothing is random."""
@@ -107,7 +143,7 @@ class TrainStep:
     def _fused_update(self, fused: Callable[..., None], loss: Tensor, gradients: tuple[Tensor, ...]) -> None:
         cohort = self.cohort
         fused(
-            cohort.parameters, cohort.spec.layout.join(gradients), loss, self.lrs, cohort.alive, cohort.died_at,
+            cohort.parameters, cohort.spec.layout.join(gradients), loss, self.step_lrs, cohort.alive, cohort.died_at,
             self.count, self.training.clip,
         )  # fmt: skip
 
@@ -132,7 +168,8 @@ class TrainStep:
 
     def _change(self, gradient: Tensor) -> Tensor:
         """(E, P): what the optimiser adds to the parameters."""
-        training, lrs = self.training, self.lrs.unsqueeze(1)
+        training, lrs = self.training, self.step_lrs.unsqueeze(1)
+        betas = BETA1, training.beta2
         parameters = self.cohort.parameters
         if training.optimizer != "adamw" and training.weight_decay:
             gradient = gradient + training.weight_decay * parameters
@@ -140,11 +177,11 @@ class TrainStep:
             return -lrs * gradient
         first, second = self.cohort.moments["first_moment"], self.cohort.moments["second_moment"]
         healthy = self.cohort.alive.unsqueeze(1)
-        first.copy_(torch.where(healthy, BETAS[0] * first + (1 - BETAS[0]) * gradient, first))
-        second.copy_(torch.where(healthy, BETAS[1] * second + (1 - BETAS[1]) * gradient.square(), second))
+        first.copy_(torch.where(healthy, betas[0] * first + (1 - betas[0]) * gradient, first))
+        second.copy_(torch.where(healthy, betas[1] * second + (1 - betas[1]) * gradient.square(), second))
         steps = (self.count + 1).to(self.cohort.sum_dtype)
         # 1 - beta^steps by expm1: at the first steps the difference would lose half of float32's digits.
-        shares = [-torch.expm1(steps * math.log(beta)) for beta in BETAS]
+        shares = [-torch.expm1(steps * math.log(beta)) for beta in betas]
         corrected = first / shares[0].float()
         spread = (second / shares[1].float()).sqrt()
         change = -lrs * corrected / (spread + ADAM_EPSILON)

@@ -99,7 +99,7 @@ class Trainer:
         self.watched = Learned(LOSS, 0.0, "heldout") if on_validation else self.learned  # what patience looks at
         self.per_epoch = self.cohort.steps_per_epoch
         self.total = self.cohort.total_steps
-        self.evaluations = runtime.evaluations(self.per_epoch, self.total)
+        self.evaluations = runtime.evaluations(self.per_epoch, self.total, self.cohort.objective.evaluations)
         examples = len(members) * self.total * training.batch_size
         self.parts = runtime.parts(self.cohort.spec, examples, self.device)
         self.began = self.saved_at = time.monotonic()
@@ -127,7 +127,7 @@ class Trainer:
                     return
 
     def _prepare(self) -> None:
-        self.train_step = TrainStep(self.cohort, self.parts)
+        self.train_step = TrainStep(self.cohort, self.parts, self.runtime.micro_batch)
         self.evaluator = Evaluator(self.cohort, self.parts)
         self.loaded_epoch = -1
 
@@ -175,7 +175,8 @@ class Trainer:
         """The fields of every status: all that has to be the same for identical results, and the notes."""
         machine = facts(self.device, self.threads, self.parts is not EAGER)
         kept = {"kept_epochs": list(self.runtime.keep_epochs)} if self.runtime.keep_epochs else {}
-        return {"cohort": self.ids, "steps": self.total, **machine, **kept, **self.notes}
+        parted = {"micro_batch": self.runtime.micro_batch} if self.runtime.micro_batch else {}
+        return {"cohort": self.ids, "steps": self.total, **machine, **kept, **parted, **self.notes}
 
     def _advance(self) -> Iterator[None]:
         """Train up to the next evaluation, the end of the epoch, or a signal; evaluate and save if due."""
@@ -223,7 +224,7 @@ class Trainer:
     def _record_all(self, scores: Scores, started: float) -> list[Ending]:
         """Record the evaluation of every member that is alive; the members that end here."""
         step, epoch = self.cohort.step, self.cohort.step / self.per_epoch
-        lrs = self.cohort.lrs(max(0, (step - 1) // self.per_epoch)).tolist()
+        lrs = self.cohort.lrs_at(max(0, step - 1)).tolist()
         now = time.monotonic()
         alive = self.cohort.alive.tolist()
         for member in self.members:
