@@ -33,12 +33,13 @@ class BadRow(DataError):
 
 
 class MissingExtra(SemfocusError, ImportError):
-    """A feature needs an optional dependency that is not installed."""
+    """A feature needs an optional dependency that is not installed; without an `extra` it is installed by its name."""
 
     exit_code = 2
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs the package {package}: pip install 'semfocus[{extra}]'")
+    def __init__(self, package: str, extra: str | None, purpose: str) -> None:
+        what = package if extra is None else f"'semfocus[{extra}]'"
+        super().__init__(f"{purpose} needs the package {package}: pip install {what}")
 
 
 class OtherFormat(UsageError):

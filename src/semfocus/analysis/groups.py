@@ -28,6 +28,7 @@ from semfocus.attention.base import size_fields
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.errors import SemfocusError, UsageError
 from semfocus.tasks import get_task, task_names
+from semfocus.tasks.registry import task_class
 
 FAMILIES = ("full", "topk", "bottomk", "randomk", "banded", "block_local")  # the paper's, in the order of its legends
 
@@ -110,7 +111,7 @@ def baselines_of(config: Mapping[str, Any]) -> dict[str, float]:
     A file named by a configuration is not opened: the configuration may come from someone else.
     """
     task = config["task"]
-    if task["name"] in task_names():
+    if task["name"] in task_names() and not task_class(task["name"]).reads_files:
         options = task.get("options")
         try:
             return dict(get_task(task["name"], **(options if isinstance(options, dict) else {})).baselines)

@@ -138,10 +138,14 @@ def facts_text(facts: Json) -> list[str]:
     `Data: 140 train, 40 held-out and 20 test rows; 2 classes, of which 'good' has 93.0% of the train rows.`
     """
     rows, shares = facts.get("rows"), facts.get("majority_share")
-    if not isinstance(rows, Mapping) or not isinstance(shares, Mapping):
+    if not isinstance(rows, Mapping):
         return []
     counts = [f"{rows.get(split, 0)} {name}" for split, name in _SPLITS.items() if rows.get(split)]
     listed = " and ".join([", ".join(counts[:-1]), counts[-1]] if len(counts) > 1 else counts)
+    if "corpus" in facts:
+        return _corpus_text(facts, listed)
+    if not isinstance(shares, Mapping):
+        return []
     most = str(facts.get("majority_class"))
     name = repr(most if len(most) <= _LONGEST_NAME else f"{most[:_LONGEST_NAME]}…")
     known = {split: share for split in _SHOWN if isinstance(share := shares.get(split), float)}
@@ -153,6 +157,24 @@ def facts_text(facts: Json) -> list[str]:
     left += [f"{unknown:.1%} of the held-out tokens are unknown"] if isinstance(unknown, float) and unknown else []
     tokens = f"Tokens: {facts.get('tokenizer')}, {facts.get('vocab_size')} symbols, {facts.get('seq_len')} a row"
     return [*lines, "; ".join([tokens, *left]) + "."]
+
+
+def _corpus_text(facts: Json, rows: str) -> list[str]:
+    """`Data: corpus python, 728 documents, 12.1 MB of text: 40726 train and 4828 held-out rows of 256 tokens.`"""
+    documents, size = _sum(facts.get("documents")), _sum(facts.get("text_bytes"))
+    copies, shares = facts.get("duplicates"), facts.get("bytes_per_token")
+    left = f" ({counted(copies, 'duplicate')} left out)" if isinstance(copies, int) and copies else ""
+    share = shares.get("heldout") if isinstance(shares, Mapping) else None
+    per_token = f", {share:.2f} bytes of text a token" if isinstance(share, float) else ""
+    return [
+        f"Data: corpus {facts['corpus']}, {counted(documents, 'document')}{left}, {size / 1e6:.3g} MB of text: "
+        f"{rows} rows of {facts.get('seq_len')} tokens.",
+        f"Tokens: {facts.get('tokenizer')}, {facts.get('vocab_size')} symbols{per_token}.",
+    ]
+
+
+def _sum(counts: Any) -> int:
+    return sum(count for count in counts.values() if isinstance(count, int)) if isinstance(counts, Mapping) else 0
 
 
 def _rows(number: Any) -> str:

@@ -60,6 +60,8 @@ class Task(ABC):
     default_heldout_rows: ClassVar[int | None] = 2000
     published_baselines: ClassVar[Mapping[str, float]] = {}  # for the default options
     cached_by_default: ClassVar[bool] = False
+    reads_files: ClassVar[bool] = False  # its options may name files, which a foreign run directory must not open
+    other_spellings: ClassVar[Mapping[str, str]] = {}  # of options
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -137,8 +137,8 @@ def checked_options(path: Path | str, options: Mapping[str, Any]) -> FileOptions
 
 def find_columns(source: Source, settings: FileOptions) -> tuple[str, str]:
     """The names of the text column and the label column."""
-    text = _find_column(source, "text", settings.text_column, TEXT_NAMES)
-    label = _find_column(source, "label", settings.label_column, LABEL_NAMES)
+    text = find_column(source, "text", settings.text_column, TEXT_NAMES)
+    label = find_column(source, "label", settings.label_column, LABEL_NAMES)
     if text == label:
         raise UsageError(
             f"text_column and label_column of {source.path} are both {text!r}; name another with "
@@ -147,7 +147,8 @@ def find_columns(source: Source, settings: FileOptions) -> tuple[str, str]:
     return text, label
 
 
-def _find_column(source: Source, role: str, given: str | None, names: Sequence[str]) -> str:
+def find_column(source: Source, role: str, given: str | None, names: Sequence[str]) -> str:
+    """The column with this role: the one that is given, else the one that has such a name."""
     columns = source.columns
     if given is None:
         folded = {column: column.strip().casefold() for column in columns}

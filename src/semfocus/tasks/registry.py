@@ -15,7 +15,7 @@ FILE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 ARRAYS_SUFFIX = ".safetensors"  # of arrays that were stored
 _BUILT_IN = (
     "parity", "even_pairs", "missing_duplicate", "cycle_navigation", "stack_manipulation", "modular_arithmetic",
-    "solve_equation", "listops", "copy", "reverse", "sort", "flip_flop", "two_back",
+    "solve_equation", "listops", "copy", "reverse", "sort", "flip_flop", "two_back", "text",
 )  # fmt: skip
 TASKS: Registry[type[Task]] = Registry(
     "task",
@@ -61,6 +61,9 @@ def get_task(name: str | os.PathLike[str], **options: Any) -> Task:
         return FileTask.load(Path(name), **options)
     cls = task_class(name)
     known = [field.name for field in dataclasses.fields(cls) if field.init]
+    given, options = options, {cls.other_spellings.get(option, option): value for option, value in options.items()}
+    if len(options) < len(given):
+        raise UsageError(f"{', '.join(given)}: two of them are spellings of one option; give one of them")
     for option in options:
         if option not in known:
             raise unknown(f"option of {name}", option, known)
