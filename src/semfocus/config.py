@@ -237,8 +237,8 @@ class ModelConfig(_Part):
 class TrainingConfig(_Part):
     """How it learns. A run ends early at `stop_accuracy`, or after `patience` epochs without a gain.
 
-    The learning rate rises linearly over the share `warmup` of all steps. Then, by `schedule`: `decay` multiplies it once
-    an epoch by `decay`; `cosine` lowers it to the share `final_lr` of itself; `trapezoid` keeps it, and lowers it
+    The learning rate rises linearly over the share `warmup` of all steps. Then, by `schedule`: `decay` multiplies it
+    once an epoch by `decay`; `cosine` lowers it to the share `final_lr` of itself; `trapezoid` keeps it, and lowers it
     linearly to that share over the last share `cooldown`.
 
     Both concern the metric by which the task's objective is learned: training accuracy in classification; patience

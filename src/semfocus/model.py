@@ -39,7 +39,8 @@ def _swiglu(x: Tensor) -> Tensor:
 
 
 ACTIVATIONS = {
-    "relu": functional.relu, "gelu": functional.gelu, "mish": functional.mish, "relu2": _relu_squared, "swiglu": _swiglu,
+    "relu": functional.relu, "gelu": functional.gelu, "mish": functional.mish, "relu2": _relu_squared,
+    "swiglu": _swiglu,
 }  # fmt: skip
 NORM_EPSILON = 1e-5
 ENOUGH_PROGRAMS = 128  # that a large GPU runs at once
@@ -259,8 +260,8 @@ def _pool(x: Tensor, lengths: Tensor | None, spec: Spec) -> Tensor:
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x (E, B, L, i) times weight (E, i, o), plus bias."""
     members, batch = x.shape[:2]
-    # The gradient of a weight sums over B L positions. With few members a GPU needs that sum split, unless the weight is
-    # so large that its own tiles are programs enough.
+    # The gradient of a weight sums over B L positions. With few members a GPU needs that sum split, unless the weight
+    # is so large that its own tiles are programs enough.
     is_small = members * 4 < ENOUGH_PROGRAMS and weight[0].numel() <= MAX_SPLIT_WEIGHT
     splits = batch if x.is_cuda and is_small and torch.is_grad_enabled() else 1
     flat = x.reshape(members * splits, -1, x.shape[-1])

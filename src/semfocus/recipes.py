@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
+from semfocus.decoders import language, smallest
 from semfocus.errors import check_int, unknown
-from semfocus.tasks import Task
+from semfocus.tasks import Task, task_names
 from semfocus.tasks.registry import option_defaults, task_class
 
 Recipe = Literal["clean", "paper", "authors"]
@@ -58,6 +59,7 @@ PAPER = {
     "listops": Hyperparameters(200, blocks=10, lr=1.0, decay=0.99),
 }
 QUICK_ROWS = 2000, 500  # training and held-out examples
+QUICK_STEPS = 400  # of a language model
 MAX_SEEDS = 10_000
 OWN_DATA = Hyperparameters(50, blocks=4)  # of a task that is not in the paper, e.g. a user's file
 
@@ -75,6 +77,9 @@ def configure(
     """The paper's run of this task, mechanism and seed; a task that is not in the paper gets stated defaults."""
     if recipe not in get_args(Recipe):
         raise unknown("recipe", recipe, get_args(Recipe))
+    size = language_size(task)
+    if size is not None:
+        return language(size, task, mechanism, seed, options)
     chosen = PAPER.get(task, OWN_DATA)
     pads_as_authors, is_authors = recipe != "clean", recipe == "authors"
     return RunConfig(
@@ -95,6 +100,11 @@ def configure(
         ),
         seed=seed,
     )
+
+
+def language_size(task: str) -> str | None:
+    """The size of a language model for this task by default; None of a task that is not text."""
+    return task_class(task).language_size if task in task_names() else None
 
 
 def mechanism_in(recipe: Recipe, mechanism: str) -> str:
@@ -125,6 +135,9 @@ def quick(
     A run stops once 95 % of its training examples are right. ListOps keeps its rule with up to 79 tokens. Options of
     the task win over these numbers.
     """
+    size = language_size(task)
+    if size is not None:
+        return language(size, task, mechanism, seed, options, steps=QUICK_STEPS)
     listops = {"min_length": 20, "max_length": 80, "max_depth": 6}
     base = configure(task, mechanism, seed, recipe, _shorter(task, 20, listops) | (options or {}))
     return base.model_copy(
@@ -138,6 +151,8 @@ def quick(
 
 def smoke(task: str, mechanism: str, seed: int, recipe: Recipe = "clean") -> RunConfig:
     """A moment's work: 12 tokens (ListOps: up to 19), one block of width 8, 60 training examples, 2 epochs."""
+    if language_size(task) is not None:
+        return smallest(task, mechanism, seed)
     listops = {"min_length": 10, "max_length": 20, "max_depth": 4}
     base = configure(task, mechanism, seed, recipe, _shorter(task, 12, listops))
     return base.model_copy(

@@ -42,7 +42,7 @@ RUNS = {
     "smoothness": 2 * 2 * 10,
 }
 MEASURED = {
-    **dict.fromkeys(("dispersion_vs_speedup", "table_6", "temperature"), {"dispersion"}),
+    **{name: {"dispersion"} for name in ("dispersion_vs_speedup", "table_6", "temperature")},
     "surfaces": {"surface"},
     "mask_stability": {"mask_stability"},
     "heavy_hitters": {"kept_keys", "dispersion"},

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
+from semfocus.errors import UsageError
 from semfocus.execution import train
 from semfocus.training.step import TrainStep
 from tests.store.machine import before_each_step
@@ -82,3 +83,40 @@ def test_another_error_is_not_taken_for_a_lack_of_memory(tmp_path: Path) -> None
         train(CONFIGS, tmp_path, runtime())
     assert failed == [5]
     assert "shapes do not fit" in run_of(CONFIGS[0], tmp_path).status()["reason"]
+
+
+def _fits(most: int) -> AbstractContextManager[None]:
+    """Let steps with more than so many examples at a time fail."""
+
+    def fail(step: TrainStep) -> None:
+        if step.micro_batch > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    return before_each_step(fail)
+
+
+def test_what_does_not_fit_alone_says_which_part_of_a_batch_to_try(tmp_path: Path) -> None:
+    with _fits(3):
+        (outcome,) = train([tiny(1)], tmp_path, runtime())
+    assert outcome.state == "failed"
+    assert "try --micro-batch 5, or --fit-memory" in outcome.run.status()["reason"]
+    assert "not fit" not in tiny_reason(tmp_path / "other", micro_batch=1)
+
+
+def tiny_reason(out: Path, **changes: int) -> str:
+    with _fits(0):
+        (outcome,) = train([tiny(1)], out, runtime(**changes))
+    return outcome.run.status()["reason"]
+
+
+def test_where_asked_for_the_part_of_a_batch_that_fits_is_found_and_kept(tmp_path: Path) -> None:
+    config = tiny(1, model={"dropout": 0.0})
+    (whole,) = trained([config], tmp_path / "whole")
+    with _fits(3):
+        (outcome,) = train([config], tmp_path / "narrow", runtime(fit_memory=True))
+    assert outcome.state == "done"
+    assert outcome.run.status()["micro_batch"] == 2  # of 10: 5 does not fit, half of it does
+    torch.testing.assert_close(tensors(outcome.run)["parameters"], tensors(whole)["parameters"], rtol=1e-4, atol=1e-6)
+    assert runtime().as_before(outcome.run.status()).micro_batch == 2
+    with pytest.raises(UsageError, match="micro_batch = 0 must be at least 1"):
+        runtime(micro_batch=0)

@@ -60,6 +60,7 @@ class Task(ABC):
     default_heldout_rows: ClassVar[int | None] = 2000
     published_baselines: ClassVar[Mapping[str, float]] = {}  # for the default options
     cached_by_default: ClassVar[bool] = False
+    language_size: ClassVar[str | None] = None  # the size of its models by default, see `decoders.SIZES`; None: no text
     reads_files: ClassVar[bool] = False  # its options may name files, which a foreign run directory must not open
     other_spellings: ClassVar[Mapping[str, str]] = {}  # of options
 

@@ -45,6 +45,7 @@ class Text(CorpusTask):
     name = "text"
     summary = "which token comes next in a text?"
     objective = "next_token"
+    language_size = "tiny"
 
     length: int = 256
 

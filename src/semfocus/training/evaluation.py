@@ -19,8 +19,8 @@ from semfocus.tasks import Task
 from semfocus.training import data
 from semfocus.training.cohort import Cohort, spec_of
 from semfocus.training.data import Examples
-from semfocus.training.step import autocast, widened
 from semfocus.training.objective import objective_of
+from semfocus.training.step import autocast, widened
 
 # Of all members together: what fits into a CPU's cache, and what fills a GPU.
 TOKENS_AT_ONCE = {"cpu": 2**14, "cuda": 2**21}

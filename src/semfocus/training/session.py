@@ -3,8 +3,8 @@
 `training_turns` is the same in turns, between which a GPU may be given the work of other cohorts.
 
 A `Job` is a run to train: its configuration, its task and its directory. Runs that another process holds are left to
-it. A cohort that does not fit into memory is split, down to single runs; one of these adds up gradients over parts of its
-batches, if `Runtime.fit_memory` says so.
+it. A cohort that does not fit into memory is split, down to single runs; one of these adds up gradients over parts of
+its batches, if `Runtime.fit_memory` says so.
 """
 
 from __future__ import annotations
@@ -124,17 +124,18 @@ def training_turns(
         except (CorruptData, StorageError):  # no fault of every run: all can go on from their checkpoints
             raise
         except Exception as error:
-            smaller = _smaller(members, runtime) if out_of_memory(error) else None
-            if not out_of_memory(error) or (len(members) == 1 and not (smaller and runtime.fit_memory)):
+            too_large = out_of_memory(error)
+            smaller = _smaller(members, runtime) if too_large and len(members) == 1 else None
+            if not too_large or (len(members) == 1 and not (smaller and runtime.fit_memory)):
                 for member in members:
                     note_failure(member.writer, f"{_advice(smaller)}{type(error).__name__}: {error}")
-            if not out_of_memory(error):
+            if not too_large:
                 raise
-        if len(members) == 1 and smaller and runtime.fit_memory and not damaged:
-            reduced = replace(runtime, micro_batch=smaller)
-            return (yield from training_turns(jobs, reduced, on_progress, interruption, too_many))
-        if len(members) == 1:
+        if len(members) == 1 and not (smaller and runtime.fit_memory):
             return [members[0].writer.id]
+    if smaller and runtime.fit_memory:
+        reduced = replace(runtime, micro_batch=smaller)
+        return (yield from training_turns(jobs, reduced, on_progress, interruption, too_many))
     if damaged:
         sound = [job for job in jobs if job.id not in damaged]
         rest = (yield from training_turns(sound, runtime, on_progress, interruption, too_many)) if sound else []

@@ -98,17 +98,17 @@ class TrainStep:
 
     def step(self) -> None:
         """One step: work on the device only, nothing is read back."""
-        cohort = self.cohort
         indices = self.order.index_select(0, self.index)[0]  # (E, B)
         weights = self.weights.index_select(0, self.index)[0]
-        seeds, loss, gradients = self.seeds(), None, None
-        for first in range(0, indices.shape[1], self.micro_batch):
-            part = slice(first, first + self.micro_batch)
-            own_seeds = seeds if seeds is None or not first else seeds + first * SEED_STRIDE
-            own_loss, own = self._gradients(indices[:, part], weights[part], weights.sum(), own_seeds)
-            loss = own_loss if loss is None else loss + own_loss
-            gradients = own if gradients is None else tuple(a.add_(b) for a, b in zip(gradients, own, strict=True))
-        assert loss is not None and gradients is not None  # a batch has an example
+        seeds, size, total = self.seeds(), self.micro_batch, weights.sum()
+        loss, gradients = self._gradients(indices[:, :size], weights[:size], total, seeds)
+        for first in range(size, indices.shape[1], size):
+            part = slice(first, first + size)
+            own_seeds = None if seeds is None else seeds + first * SEED_STRIDE
+            own_loss, own = self._gradients(indices[:, part], weights[part], total, own_seeds)
+            loss = loss + own_loss
+            for gradient, more in zip(gradients, own, strict=True):
+                gradient.add_(more)
         with torch.no_grad():
             if self.lr_factors is not None:
                 torch.mul(self.lrs, self.lr_factors.index_select(0, self.index), out=self.step_lrs)
