@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from semfocus.config import RunConfig
+from semfocus.config import RunConfig, TaskConfig
 from semfocus.model import forward
 from semfocus.training.cohort import Cohort
 from semfocus.training.step import TrainStep
@@ -193,3 +193,21 @@ def test_unused_columns_between_parameters_stay_zero() -> None:
         view.fill_(True)
     assert taken.sum() == cohort.spec.layout.num_parameters < cohort.spec.layout.size
     assert not cohort.parameters[0][~taken].any()
+
+
+def test_members_that_share_their_examples_keep_them_once() -> None:
+    options = {"min_length": 10, "max_length": 20, "max_depth": 4}
+    task = TaskConfig(name="listops", options=options, train_rows=43, heldout_rows=21)  # one data set for all seeds
+    configs = [tiny(seed).model_copy(update={"task": task}) for seed in (1, 2)]
+    shared = begin(configs)
+    own = [begin([config]).train for config in configs]
+    assert shared.train.tokens.stride(0) == shared.train.targets.stride(0) == 0
+    for member, rows in enumerate(own):
+        assert torch.equal(shared.train.tokens[member], rows.tokens[0])
+        assert torch.equal(shared.train.targets[member], rows.targets[0])
+    left = shared.only([1]).train
+    assert left.count == 43
+    assert left.tokens.untyped_storage().data_ptr() == shared.train.tokens.untyped_storage().data_ptr()
+    apart = begin([tiny(1), tiny(2)])
+    assert apart.train.tokens.stride(0) > 0
+    assert not torch.equal(apart.train.tokens[0], apart.train.tokens[1])

@@ -97,8 +97,8 @@ class Cohort:
     def begin(configs: list[RunConfig], tasks: list[Task], device: torch.device) -> Cohort:
         """Draw data and initial parameters."""
         spec, objective = mixed_spec(spec_of(configs[0], tasks[0]), configs), objective_of(tasks[0])
-        loaded = [data.load(config, task) for config, task in zip(configs, tasks, strict=True)]
-        tests = [test for config, task in zip(configs, tasks, strict=True) if (test := data.load_test(config, task))]
+        loaded = data.load_each(configs, tasks, data.load)
+        tests = [test for test in data.load_each(configs, tasks, data.load_test) if test is not None]
         parameters = torch.stack([initial(spec, config.seed) for config in configs]).to(device)
         members = len(configs)
         return Cohort(

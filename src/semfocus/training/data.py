@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from semfocus.model import build_inputs
 from semfocus.spec import Spec
 from semfocus.tasks import Batch, Task
 from semfocus.training.objective import CLASSIFICATION, Objective
+
+T = TypeVar("T")
 
 
 class Examples(NamedTuple):
@@ -57,8 +60,12 @@ class Rows:
 
     def only(self, members: list[int]) -> Rows:
         """The examples of some of the members."""
-        lengths = None if self.lengths is None else self.lengths[members]
-        return Rows(self.tokens[members], lengths, self.targets[members], self.objective)
+
+        def chosen(tensor: Tensor) -> Tensor:  # what all members share is not copied
+            return tensor[: len(members)] if tensor.stride(0) == 0 else tensor[members]
+
+        lengths = None if self.lengths is None else chosen(self.lengths)
+        return Rows(chosen(self.tokens), lengths, chosen(self.targets), self.objective)
 
     def between(self, first: int, last: int) -> Rows:
         """The examples `first` .. `last` - 1 of every member."""
@@ -81,6 +88,19 @@ def load(config: RunConfig, task: Task) -> tuple[Batch, Batch]:
     return concatenated(batches), task.sample(heldout, seed=seed, split="heldout", lengths=span)
 
 
+def load_each(configs: Sequence[RunConfig], tasks: Sequence[Task], loaded: Callable[[RunConfig, Task], T]) -> list[T]:
+    """What `loaded` gives for each run; runs with the same examples, as of a file, share one object."""
+    known: dict[tuple[str, int, int], T] = {}
+    keys = [
+        (config.task.model_dump_json(), config.training.batch_size, task.data_seed(config.seed))
+        for config, task in zip(configs, tasks, strict=True)
+    ]
+    for key, config, task in zip(keys, configs, tasks, strict=True):
+        if key not in known:
+            known[key] = loaded(config, task)
+    return [known[key] for key in keys]
+
+
 def _batch_seed(seed: int, number: int) -> int:
     """The seed of the examples of one training batch, where each batch has a length of its own."""
     return int.from_bytes(hashlib.sha256(f"{seed}/batch/{number}".encode()).digest()[:8], "big")
@@ -100,20 +120,32 @@ def load_test(config: RunConfig, task: Task) -> Batch | None:
 
 
 def stack(batches: list[Batch], spec: Spec, device: torch.device, objective: Objective = CLASSIFICATION) -> Rows:
-    """The examples of all members as the model reads them, in the narrowest type that holds the ids."""
-    narrow = torch.uint8 if spec.num_ids <= 256 else torch.int32
+    """The examples of all members as the model reads them, in the narrowest type that holds the ids.
+
+    Where all members share one batch, it is on the device once.
+    """
+    members = len(batches)
+    if all(batch is batches[0] for batch in batches):
+        batches = batches[:1]
     tokens, lengths = [], []
     for batch in batches:
         ids, seen = build_inputs(batch.tokens, batch.lengths, spec)
-        tokens.append(ids.to(narrow))
+        tokens.append(ids.to(_narrowest(spec.num_ids)))
         lengths.append(seen)
     has_padding = bool((torch.stack(lengths) < spec.padded_len + spec.alignment_padding).any())
+    targets = _narrowed(torch.stack([objective.targets(batch) for batch in batches])).to(device)
     return Rows(
-        torch.stack(tokens).to(device),
-        torch.stack(lengths).to(device) if has_padding else None,
-        _narrowed(torch.stack([objective.targets(batch) for batch in batches])).to(device),
+        torch.stack(tokens).to(device).expand(members, -1, -1),
+        torch.stack(lengths).to(device).expand(members, -1) if has_padding else None,
+        targets.expand(members, *targets.shape[1:]),
         objective,
     )
+
+
+def _narrowest(num_ids: int) -> torch.dtype:
+    if num_ids <= 2**8:
+        return torch.uint8
+    return torch.int16 if num_ids <= 2**15 else torch.int32
 
 
 def _narrowed(targets: Tensor) -> Tensor:
