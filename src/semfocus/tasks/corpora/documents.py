@@ -135,6 +135,7 @@ class Records(Corpus):
                 raise source.origin.error(
                     number, f"the text holds {half}, half of a character (a lone surrogate); remove it"
                 ) from None
+            _check_text(source.origin.at(number), data)
             yield Document(source.origin.at(number), lambda data=data: data)
 
 
@@ -214,12 +215,17 @@ def read_file(path: Path) -> bytes:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    _check_text(str(path), data)
+    return data.removeprefix(_BYTE_ORDER_MARK)
+
+
+def _check_text(name: str, data: bytes) -> None:
+    """Raise DataError where data hold the byte that separates documents, as all binary files do."""
     place = data.find(b"\0")
     if place >= 0:
         is_wide = data[:2] in _OF_UTF_16
-        advice = "it is UTF-16: save it as UTF-8" if is_wide else "a corpus is text; leave binary files out"
-        raise DataError(f"{path} holds a NUL byte at offset {place}: {advice}")
-    return data.removeprefix(_BYTE_ORDER_MARK)
+        advice = "it is UTF-16: save it as UTF-8" if is_wide else "a corpus is text; leave what is binary out"
+        raise DataError(f"{name} holds a NUL byte at offset {place}: {advice}")
 
 
 def check_utf8(document: Document, data: bytes, purpose: str) -> None:

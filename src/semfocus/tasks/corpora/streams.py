@@ -30,7 +30,7 @@ from semfocus.tasks.corpora.division import Division, divide
 from semfocus.tasks.corpora.documents import Corpus, check_utf8
 from semfocus.tasks.rows import Shares
 
-VERSION = 1  # of what lies in the cache
+VERSION = 2  # of what lies in the cache
 MANIFEST = "manifest.json"
 _MOST_OPEN = 8
 
