@@ -30,7 +30,7 @@ def text(path: Path | str, **options: Any) -> Any:
 
 def test_an_unknown_corpus_is_refused_with_the_known_names() -> None:
     with pytest.raises(
-        UsageError, match=r"unknown corpus 'pyhton'; did you mean 'python'\? known: books, python, sotu"
+        UsageError, match=r"unknown corpus 'pyhton'; did you mean 'python'\? known: books, docstrings, python, sotu"
     ):
         get_task("text", corpus="pyhton")
 
@@ -111,9 +111,9 @@ def test_invalid_utf8_is_fine_as_bytes_and_refused_by_byte_pairs(tmp_path: Path)
     assert r"sch\xf6ner" in "".join(task.decode(task.streams.tokens[s]) for s in ("train", "heldout", "test"))
 
 
-@pytest.mark.parametrize("name", ["bpe", "bpe:", "bpe:256", "bpe:65537", "bpe:0300", "words", 4096, None, "bpe:1e3"])
+@pytest.mark.parametrize("name", ["bpe", "bpe:", "bpe:256", "bpe:65536", "bpe:0300", "words", 4096, None, "bpe:1e3"])
 def test_an_unknown_tokeniser_is_refused_with_the_known_ones(name: Any) -> None:
-    with pytest.raises(UsageError, match=r"must be bytes, or bpe and a number of symbols from 257 to 65536"):
+    with pytest.raises(UsageError, match=r"must be bytes, or bpe and a number of symbols from 257 to 65535"):
         get_task("text", tokenizer=name)
 
 
@@ -139,7 +139,7 @@ def test_byte_pairs_without_their_library_say_what_to_install(tmp_path: Path, mo
 def test_an_unknown_package_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="unknown package 'torhc'; did you mean 'torch'"):
         get_task("text", packages="stdlib,torhc").size("train")
-    with pytest.raises(UsageError, match="packages and megabytes are of corpus = 'python'"):
+    with pytest.raises(UsageError, match="packages and megabytes are options of python and docstrings"):
         get_task("text", corpus="sotu", megabytes=3)
     with pytest.raises(UsageError, match="megabytes = 0 must be at least 1"):
         get_task("text", megabytes=0)

@@ -45,7 +45,10 @@ class Document(NamedTuple):
 class Corpus(ABC):
     """Documents in a fixed order."""
 
-    title: str
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Its name for people."""
 
     @abstractmethod
     def stamp(self) -> list[Any]:
@@ -84,7 +87,7 @@ class TextFile(Corpus):
     is_alone: bool = False  # nothing but this file: its one document is divided by place
 
     @property
-    def title(self) -> str:  # type: ignore[override]
+    def title(self) -> str:
         return self.path.name
 
     def stamp(self) -> list[Any]:
@@ -111,7 +114,7 @@ class Records(Corpus):
     text_column: str | None = None
 
     @property
-    def title(self) -> str:  # type: ignore[override]
+    def title(self) -> str:
         return self.path.name
 
     def stamp(self) -> list[Any]:
@@ -147,7 +150,7 @@ class Folder(Corpus):
     reading: Reading
 
     @property
-    def title(self) -> str:  # type: ignore[override]
+    def title(self) -> str:
         return self.path.name or str(self.path)
 
     def stamp(self) -> list[Any]:

