@@ -164,12 +164,25 @@ def test_records_without_a_text_column_or_with_other_things_in_it_are_refused(tm
         text(path)
 
 
-def test_a_file_that_changes_while_it_is_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_while_it_is_read_is_named(tmp_path: Path) -> None:
     folder_of_texts(tmp_path, 20)
     plan = division.divide(open_path(tmp_path, Reading()), Reading().shares)
     changed = next(iter(plan.texts("train")))[0].name
     Path(changed).write_text("other words\n")
     with pytest.raises(DataError, match="changed while it was read"):
+        list(plan.texts("train"))
+
+
+def test_a_record_that_is_added_while_a_file_is_read_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"text": f"document {i}"}) + "\n" for i in range(30)]
+    path.write_text("".join(lines))
+    plan = division.divide(open_path(path, Reading()), Reading().shares)
+    path.write_text("".join([*lines, json.dumps({"text": "one more"}) + "\n"]))
+    with pytest.raises(DataError, match=r"rows\.jsonl changed while it was read"):
+        list(plan.texts("train"))
+    path.write_text("".join(lines[:-1]))
+    with pytest.raises(DataError, match=r"rows\.jsonl changed while it was read"):
         list(plan.texts("train"))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from semfocus.errors import DataError
 from semfocus.tasks.batch import SPLITS, Split
@@ -38,14 +39,19 @@ class Division:
 
     def texts(self, split: Split) -> Iterator[tuple[Document, bytes]]:
         """The documents of a split, one in memory at a time."""
-        documents = self.corpus.documents()
-        for (digest, its_split), document in zip(self.plan, documents, strict=True):
+        for planned, document in zip_longest(self.plan, self.corpus.documents()):
+            if planned is None or document is None:
+                raise self._changed(self.corpus.title)
+            digest, its_split = planned
             if its_split != split:
                 continue
             data = document.read()
             if hashlib.sha256(data).digest() != digest:
-                raise DataError(f"{document.name} changed while it was read; begin again once nothing writes to it")
+                raise self._changed(document.name)
             yield document, data
+
+    def _changed(self, name: str) -> DataError:
+        return DataError(f"{name} changed while it was read; begin again once nothing writes to it")
 
 
 def divide(corpus: Corpus, shares: Shares) -> Division:

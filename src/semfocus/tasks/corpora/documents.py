@@ -18,6 +18,7 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,16 +155,18 @@ class Folder(Corpus):
         return self.path.name or str(self.path)
 
     def stamp(self) -> list[Any]:
-        return [file_stamp(path, path.relative_to(self.path).as_posix()) for path in self._files()]
+        return [file_stamp(path, path.relative_to(self.path).as_posix()) for path in self.files]
 
     def documents(self) -> Iterator[Document]:
-        for path in self._files():
+        for path in self.files:
             if path.suffix.lower() in RECORDS:
                 yield from Records(path, self.reading.text_column).documents()
             else:
                 yield from TextFile(path, self.reading).documents()
 
-    def _files(self) -> list[Path]:
+    @cached_property
+    def files(self) -> list[Path]:
+        """The files, listed once: what comes later is of another task."""
         wanted = self.reading.suffixes or (*TEXTS, *RECORDS)
         every = list(files_below(self.path))
         files = [path for path in every if path.suffix.lower() in wanted]

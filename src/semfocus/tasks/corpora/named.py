@@ -13,6 +13,7 @@ import re
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from inspect import cleandoc
 from pathlib import Path
@@ -43,18 +44,19 @@ class PythonSources(Corpus):
     title = "python"
 
     def stamp(self) -> list[Any]:
-        return [file_stamp(path, name) for name, path in self._files()]
+        return [file_stamp(path, name) for name, path in self.files]
 
     def documents(self) -> Iterator[Document]:
-        for name, path in self._files():
+        for name, path in self.files:
             yield Document(name, lambda path=path: self._text(path))
 
     def _text(self, path: Path) -> bytes:
         return _source(path)
 
-    def _files(self) -> list[tuple[str, Path]]:
+    @cached_property
+    def files(self) -> list[tuple[str, Path]]:
         """Names and paths in the order of the hash of the names: any number of megabytes is a fair sample."""
-        found = {name: path for package in self._packages() for name, path in _sources_of(package)}
+        found = {name: path for package, root in self._roots().items() for name, path in _sources_of(package, root)}
         order = sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest())
         files, left = [], self.megabytes * 10**6
         for name in order:
@@ -69,17 +71,18 @@ class PythonSources(Corpus):
             )
         return files
 
-    def _packages(self) -> list[str]:
+    def _roots(self) -> dict[str, Path]:
+        """The folder or module of each package that is asked for."""
+        known = {STANDARD_LIBRARY: Path(sysconfig.get_path("stdlib")), **installed()}
         if self.packages == EVERYTHING:
-            return [STANDARD_LIBRARY, *sorted(installed())]
+            return known
         names = [name.strip() for name in self.packages.split(",") if name.strip()]
-        known = [STANDARD_LIBRARY, *installed()]
         for name in names:
             if name not in known:
                 raise unknown("package", name, known, "; a package is named as it is imported")
         if not names:
             raise unknown("package", self.packages, [STANDARD_LIBRARY, EVERYTHING], "; or names of packages")
-        return names
+        return {name: known[name] for name in names}
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,7 @@ def installed() -> dict[str, Path]:
     return {name: path for name, path in found.items() if name != "__pycache__"}
 
 
-def _sources_of(package: str) -> Iterator[tuple[str, Path]]:
-    root = Path(sysconfig.get_path("stdlib")) if package == STANDARD_LIBRARY else installed()[package]
+def _sources_of(package: str, root: Path) -> Iterator[tuple[str, Path]]:
     if root.is_file():
         yield f"{package}.py", root
         return
@@ -143,13 +145,15 @@ class Packaged(Corpus):
         return self.name
 
     def stamp(self) -> list[Any]:
-        return [file_stamp(path, path.name) for path in self._files()]
+        return [file_stamp(path, path.name) for path in self.files]
 
     def documents(self) -> Iterator[Document]:
-        for path in self._files():
+        for path in self.files:
             yield Document(f"{self.name}, {path.name}", lambda path=path: read_file(path))
 
-    def _files(self) -> list[Path]:
+    @cached_property
+    def files(self) -> list[Path]:
+        """The texts in the order of their names."""
         spec = find_spec(self.module)
         places = list(spec.submodule_search_locations or []) if spec is not None else []
         if not places:
