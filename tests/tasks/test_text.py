@@ -22,6 +22,7 @@ from semfocus.config import TaskConfig
 from semfocus.errors import UsageError
 from semfocus.tasks import SPLITS, get_task
 from semfocus.tasks.corpora import streams
+from semfocus.tasks.corpora.division import _by_hash
 from semfocus.tasks.corpora.named import PythonSources
 from semfocus.tasks.rows import Shares
 from semfocus.tasks.text import Text
@@ -74,18 +75,18 @@ TOKENIZERS = ("bytes", "bpe:300")
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 def test_the_rows_of_a_split_are_its_documents_one_after_the_other(corpus: Path, tokenizer: str) -> None:
     task = text_task(corpus, tokenizer=tokenizer)
-    shares = Shares(heldout_share=0.2, test_share=0.1)
-    files = sorted(corpus.rglob("*.txt"))
+    files = [file.read_text() for file in sorted(corpus.rglob("*.txt"))]
     for split in SPLITS:
-        mine = [file.read_bytes() for file in files]
-        mine = [text for text in mine if shares.split_at(hashlib.sha256(text).digest()) == split]
         tokens, labels = task.rows(split)
         whole = task.streams.tokens[split]
-        assert task.decode(np.array(whole)) == "".join(f"{text.decode()}\n" for text in mine)
+        text = task.decode(np.array(whole))
+        mine = [file for file in files if file in text]
+        assert text == "".join(f"{file}\n" for file in mine)
         assert len(tokens) == task.size(split) == (len(whole) - 1) // 16
         assert (tokens.reshape(-1) == whole[: tokens.size]).all()
         assert (labels.reshape(-1) == whole[1 : tokens.size + 1]).all()
         assert task.streams.text_bytes[split] == sum(map(len, mine))
+        assert task.streams.documents[split] == len(mine)
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
@@ -130,13 +131,21 @@ def test_a_copied_document_counts_once(corpus: Path) -> None:
     assert (after.streams.tokens["train"] == before.streams.tokens["train"]).all()
 
 
-def test_adding_a_document_moves_no_other_to_another_split(corpus: Path) -> None:
-    before = {split: text_task(corpus).decode(text_task(corpus).streams.tokens[split]) for split in SPLITS}
-    (corpus / "another.txt").write_text("one more\n")
-    task = text_task(corpus)
-    after = {split: task.decode(np.array(task.streams.tokens[split])) for split in SPLITS}
-    assert sum(after[split].replace("one more\n\n", "") == before[split] for split in SPLITS) == 3
-    assert after != before
+@given(
+    sizes=st.lists(st.integers(1, 2000), min_size=3, max_size=40, unique=True),
+    shares=st.tuples(st.floats(0.01, 0.5), st.floats(0.01, 0.4)),
+)
+def test_every_split_has_a_document_and_about_its_share_of_the_bytes(
+    sizes: list[int], shares: tuple[float, float]
+) -> None:
+    documents = {hashlib.sha256(str(size).encode()).digest(): size for size in sizes}
+    split_of = _by_hash(documents, Shares(heldout_share=shares[0], test_share=shares[1]))
+    assert split_of.keys() == documents.keys()
+    assert "heldout" in split_of.values()
+    assert "test" in split_of.values()
+    total = {split: sum(documents[each] for each in documents if split_of[each] == split) for split in SPLITS}
+    for split, share in (("heldout", shares[0]), ("test", shares[1])):
+        assert abs(total[split] - share * sum(sizes)) <= max(sizes)
 
 
 def test_the_fingerprint_follows_the_text_and_not_its_place(corpus: Path, tmp_path: Path) -> None:

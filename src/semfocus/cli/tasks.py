@@ -40,7 +40,9 @@ def list_tasks(context: typer.Context) -> None:
         table.add_column(title, justify="right" if numeric else "left", no_wrap=title == "task")
     for name in task_names():
         task = get_task(name)
-        table.add_row(name, str(task.seq_len), str(task.vocab_size), str(task.num_classes), task.summary)
+        # Of a text that is not read for this.
+        sizes = ("-",) * 3 if task.reads_files else (task.seq_len, task.vocab_size, task.num_classes)
+        table.add_row(name, *map(str, sizes), task.summary)
     console().print(table)
     say("\nLook at one: semfocus tasks show listops --n 3 --seed 0")
 

@@ -15,7 +15,7 @@ FILE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 ARRAYS_SUFFIX = ".safetensors"  # of arrays that were stored
 _BUILT_IN = (
     "parity", "even_pairs", "missing_duplicate", "cycle_navigation", "stack_manipulation", "modular_arithmetic",
-    "solve_equation", "listops", "copy", "reverse", "sort", "flip_flop", "two_back", "text",
+    "solve_equation", "listops", "copy", "reverse", "sort", "flip_flop", "two_back", "mqar", "text", "next_word",
 )  # fmt: skip
 TASKS: Registry[type[Task]] = Registry(
     "task",

@@ -101,10 +101,7 @@ class Shares:
 
     def split_of(self, content: Content) -> Split:
         """The split that a row of this content belongs to."""
-        return self.split_at(hashlib.sha256(content_bytes(content)).digest())
-
-    def split_at(self, digest: bytes) -> Split:
-        """The split that content of this SHA-256 digest belongs to."""
+        digest = hashlib.sha256(content_bytes(content)).digest()
         place = int.from_bytes(digest[:8], "big") / 2**64
         # Test comes first: another heldout_share leaves the test rows where they are.
         if place < self.test_share:

@@ -1,17 +1,20 @@
-"""From text to token ids and back: bytes, or byte pairs fitted to the train documents.
+"""From text to token ids and back: bytes, or pieces that are fitted to the train documents.
 
-    bytes        256 ids; NUL, which no text has, separates documents
-    bpe:4096     4095 byte pairs and a separator, the last id
+    bytes           256 ids; NUL, which no text has, separates documents
+    bpe:4096        byte pairs and a separator, the last id
+    unigram:4096    pieces of words, as SentencePiece has them, and a separator
 
-Both restore a text to the byte.
+The separator counts where it is to be predicted: behind documents, not behind sentences, which are cut apart.
+Bytes and byte pairs restore a text to the byte; a unigram model does not know rare characters.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,23 +22,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semfocus.errors import UsageError
-from semfocus.tasks.tokenisers import SMALLEST_BPE, BytePairs
+from semfocus.errors import UsageError, printable
+from semfocus.tasks.tokenisers import SMALLEST_BPE, UNKNOWN_WORD, BytePairs
 
 SEPARATOR = "<end>"
-MOST_SYMBOLS = 2**16  # what two bytes hold
+MOST_SYMBOLS = 2**16 - 1  # with a separator beside them, what two bytes hold
+_STEPS = 64  # of a score of a unigram model, which is a log-probability
 _PIECE = 2**20  # bytes that are encoded at once: a list of ids takes thirty times as much
-_BPE = re.compile(r"bpe:([1-9][0-9]{0,5})")
+_SIZED = re.compile(r"(bpe|unigram):([1-9][0-9]{0,5})")
 
 
 class Codec(ABC):
     """Text to ids and back."""
 
-    name: str
-    separator: int  # the id that ends a document
-    symbols: tuple[str, ...]  # the text of each id, printable
     needs_utf8: bool
     dtype: np.dtype
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """As it is asked for: `bpe:4096`."""
+
+    @property
+    @abstractmethod
+    def separator(self) -> int:
+        """The id that ends a document."""
+
+    @property
+    @abstractmethod
+    def symbols(self) -> tuple[str, ...]:
+        """The text of each id, printable."""
 
     @abstractmethod
     def encode(self, text: bytes) -> Iterator[NDArray[Any]]:
@@ -80,60 +96,98 @@ class Bytes(Codec):
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs(Codec):
-    """Byte-level BPE."""
+class Fitted(Codec):
+    """Byte-level BPE or a unigram model; fewer symbols than asked for where the texts do not have more."""
 
-    name: str
-    pairs: BytePairs
+    asked: str
+    pieces: BytePairs
     needs_utf8 = True
     dtype = np.dtype("<u2")
 
     @staticmethod
-    def fit(name: str, train: Iterable[bytes]) -> Pairs:
-        """Fit to the train documents; fewer symbols than asked for where no pair occurs twice."""
-        return Pairs(name, BytePairs.fit((piece for text in train for piece in _pieces(text)), bpe_size(name) - 1))
+    def fit(name: str, train: Iterable[bytes], counts_separator: bool = True) -> Fitted:
+        """Fit to the train documents."""
+        kind, size = _sized(name)
+        texts = (piece for text in train for piece in _pieces(text))
+        fit = BytePairs.fit if kind == "bpe" else _fit_unigram
+        return Fitted(name, fit(texts, size - counts_separator))
 
     @property
-    def separator(self) -> int:  # type: ignore[override]
-        return len(self.pairs.symbols)
+    def name(self) -> str:
+        return self.asked
+
+    @property
+    def separator(self) -> int:
+        return len(self.pieces.symbols)
 
     @cached_property
     def symbols(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self.pairs.symbols, SEPARATOR)
+        return (*(printable(symbol).replace("\n", "\\n") for symbol in self.pieces.symbols), SEPARATOR)
 
     def encode(self, text: bytes) -> Iterator[NDArray[Any]]:
         for piece in _pieces(text):
-            yield np.array(self.pairs.encode(piece), dtype=self.dtype)
+            yield np.array(self.pieces.encode(piece), dtype=self.dtype)
 
     def decode(self, ids: Sequence[int]) -> str:
         texts, part = [], []
         for i in ids:
             if i == self.separator:
-                texts.append(self.pairs.decode(part))
+                texts.append(self.pieces.decode(part))
                 part = []
             else:
                 part.append(i)
-        return "\n".join([*texts, self.pairs.decode(part)])
+        return "\n".join([*texts, self.pieces.decode(part)])
 
     def saved(self) -> str:
-        return self.pairs.model.to_str()
+        return self.pieces.model.to_str()
 
 
-def check_name(name: Any) -> str:
-    """The name of a codec, or UsageError."""
-    size = bpe_size(name) if isinstance(name, str) and name != "bytes" else MOST_SYMBOLS
-    if not isinstance(name, str) or not SMALLEST_BPE < size <= MOST_SYMBOLS:
+def _fit_unigram(train: Iterable[str], size: int) -> BytePairs:
+    """Pieces of words by their probabilities (arXiv 1804.10959); the first stands for what is unknown."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    model = Tokenizer(models.Unigram())
+    model.pre_tokenizer = pre_tokenizers.Metaspace()
+    model.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=size, show_progress=False, special_tokens=[UNKNOWN_WORD], unk_token=UNKNOWN_WORD
+    )
+    model.train_from_iterator(train, trainer)
+    saved = json.loads(model.to_str())
+    saved["model"]["vocab"] = _canonical(saved["model"]["vocab"])
+    return BytePairs(Tokenizer.from_str(json.dumps(saved)))
+
+
+def _canonical(vocabulary: list[list[Any]]) -> list[list[Any]]:
+    """Pieces in the order of their texts, with coarse scores: the library reads words and adds up in any order.
+
+    Characters that are there only so that every text has pieces get one score below all others. What this does not
+    mend is which pieces are kept where many are as good: the hash of the whole is part of a task's fingerprint.
+    """
+    unknown, *others = vocabulary
+    lowest = min((score for piece, score in others if len(piece) > 1), default=0.0)
+    scores = {piece: score if len(piece) > 1 or score >= lowest else lowest - 1 for piece, score in others}
+    return [unknown, *([piece, round(scores[piece] * _STEPS) / _STEPS] for piece in sorted(scores))]
+
+
+def check_name(name: Any, kinds: Collection[str] = ("bytes", "bpe")) -> str:
+    """The name of a codec of one of these kinds, or UsageError."""
+    kind, size = _sized(name) if isinstance(name, str) else ("", 0)
+    if kind not in kinds or not SMALLEST_BPE < size <= MOST_SYMBOLS:
+        sized = ("bytes, or " if Bytes.name in kinds else "") + " or ".join(sorted({*kinds} - {Bytes.name}))
         raise UsageError(
-            f"tokenizer = {name!r} must be bytes, or bpe and a number of symbols from {SMALLEST_BPE + 1} to "
-            f"{MOST_SYMBOLS}, such as bpe:4096"
+            f"tokenizer = {name!r} must be {sized} and a number of symbols "
+            f"from {SMALLEST_BPE + 1} to {MOST_SYMBOLS}, such as bpe:4096"
         )
     return name
 
 
-def bpe_size(name: str) -> int:
-    """4096 of `bpe:4096`; 0 where it is no such name."""
-    match = _BPE.fullmatch(name)
-    return 0 if match is None else int(match[1])
+def _sized(name: str) -> tuple[str, int]:
+    """The kind and the number of symbols: `bpe`, 4096."""
+    match = _SIZED.fullmatch(name)
+    if match is None:
+        return ("bytes", MOST_SYMBOLS) if name == "bytes" else ("", 0)
+    return match[1], int(match[2])
 
 
 def load(name: str, saved: str) -> Codec:
@@ -143,7 +197,7 @@ def load(name: str, saved: str) -> Codec:
     from tokenizers import Tokenizer
 
     try:
-        return Pairs(name, BytePairs(Tokenizer.from_str(saved)))
+        return Fitted(name, BytePairs(Tokenizer.from_str(saved)))
     except Exception as error:  # the library raises bare exceptions
         raise ValueError(str(error)) from None
 

@@ -18,6 +18,7 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +46,10 @@ class Document(NamedTuple):
 class Corpus(ABC):
     """Documents in a fixed order."""
 
-    title: str
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Its name for people."""
 
     @abstractmethod
     def stamp(self) -> list[Any]:
@@ -84,7 +88,7 @@ class TextFile(Corpus):
     is_alone: bool = False  # nothing but this file: its one document is divided by place
 
     @property
-    def title(self) -> str:  # type: ignore[override]
+    def title(self) -> str:
         return self.path.name
 
     def stamp(self) -> list[Any]:
@@ -111,7 +115,7 @@ class Records(Corpus):
     text_column: str | None = None
 
     @property
-    def title(self) -> str:  # type: ignore[override]
+    def title(self) -> str:
         return self.path.name
 
     def stamp(self) -> list[Any]:
@@ -135,6 +139,7 @@ class Records(Corpus):
                 raise source.origin.error(
                     number, f"the text holds {half}, half of a character (a lone surrogate); remove it"
                 ) from None
+            _check_text(source.origin.at(number), data)
             yield Document(source.origin.at(number), lambda data=data: data)
 
 
@@ -146,20 +151,22 @@ class Folder(Corpus):
     reading: Reading
 
     @property
-    def title(self) -> str:  # type: ignore[override]
+    def title(self) -> str:
         return self.path.name or str(self.path)
 
     def stamp(self) -> list[Any]:
-        return [file_stamp(path, path.relative_to(self.path).as_posix()) for path in self._files()]
+        return [file_stamp(path, path.relative_to(self.path).as_posix()) for path in self.files]
 
     def documents(self) -> Iterator[Document]:
-        for path in self._files():
+        for path in self.files:
             if path.suffix.lower() in RECORDS:
                 yield from Records(path, self.reading.text_column).documents()
             else:
                 yield from TextFile(path, self.reading).documents()
 
-    def _files(self) -> list[Path]:
+    @cached_property
+    def files(self) -> list[Path]:
+        """The files, listed once: what comes later is of another task."""
         wanted = self.reading.suffixes or (*TEXTS, *RECORDS)
         every = list(files_below(self.path))
         files = [path for path in every if path.suffix.lower() in wanted]
@@ -214,12 +221,17 @@ def read_file(path: Path) -> bytes:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    _check_text(str(path), data)
+    return data.removeprefix(_BYTE_ORDER_MARK)
+
+
+def _check_text(name: str, data: bytes) -> None:
+    """Raise DataError where data hold the byte that separates documents, as all binary files do."""
     place = data.find(b"\0")
     if place >= 0:
         is_wide = data[:2] in _OF_UTF_16
-        advice = "it is UTF-16: save it as UTF-8" if is_wide else "a corpus is text; leave binary files out"
-        raise DataError(f"{path} holds a NUL byte at offset {place}: {advice}")
-    return data.removeprefix(_BYTE_ORDER_MARK)
+        advice = "it is UTF-16: save it as UTF-8" if is_wide else "a corpus is text; leave what is binary out"
+        raise DataError(f"{name} holds a NUL byte at offset {place}: {advice}")
 
 
 def check_utf8(document: Document, data: bytes, purpose: str) -> None:

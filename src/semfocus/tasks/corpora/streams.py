@@ -25,12 +25,13 @@ from semfocus.errors import MissingExtra, StorageError
 from semfocus.store.atomic import move_directory, staging, write_chunks, write_json
 from semfocus.tasks.batch import SPLITS, Split
 from semfocus.tasks.cache import directory
-from semfocus.tasks.corpora.codecs import Bytes, Codec, Pairs, load
+from semfocus.tasks.corpora.codecs import Bytes, Codec, Fitted, load
 from semfocus.tasks.corpora.division import Division, divide
 from semfocus.tasks.corpora.documents import Corpus, check_utf8
+from semfocus.tasks.corpora.sentences import Rule, cut
 from semfocus.tasks.rows import Shares
 
-VERSION = 1  # of what lies in the cache
+VERSION = 2  # of what lies in the cache
 MANIFEST = "manifest.json"
 _MOST_OPEN = 8
 
@@ -42,23 +43,23 @@ class Streams:
     digest: str  # of the documents and their splits
     codec: Codec
     tokens: Mapping[Split, NDArray[Any]]  # (T,) uint8 or uint16 each, read-only
-    documents: Mapping[str, int]
-    text_bytes: Mapping[str, int]
+    documents: Mapping[Split, int]
+    text_bytes: Mapping[Split, int]
     duplicates: int
 
 
 _open: dict[str, Streams] = {}  # of this process, by the key of the cache
 
 
-def open_streams(corpus: Corpus, tokenizer: str, shares: Shares) -> Streams:
-    """The tokens of a corpus, read from the cache if they are there."""
+def open_streams(corpus: Corpus, tokenizer: str, shares: Shares, sentences: Rule = "none") -> Streams:
+    """The tokens of a corpus, read from the cache if they are there; each sentence ends with a separator, if asked."""
     library = "" if tokenizer == Bytes.name else _version_of_library()
-    key = [VERSION, corpus.title, corpus.stamp(), tokenizer, library, asdict(shares), repr(corpus)]
+    key = [VERSION, corpus.title, corpus.stamp(), tokenizer, library, asdict(shares), repr(corpus), sentences]
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     if name not in _open:
         while len(_open) >= _MOST_OPEN:
             del _open[next(iter(_open))]
-        _open[name] = _read_or_make(name, corpus, tokenizer, shares)
+        _open[name] = _read_or_make(name, corpus, tokenizer, shares, sentences)
     return _open[name]
 
 
@@ -69,43 +70,44 @@ def _version_of_library() -> str:
         raise MissingExtra("tokenizers", "hf", "tokenizer = 'bpe'") from None
 
 
-def _read_or_make(name: str, corpus: Corpus, tokenizer: str, shares: Shares) -> Streams:
+def _read_or_make(name: str, corpus: Corpus, tokenizer: str, shares: Shares, rule: Rule) -> Streams:
     cache = directory()
     if cache is not None and (stored := _read(cache / f"text-{name}", tokenizer)) is not None:
         return stored
     division = divide(corpus, shares)
-    codec = _fit(division, tokenizer)
+    codec = _fit(division, tokenizer, rule)
     if cache is not None:
         with suppress(StorageError):  # a cache that cannot be written must not stop the work
             with staging(cache) as draft:
-                _write(draft / name, division, codec)
+                _write(draft / name, division, codec, rule)
                 with suppress(StorageError):  # another process was first
                     move_directory(draft / name, cache / f"text-{name}")
             if (stored := _read(cache / f"text-{name}", tokenizer)) is not None:
                 return stored
-    tokens = {split: np.concatenate([*_ids(division, codec, split), _end(codec)[:0]]) for split in SPLITS}
+    tokens = {split: np.concatenate([*_ids(division, codec, split, rule), _end(codec)[:0]]) for split in SPLITS}
     return _streams(division, codec, tokens)
 
 
-def _fit(division: Division, tokenizer: str) -> Codec:
+def _fit(division: Division, tokenizer: str, rule: Rule) -> Codec:
     if tokenizer == Bytes.name:
         return Bytes()
 
     def train() -> Iterator[bytes]:
         for document, text in division.texts("train"):
             check_utf8(document, text, f"tokenizer = {tokenizer!r}")
-            yield text
+            yield from cut(text, rule)
 
-    return Pairs.fit(tokenizer, train())
+    return Fitted.fit(tokenizer, train(), counts_separator=rule == "none")
 
 
-def _ids(division: Division, codec: Codec, split: Split) -> Iterator[NDArray[Any]]:
-    """The ids of a split, document by document, each with its separator."""
+def _ids(division: Division, codec: Codec, split: Split, rule: Rule) -> Iterator[NDArray[Any]]:
+    """The ids of a split, one document or sentence after the other, each with its separator."""
     for document, text in division.texts(split):
         if codec.needs_utf8:
             check_utf8(document, text, f"tokenizer = {codec.name!r}")
-        yield from codec.encode(text)
-        yield _end(codec)
+        for part in cut(text, rule):
+            yield from codec.encode(part)
+            yield _end(codec)
 
 
 def _end(codec: Codec) -> NDArray[Any]:
@@ -117,12 +119,12 @@ def _streams(division: Division, codec: Codec, tokens: Mapping[Split, NDArray[An
     return Streams(division.digest, codec, tokens, division.documents, division.text_bytes, division.duplicates)
 
 
-def _write(folder: Path, division: Division, codec: Codec) -> None:
+def _write(folder: Path, division: Division, codec: Codec, rule: Rule) -> None:
     """The files of a corpus; the manifest, which says what the others must be, comes last."""
     sums: dict[str, Any] = {}
     for split in SPLITS:
         total = hashlib.sha256()
-        write_chunks(folder / f"{split}.bin", _summed(_ids(division, codec, split), total.update))
+        write_chunks(folder / f"{split}.bin", _summed(_ids(division, codec, split, rule), total.update))
         sums[split] = total.hexdigest()
     manifest = {
         "digest": division.digest,

@@ -3,40 +3,51 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from semfocus.errors import UsageError, check_int, unknown
+import numpy as np
+from numpy.typing import NDArray
+
+from semfocus.errors import UsageError, check_int, printable, unknown
 from semfocus.tasks.base import Task
-from semfocus.tasks.batch import Span, Split
-from semfocus.tasks.corpora import codecs
+from semfocus.tasks.batch import SPLITS, Span, Split
+from semfocus.tasks.corpora.codecs import Bytes, Codec, check_name
 from semfocus.tasks.corpora.documents import Corpus, Reading, checked_suffixes, open_path
-from semfocus.tasks.corpora.named import NAMES, PYTHON, STANDARD_LIBRARY, open_named
+from semfocus.tasks.corpora.named import NAMES, OF_PACKAGES, PYTHON, STANDARD_LIBRARY, open_named
+from semfocus.tasks.corpora.sentences import Rule
+from semfocus.tasks.corpora.streams import Streams, open_streams
 from semfocus.tasks.rows import Shares
 from semfocus.tasks.table import SHARED_SEED
 
+if TYPE_CHECKING:
+    import torch
+
 MOST_MEGABYTES = 10**5
+SAMPLE = 2**20  # tokens of which baselines are measured
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusTask(Task):
     """A task over text. Its options alone do not decide the examples: the hash of the text is part of the fingerprint.
 
-    corpus         python, sotu, books; or a .txt, .jsonl or .parquet file, or a folder
+    corpus         python, docstrings, sotu, books; or a .txt, .jsonl or .parquet file, or a folder
     tokenizer      bytes, or bpe:4096
     heldout_share  of the documents (of a single text: its end)
     test_share     the same
-    packages       of corpus python: stdlib, all, or names such as stdlib,torch
-    megabytes      of corpus python, at most (16 unless given)
+    packages       of python and docstrings: stdlib, all, or names such as stdlib,torch
+    megabytes      of their sources, at most (16 unless given)
     delimiter      the text that ends a document within a .txt file
     text_column    of .jsonl and .parquet
     suffixes       of a folder's files, such as .c,.h
     """
 
     reads_files = True
-    other_spellings: ClassVar[dict[str, str]] = {"tokeniser": "tokenizer"}
+    other_spellings = {"tokeniser": "tokenizer"}
+    tokenizers: ClassVar[tuple[str, ...]] = ("bytes", "bpe")
 
     corpus: str = PYTHON
     tokenizer: str = "bytes"
@@ -57,18 +68,16 @@ class CorpusTask(Task):
         shares = self.shares
         object.__setattr__(self, "heldout_share", shares.heldout_share)
         object.__setattr__(self, "test_share", shares.test_share)
-        self._check_tokenizer()
+        check_name(self.tokenizer, self.tokenizers)
         checked_suffixes(self.suffixes)
         if self.megabytes is not None:
             check_int("megabytes", self.megabytes, at_least=1, at_most=MOST_MEGABYTES)
-        if self.corpus != PYTHON and (self.packages != STANDARD_LIBRARY or self.megabytes is not None):
+        if self.corpus not in OF_PACKAGES and (self.packages != STANDARD_LIBRARY or self.megabytes is not None):
             raise UsageError(
-                f"packages and megabytes are of corpus = {PYTHON!r}, not of {self.corpus!r}; leave them out"
+                f"packages and megabytes are options of {' and '.join(OF_PACKAGES)}, not of corpus = {self.corpus!r}; "
+                "leave them out"
             )
         _ = self.source  # an unknown corpus is refused at once; nothing is read yet
-
-    def _check_tokenizer(self) -> None:
-        codecs.check_name(self.tokenizer)
 
     @property
     def shares(self) -> Shares:
@@ -85,14 +94,22 @@ class CorpusTask(Task):
         return open_path(path, Reading(self.shares, self.delimiter, self.text_column, checked_suffixes(self.suffixes)))
 
     @property
-    @abstractmethod
-    def digest(self) -> str:
-        """The hash of the documents and their splits."""
+    def sentence_rule(self) -> Rule:
+        """What a separator ends: sentences by a rule, or whole documents."""
+        return "none"
 
-    @property
+    @cached_property
+    def streams(self) -> Streams:
+        """The tokens of each split, mapped from the disk."""
+        return open_streams(self.source, self.tokenizer, self.shares, self.sentence_rule)
+
+    @cached_property
+    def codec(self) -> Codec:
+        return Bytes() if self.tokenizer == Bytes.name else self.streams.codec
+
     @abstractmethod
-    def tokenizer_digest(self) -> str:
-        """The hash of all that turns text into ids."""
+    def _successions(self, split: Split) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(m,) the last token that a model sees, and the one that is asked for, of at most `SAMPLE` cases."""
 
     def _decisive(self) -> dict[str, Any]:
         """The options that decide the examples beside the text itself."""
@@ -103,8 +120,8 @@ class CorpusTask(Task):
         return {
             **super().fingerprint(),
             "options": self._decisive(),
-            "sha256": self.digest,
-            "tokenizer_sha256": self.tokenizer_digest,
+            "sha256": self.streams.digest,
+            "tokenizer_sha256": self.codec.digest,
         }
 
     def data_seed(self, run_seed: int) -> int:
@@ -120,3 +137,64 @@ class CorpusTask(Task):
         if n > count:
             raise UsageError(f"n = {n} is more than the {count} rows of split {split!r} of corpus {self.source.title}")
         return count
+
+    @cached_property
+    def _baselines(self) -> dict[str, float]:
+        (before, after), (seen, asked) = (self._successions(split) for split in ("train", "heldout"))
+        majority = np.bincount(after).argmax()
+        # The commonest successor of each token: of pairs in the order of their counts, the last of each first token.
+        pairs, counts = np.unique(before * self.vocab_size + after, return_counts=True)
+        ordered = pairs[np.argsort(counts, kind="stable")]
+        successor = np.full(self.vocab_size, majority)
+        successor[ordered // self.vocab_size] = ordered % self.vocab_size
+        right = {"majority": asked == majority, "shortcut": asked == successor[seen]}
+        return {kind: round(float(each.mean()), 4) for kind, each in right.items()}
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        """Held-out accuracy of the commonest token, and of the commonest successor of the last one (`shortcut`)."""
+        return {"chance": 1 / self.vocab_size, **self._baselines}
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "corpus": printable(self.source.title),
+            "rows": {split: self.size(split) for split in SPLITS},
+            "documents": dict(self.streams.documents),
+            "text_bytes": dict(self.streams.text_bytes),
+            "duplicates": self.streams.duplicates,
+            "tokenizer": self.tokenizer,
+            "vocab_size": self.vocab_size,
+            "seq_len": self.seq_len,
+            "baselines": self.baselines,
+        }
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return dict(self._facts)
+
+    def decode(self, ids: torch.Tensor | Sequence[int]) -> str:
+        """The text of these ids, such as a model writes them: padding left out, a separator ends a line."""
+        row = np.asarray(ids).astype(np.int64).reshape(-1)
+        if ((row < 0) | (row > self.pad_id)).any():
+            raise UsageError(f"ids of {self.name} are 0 .. {self.vocab_size - 1}, not {row.tolist()[:20]}")
+        return self.codec.decode(row[row < self.pad_id].tolist())
+
+    def render(self, row: torch.Tensor | Sequence[int], length: int | None = None) -> str:
+        r"""A row on one line: ends of lines, control characters and what is no character stand as escapes."""
+        ids = np.asarray(row)
+        text = printable(self.decode((ids if length is None else ids[:length]).tolist()))
+        return text.replace("\n", "\\n")
+
+    def parse(self, text: str) -> torch.Tensor:
+        """The ids of a text, as of a prompt; the inverse of `decode`."""
+        import torch
+
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{text[error.start]!a} at {error.start} is half of a character; remove it") from None
+        if b"\0" in data:
+            raise UsageError("a text holds no NUL character; leave it out")
+        pieces = [np.asarray(piece, dtype=np.int64) for piece in self.codec.encode(data)]
+        return torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *pieces]))
