@@ -68,7 +68,7 @@ class RayExecutor(Executor):
         self.ray = self.connection.ray
         try:
             self.device = self._device()
-        except UsageError:
+        except BaseException:
             self.close()
             raise
 
@@ -116,8 +116,8 @@ class RayExecutor(Executor):
         return outcomes_of(cohorts, failed)
 
     def close(self) -> None:
-        if self.connection.is_ours and self.ray.is_initialized() and not self.head_is_lost:
-            self.ray.shutdown()
+        if not self.head_is_lost:
+            self.connection.close()
 
     def _device(self) -> str:
         """As asked, or what the cluster has; the driver's own machine does not matter."""
