@@ -20,7 +20,7 @@ from semfocus.errors import CorruptData, MissingExtra, UsageError
 from semfocus.execution import ray_executor
 from semfocus.execution.cluster import on_ray, ray_access, ray_connection
 from semfocus.execution.cluster.data_files import local_path, sha256_of
-from semfocus.execution.cluster.messages import Message, Work, new_attempt, versions
+from semfocus.execution.cluster.messages import Message, NobodyListens, Work, new_attempt, versions
 from semfocus.execution.cluster.worker import Attempt
 from semfocus.execution.cohorts import open_runs, plan_jobs
 from semfocus.execution.executor import make_executor
@@ -321,6 +321,29 @@ def test_what_could_not_be_told_is_told_later_and_beats_are_not_kept(tmp_path: P
     assert brought[-1]["metrics.jsonl"] == (run.path / "metrics.jsonl").read_bytes()
     assert told[-1].body == {"failed": [], "held": []}
     assert max(kinds.count("progress") + kinds.count("beat") for kinds in calls) == 1
+
+
+def test_a_worker_to_whom_nobody_listens_saves_and_brings_everything_with_its_last_words(tmp_path: Path) -> None:
+    config = tiny(1, epochs=100_000)
+    given = work([config], hand_back=True, beat=0.05, root=str(tmp_path), runtime=vars(runtime(checkpoint_seconds=0)))
+    store = RunStore(tmp_path / "runs")
+    jobs = plan_jobs([config], store)
+    open_runs(jobs, store)
+    run_id, lost = jobs[0].id, list[Message]()
+
+    def tell(messages: list[Message]) -> bool:
+        lost.extend(message for message in messages if message.parcel)
+        if lost:
+            attempt.handed[run_id] = (10**9, "done")  # also what it takes for brought comes once more
+            raise NobodyListens("the mailbox is gone")
+        return True
+
+    parcel = wrap({run_id: read_files(jobs[0].run)}, {run_id: "interrupted"})
+    attempt = Attempt(given, parcel, lambda name: b"", tell)
+    last = attempt.run()
+    assert last[-1].kind == "stopped"
+    brought = [dict(unwrap(message.parcel))[run_id] for message in last if message.parcel]
+    assert {*brought[-1]} - {*dict(unwrap(lost[0].parcel))[run_id]}, "the checkpoint that it saved as it stopped"
 
 
 def test_a_worker_names_runs_that_somebody_else_holds(tmp_path: Path) -> None:

@@ -134,11 +134,16 @@ def pids_of(node: Any) -> list[int]:
 
 
 def workers_of(node: Any) -> list[int]:
-    """The processes of a node that train just now, by the names that Ray gives them."""
+    """The processes of a node that train just now."""
+    return processes_of(node, "ray::semfocus-")
+
+
+def processes_of(node: Any, name: str) -> list[int]:
+    """The processes of a node that Ray has given a name that begins so."""
     pids = []
     for pid in pids_of(node):
         with suppress(OSError):
-            if "ray::semfocus-" in Path(f"/proc/{pid}/cmdline").read_text():
+            if Path(f"/proc/{pid}/cmdline").read_text().startswith(name):
                 pids.append(pid)
     return pids
 
@@ -184,6 +189,26 @@ def test_a_worker_that_is_killed_is_replaced_and_its_runs_go_on_to_the_bit(
     strike = once(machines.kill_workers, pace)
     with pace.slow(), pytest.warns(LostWorker, match="they go on from their checkpoints elsewhere"):
         outcomes = train(configs, tmp_path / "ray", OFTEN, strike, executor=machines.executor)
+    assert_same_bits([outcome.run for outcome in outcomes], expected)
+
+
+@pytest.mark.slow
+def test_a_mailbox_that_is_killed_is_replaced_and_no_word_of_it_is_missed(
+    tmp_path: Path, machines: Machines, pace: Pace
+) -> None:
+    """It is a process beside the driver, which may run out of memory as any other."""
+    configs = [pace.run(seed) for seed in (1, 2)]
+    expected = trained(configs, tmp_path / "alone", cohort_size=1)
+    killed: list[int] = []
+
+    def strike() -> None:
+        killed.extend(processes_of(machines.cluster.head_node, "ray::Mailbox"))
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+
+    with pace.slow(), pytest.warns(LostWorker, match="they go on from their checkpoints elsewhere"):
+        outcomes = train(configs, tmp_path / "ray", OFTEN, once(strike, pace), executor=machines.executor)
+    assert len(killed) == 1
     assert_same_bits([outcome.run for outcome in outcomes], expected)
 
 
@@ -249,10 +274,11 @@ HEAD = """
 import sys
 from tests.faults.test_cluster_ray import Machines, OFTEN
 from tests.training.helpers import tiny
-from semfocus.execution import ray_executor, train
+from semfocus.execution import train
+from semfocus.execution.cluster import ray_transport
 sys.path.insert(0, sys.argv[1])
 import paced
-ray_executor.SLOTS_SECONDS, ray_executor.HEAD_SECONDS = 1.0, 3.0
+ray_transport.SLOTS_SECONDS, ray_transport.HEAD_SECONDS = 1.0, 3.0
 machines = Machines()
 print(machines.cluster.head_node.all_processes["gcs_server"][0].process.pid, flush=True)
 try:
