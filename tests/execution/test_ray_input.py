@@ -18,9 +18,9 @@ from semfocus.archive.parcel import unwrap, wrap
 from semfocus.config import TaskConfig
 from semfocus.errors import CorruptData, MissingExtra, UsageError
 from semfocus.execution import ray_executor
-from semfocus.execution.cluster import on_ray, ray_connection
+from semfocus.execution.cluster import on_ray, ray_access, ray_connection
 from semfocus.execution.cluster.data_files import local_path, sha256_of
-from semfocus.execution.cluster.messages import Message, Work, new_attempt, versions
+from semfocus.execution.cluster.messages import Message, NobodyListens, Work, new_attempt, versions
 from semfocus.execution.cluster.worker import Attempt
 from semfocus.execution.cohorts import open_runs, plan_jobs
 from semfocus.execution.executor import make_executor
@@ -140,8 +140,7 @@ def far_away(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     monkeypatch.setattr(ray_connection.socket, "getaddrinfo", lambda *a, **k: [(0, 0, 0, "", ("192.0.2.7", 6379))])
     monkeypatch.setattr(ray_connection.socket, "create_connection", lambda *a, **k: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(ray_connection, "_answers", lambda address, mode: answers[mode])
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # what the test sets is taken back
-    monkeypatch.delenv("RAY_AUTH_MODE")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     return answers
 
 
@@ -153,8 +152,8 @@ def test_a_cluster_that_is_open_to_anybody_is_not_joined(far_away: dict[str, boo
 
 
 def test_the_token_of_this_machine_is_used_where_one_is_asked_for(far_away: dict[str, bool]) -> None:
-    assert ray_connection.checked_address("head.cluster:6379") == "head.cluster:6379"
-    assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert ray_connection.checked_address("head.cluster:6379") == ("head.cluster:6379", "token", False)
+    assert "RAY_AUTH_MODE" not in os.environ, "to look at a cluster changes nothing here"
 
 
 @pytest.mark.parametrize("mode", ["disabled", ""])
@@ -184,7 +183,7 @@ cluster.shutdown()
 def test_whether_a_cluster_asks_for_a_token_is_asked_of_the_cluster(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     token = "ab" * 32
-    env = {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": token, ray_connection.LOOPBACK_SWITCH: "0"}
+    env = {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": token, ray_access.LOOPBACK_SWITCH: "0"}
     head = subprocess.Popen(
         [sys.executable, "-c", HEAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         text=True, env=os.environ | env,
@@ -322,6 +321,29 @@ def test_what_could_not_be_told_is_told_later_and_beats_are_not_kept(tmp_path: P
     assert brought[-1]["metrics.jsonl"] == (run.path / "metrics.jsonl").read_bytes()
     assert told[-1].body == {"failed": [], "held": []}
     assert max(kinds.count("progress") + kinds.count("beat") for kinds in calls) == 1
+
+
+def test_a_worker_to_whom_nobody_listens_saves_and_brings_everything_with_its_last_words(tmp_path: Path) -> None:
+    config = tiny(1, epochs=100_000)
+    given = work([config], hand_back=True, beat=0.05, root=str(tmp_path), runtime=vars(runtime(checkpoint_seconds=0)))
+    store = RunStore(tmp_path / "runs")
+    jobs = plan_jobs([config], store)
+    open_runs(jobs, store)
+    run_id, lost = jobs[0].id, list[Message]()
+
+    def tell(messages: list[Message]) -> bool:
+        lost.extend(message for message in messages if message.parcel)
+        if lost:
+            attempt.handed[run_id] = (10**9, "done")  # also what it takes for brought comes once more
+            raise NobodyListens("the mailbox is gone")
+        return True
+
+    parcel = wrap({run_id: read_files(jobs[0].run)}, {run_id: "interrupted"})
+    attempt = Attempt(given, parcel, lambda name: b"", tell)
+    last = attempt.run()
+    assert last[-1].kind == "stopped"
+    brought = [dict(unwrap(message.parcel))[run_id] for message in last if message.parcel]
+    assert {*brought[-1]} - {*dict(unwrap(lost[0].parcel))[run_id]}, "the checkpoint that it saved as it stopped"
 
 
 def test_a_worker_names_runs_that_somebody_else_holds(tmp_path: Path) -> None:

@@ -20,11 +20,13 @@ from typing import Any
 
 import pytest
 
-from semfocus.config import TaskConfig
+from semfocus.config import RunConfig, TaskConfig
 from semfocus.execution import train
+from semfocus.execution.cluster import ray_access
 from semfocus.execution.cluster.dispatcher import LostWorker
 from semfocus.tasks.registry import TASKS
 from semfocus.training import Interrupted, Progress
+from tests.faults.pacing import Pace, paced
 from tests.training.helpers import assert_same_bits, run_of, runtime, states, tiny, trained
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'semfocus[cluster]'")
@@ -33,16 +35,14 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
 )
 
-HEALTH = {
+HEALTH = {  # sooner than Ray's own, and not so soon that a busy machine is taken for a dead one
     "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 1000,
-    "health_check_failure_threshold": 3,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 3000,
+    "health_check_failure_threshold": 4,
 }
 NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20}
 PAIR = [tiny(seed, mechanism, epochs=6) for mechanism in ("full", "topk:3") for seed in (1, 2)]
-LONG = [tiny(seed, "full", epochs=40) for seed in (1, 2)]
-LONGER = [tiny(seed, "full", epochs=200) for seed in (1, 2)]  # than it takes to see that a head is gone
 ROOT = Path(__file__).parents[2]
 FULL_DISK = """
 import errno, os
@@ -89,7 +89,7 @@ class Machines:
     @property
     def executor(self) -> str:
         """Without a shared disk, as on most clusters."""
-        return f"ray:{self.cluster.address},shared=no,lease=6"
+        return f"ray:{self.cluster.address},shared=no"
 
     def kill_workers(self) -> None:
         for node in self.nodes:
@@ -106,6 +106,7 @@ class Machines:
 
         ray.shutdown()
         self.cluster.shutdown()
+        ray_access.read_again()
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,12 @@ def machines() -> Iterator[Machines]:
         machines = Machines()
         yield machines
         machines.close()
+
+
+@pytest.fixture
+def pace(tmp_path: Path) -> Iterator[Pace]:
+    with paced(tmp_path / "plugin") as pace:
+        yield pace
 
 
 def pids_of(node: Any) -> list[int]:
@@ -127,22 +134,30 @@ def pids_of(node: Any) -> list[int]:
 
 
 def workers_of(node: Any) -> list[int]:
-    """The processes of a node that train just now, by the names that Ray gives them."""
+    """The processes of a node that train just now."""
+    return processes_of(node, "ray::semfocus-")
+
+
+def processes_of(node: Any, name: str) -> list[int]:
+    """The processes of a node that Ray has given a name that begins so."""
     pids = []
     for pid in pids_of(node):
         with suppress(OSError):
-            if "ray::semfocus-" in Path(f"/proc/{pid}/cmdline").read_text():
+            if Path(f"/proc/{pid}/cmdline").read_text().startswith(name):
                 pids.append(pid)
     return pids
 
 
-def once(act: Callable[[Progress], None], step: int = 10) -> Callable[[Progress], None]:
+def once(act: Callable[[], None], pace: Pace | None = None) -> Callable[[Progress], None]:
+    """Strike as soon as one trains; afterwards at full speed."""
     done: list[int] = []
 
     def on_progress(progress: Progress) -> None:
-        if not done and progress.step >= step and progress.going_on:
+        if not done and progress.step and progress.going_on:
             done.append(progress.step)
-            act(progress)
+            act()
+            if pace is not None:
+                pace.end()
 
     return on_progress
 
@@ -165,35 +180,57 @@ def test_a_cluster_gives_what_one_process_gives_to_the_bit(tmp_path: Path, machi
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_is_replaced_and_its_runs_go_on_to_the_bit(tmp_path: Path, machines: Machines) -> None:
+def test_a_worker_that_is_killed_is_replaced_and_its_runs_go_on_to_the_bit(
+    tmp_path: Path, machines: Machines, pace: Pace
+) -> None:
     """Row 59."""
-    expected = trained(LONG, tmp_path / "alone", cohort_size=1)
+    configs = [pace.run(seed) for seed in (1, 2)]
+    expected = trained(configs, tmp_path / "alone", cohort_size=1)
+    strike = once(machines.kill_workers, pace)
+    with pace.slow(), pytest.warns(LostWorker, match="they go on from their checkpoints elsewhere"):
+        outcomes = train(configs, tmp_path / "ray", OFTEN, strike, executor=machines.executor)
+    assert_same_bits([outcome.run for outcome in outcomes], expected)
 
-    with pytest.warns(LostWorker, match="they go on from their checkpoints elsewhere"):
-        outcomes = train(
-            LONG, tmp_path / "ray", OFTEN, once(lambda progress: machines.kill_workers()), executor=machines.executor
-        )
+
+@pytest.mark.slow
+def test_a_mailbox_that_is_killed_is_replaced_and_no_word_of_it_is_missed(
+    tmp_path: Path, machines: Machines, pace: Pace
+) -> None:
+    """It is a process beside the driver, which may run out of memory as any other."""
+    configs = [pace.run(seed) for seed in (1, 2)]
+    expected = trained(configs, tmp_path / "alone", cohort_size=1)
+    killed: list[int] = []
+
+    def strike() -> None:
+        killed.extend(processes_of(machines.cluster.head_node, "ray::Mailbox"))
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+
+    with pace.slow(), pytest.warns(LostWorker, match="they go on from their checkpoints elsewhere"):
+        outcomes = train(configs, tmp_path / "ray", OFTEN, once(strike, pace), executor=machines.executor)
+    assert len(killed) == 1
     assert_same_bits([outcome.run for outcome in outcomes], expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["killed", "paused"])
 def test_a_node_that_is_killed_or_cut_off_loses_nothing_and_its_late_words_are_refused(
-    tmp_path: Path, machines: Machines, way: str
+    tmp_path: Path, machines: Machines, pace: Pace, way: str
 ) -> None:
     """Rows 59 and 60: a paused node is to the others what one behind a broken network is, and it comes back."""
-    expected = trained(LONG, tmp_path / "alone", cohort_size=1)
+    configs = [pace.run(seed) for seed in (1, 2)]
+    expected = trained(configs, tmp_path / "alone", cohort_size=1)
     hit: list[Any] = []
 
-    def strike(progress: Progress) -> None:
+    def strike() -> None:
         node = next(node for node in machines.nodes if workers_of(node))
         hit.append((node, pids_of(node)))
         for pid in hit[0][1]:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL if way == "killed" else signal.SIGSTOP)
 
-    with pytest.warns(LostWorker, match="they go on from their checkpoints elsewhere"):
-        outcomes = train(LONG, tmp_path / "ray", OFTEN, once(strike), executor=machines.executor)
+    with pace.slow(), pytest.warns(LostWorker, match="they go on from their checkpoints elsewhere"):
+        outcomes = train(configs, tmp_path / "ray", OFTEN, once(strike, pace), executor=f"{machines.executor},lease=6")
     for pid in hit[0][1]:  # it comes back: what it writes now must not count
         with suppress(OSError):
             os.kill(pid, signal.SIGCONT)
@@ -203,35 +240,50 @@ def test_a_node_that_is_killed_or_cut_off_loses_nothing_and_its_late_words_are_r
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_killed_and_started_again_goes_on(tmp_path: Path, machines: Machines) -> None:
+def test_a_driver_that_is_killed_and_started_again_goes_on(tmp_path: Path, machines: Machines, pace: Pace) -> None:
     """Row 61: what is done stays done, and the rest goes on from its checkpoints."""
-    expected = trained(LONG, tmp_path / "alone", cohort_size=1)
+    configs = [pace.run(seed) for seed in (1, 2)]
+    expected = trained(configs, tmp_path / "alone", cohort_size=1)
     store = tmp_path / "ray"
-    code = (
-        "from tests.faults.test_cluster_ray import LONG, OFTEN; from semfocus.execution import train; "
-        f"train(LONG, {str(store)!r}, OFTEN, executor={machines.executor!r})"
-    )
-    driver = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL)
-    runs = [run_of(config, store) for config in LONG]
-    wait_for(lambda: all(run.path.is_dir() and run.checkpoint_steps() for run in runs))
-    driver.kill()
-    driver.wait()
+    with pace.slow():
+        driver = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(pace.folder), str(store), machines.executor], cwd=ROOT,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        runs = [run_of(config, store) for config in configs]
+        wait_for(lambda: all(run.path.is_dir() and run.checkpoint_steps() for run in runs))
+        driver.kill()
+        driver.wait()
     assert all(run.status()["state"] == "running" for run in runs)
     begun: list[int] = []
-    outcomes = train(LONG, store, OFTEN, lambda progress: begun.append(progress.step), executor=machines.executor)
+    outcomes = train(configs, store, OFTEN, lambda progress: begun.append(progress.step), executor=machines.executor)
     assert begun[0] > 0
     assert_same_bits([outcome.run for outcome in outcomes], expected)
 
 
+DRIVER = """
+import sys
+from tests.faults.test_cluster_ray import OFTEN
+from tests.training.helpers import tiny
+from semfocus.execution import train
+sys.path.insert(0, sys.argv[1])
+import paced
+train([tiny(seed, "full", task="paced", epochs=40) for seed in (1, 2)], sys.argv[2], OFTEN, executor=sys.argv[3])
+"""
 HEAD = """
 import sys
-from tests.faults.test_cluster_ray import LONGER, Machines, OFTEN
-from semfocus.execution import ray_executor, train
-ray_executor.SLOTS_SECONDS, ray_executor.HEAD_SECONDS = 1.0, 3.0
+from tests.faults.test_cluster_ray import Machines, OFTEN
+from tests.training.helpers import tiny
+from semfocus.execution import train
+from semfocus.execution.cluster import ray_transport
+sys.path.insert(0, sys.argv[1])
+import paced
+ray_transport.SLOTS_SECONDS, ray_transport.HEAD_SECONDS = 1.0, 3.0
 machines = Machines()
 print(machines.cluster.head_node.all_processes["gcs_server"][0].process.pid, flush=True)
 try:
-    train(LONGER, sys.argv[1], OFTEN, executor=machines.executor)
+    configs = [tiny(seed, "full", task="paced", epochs=200) for seed in (1, 2)]  # longer than the head lives
+    train(configs, sys.argv[2], OFTEN, executor=machines.executor)
 except Exception as error:
     print(error, flush=True)
     raise
@@ -241,32 +293,36 @@ finally:
 
 
 @pytest.mark.slow
-def test_a_head_that_dies_takes_nothing_with_it(tmp_path: Path, machines: Machines) -> None:
+def test_a_head_that_dies_takes_nothing_with_it(tmp_path: Path, machines: Machines, pace: Pace) -> None:
     """Row 61: the cluster is gone; the same command on another one goes on from the run directories."""
-    expected = trained(LONGER, tmp_path / "alone", cohort_size=1)
+    configs = [pace.run(seed, epochs=200) for seed in (1, 2)]
+    expected = trained(configs, tmp_path / "alone", cohort_size=1)
     store = tmp_path / "ray"
+    pace.file.touch()
     driver = subprocess.Popen(
-        [sys.executable, "-c", HEAD, str(store)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True, start_new_session=True, env={**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": "10"},
+        [sys.executable, "-c", HEAD, str(pace.folder), str(store)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+        env={**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": "10"},
     )  # fmt: skip
     assert driver.stdout is not None
     with driver.stdout:
         gcs = int(driver.stdout.readline())
-        runs = [run_of(config, store) for config in LONGER]
+        runs = [run_of(config, store) for config in configs]
         wait_for(lambda: any(run.path.is_dir() and run.checkpoint_steps() for run in runs))
         os.kill(gcs, signal.SIGKILL)
         assert "has not answered for 3 s; what workers saved is kept: start the cluster" in driver.stdout.readline()
     assert driver.wait(120) != 0
+    pace.end()
     wait_for(lambda: all(run.holder() is None for run in runs))
     begun: list[int] = []
-    outcomes = train(LONGER, store, OFTEN, lambda progress: begun.append(progress.step), executor=machines.executor)
+    outcomes = train(configs, store, OFTEN, lambda progress: begun.append(progress.step), executor=machines.executor)
     assert max(begun) > 0
     assert_same_bits([outcome.run for outcome in outcomes], expected)
 
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_brings_what_the_workers_have(tmp_path: Path, machines: Machines) -> None:
-    interrupt = once(lambda progress: os.kill(os.getpid(), signal.SIGINT), 1)
+    interrupt = once(lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(Interrupted):
         train(ENDLESS, tmp_path, runtime(checkpoint_seconds=60, cohort_size=2), interrupt, executor=machines.executor)
     for config in ENDLESS:
@@ -280,7 +336,8 @@ def test_a_full_disk_of_one_machine_sends_its_runs_to_another(
     tmp_path: Path, machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plugin stands in for a disk: the first worker that stores a checkpoint is told that there is no space."""
-    expected = trained(LONG, tmp_path / "alone", cohort_size=1)
+    configs = [tiny(seed, "full", epochs=40) for seed in (1, 2)]
+    expected = trained(configs, tmp_path / "alone", cohort_size=1)
     plugin = tmp_path / "full_disk.py"
     plugin.write_text(FULL_DISK.format(marker=str(tmp_path / "struck")))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -288,7 +345,7 @@ def test_a_full_disk_of_one_machine_sends_its_runs_to_another(
 
     try:
         with pytest.warns(LostWorker, match="cannot store runs and gets no more of them"):
-            outcomes = train(LONG, tmp_path / "ray", OFTEN, executor=machines.executor)
+            outcomes = train(configs, tmp_path / "ray", OFTEN, executor=machines.executor)
     finally:
         del TASKS._entries["unused_of_full_disk"]  # other tests have no such plugin
     assert (tmp_path / "struck").exists()
@@ -315,48 +372,60 @@ def test_a_thousand_short_runs_under_fire_are_all_there_once_and_equal_to_the_bi
     tmp_path: Path, machines: Machines
 ) -> None:
     """Workers are killed at random for five minutes."""
-    under_fire(tmp_path, machines, runs=1000, seconds=300.0, pause=(4.0, 16.0))
+    configs = [tiny(seed, ("full", "topk:3")[seed % 2], epochs=6) for seed in range(1000)]
+    under_fire(tmp_path, machines, configs, seconds=300.0, pause=(4.0, 16.0))
 
 
 def test_a_few_short_runs_under_fire_are_all_there_once_and_equal_to_the_bit(
-    tmp_path: Path, machines: Machines
+    tmp_path: Path, machines: Machines, pace: Pace
 ) -> None:
-    under_fire(tmp_path, machines, runs=8, seconds=4.0, pause=(0.5, 4.0))
+    configs = [pace.run(seed, epochs=6) for seed in range(8)]
+    under_fire(tmp_path, machines, configs, seconds=0.0, pause=(0.5, 2.0), pace=pace)
 
 
-def under_fire(tmp_path: Path, machines: Machines, runs: int, seconds: float, pause: tuple[float, float]) -> None:
-    configs = [tiny(seed, ("full", "topk:3")[seed % 2], epochs=6) for seed in range(runs)]
+def under_fire(
+    tmp_path: Path,
+    machines: Machines,
+    configs: list[RunConfig],
+    seconds: float,
+    pause: tuple[float, float],
+    pace: Pace | None = None,
+) -> None:
+    """Workers are killed for so many seconds, and until three are; until then runs are slow, if they have a pace."""
     alone = runtime(cohort_size=1)
     expected = [outcome.run for outcome in train(configs, tmp_path / "alone", alone)]
-    rng, end, kills = random.Random(7), time.monotonic() + seconds, []
-    over = threading.Event()
+    over, kills = threading.Event(), list[int]()
 
     def fire() -> None:
-        while time.monotonic() < end and not over.wait(rng.uniform(*pause)):
+        rng, end = random.Random(7), 0.0
+        while not over.wait(0.05):
             pids = [pid for node in machines.nodes for pid in workers_of(node)]
-            if pids:
-                kills.append(rng.choice(pids))
-                with suppress(OSError):
-                    os.kill(kills[-1], signal.SIGKILL)
+            end = end or (time.monotonic() + seconds if pids else 0.0)
+            if pids and not over.wait(rng.uniform(*pause)):
+                victim = rng.choice(pids)
+                if any(victim in workers_of(node) for node in machines.nodes):  # it has not ended meanwhile
+                    kills.append(victim)
+                    with suppress(OSError):
+                        os.kill(victim, signal.SIGKILL)
+            if len(kills) >= 3 and time.monotonic() >= end:
+                break
+        if pace is not None:
+            pace.end()
 
+    if pace is not None:
+        pace.file.touch()
     gun = threading.Thread(target=fire)
     gun.start()
-    endings: list[str] = []
-
-    def on_progress(progress: Progress) -> None:
-        if not progress.going_on:
-            endings.extend(member.run.id for member in progress.members)
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LostWorker)
-            outcomes = train(configs, tmp_path / "ray", alone, on_progress, executor=f"{machines.executor},retries=50")
+            outcomes = train(configs, tmp_path / "ray", alone, executor=f"{machines.executor},retries=50")
     finally:
         over.set()
         gun.join()
     print(f"{len(kills)} workers killed")
-    assert kills
-    assert states(outcomes) == ["done"] * runs
+    assert len(kills) >= 3
+    assert states(outcomes) == ["done"] * len(configs)
     assert_same_bits([outcome.run for outcome in outcomes], expected)
     names = {path.name for path in (tmp_path / "ray").iterdir()} - {"cluster"}
     assert names == {run.id for run in expected}, "nothing more, nothing less"

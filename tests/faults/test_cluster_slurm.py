@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from semfocus.config import RunConfig
 from semfocus.errors import UsageError
 from semfocus.execution import train
 from semfocus.execution.cluster import leaving
@@ -17,13 +18,13 @@ from semfocus.execution.cluster.dispatcher import LostWorker
 from semfocus.execution.executor import make_executor
 from semfocus.training import Interrupted, Progress
 from tests.faults import slurm
+from tests.faults.pacing import Pace, paced
 from tests.training.helpers import assert_same_bits, run_of, runtime, states, tiny, trained
 
 pytest.importorskip("submitit", reason="submitit is not installed: pip install 'semfocus[cluster]'")
 
 # Jobs live without the process that submitted them.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
-LONG = [tiny(seed, "full", epochs=60) for seed in (1, 2)]
 ENDLESS = [tiny(seed, "full", epochs=100_000) for seed in (1, 2)]
 OFTEN = runtime(checkpoint_seconds=0, cohort_size=2)
 
@@ -45,13 +46,22 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Slurm]:
             os.environ["SLURM_CONF"] = before
 
 
-def once(act: Callable[[Progress], None], step: int = 1) -> Callable[[Progress], None]:
+@pytest.fixture
+def pace(tmp_path: Path) -> Iterator[Pace]:
+    with paced(tmp_path / "plugin") as pace:
+        yield pace
+
+
+def once(act: Callable[[], None], pace: Pace | None = None) -> Callable[[Progress], None]:
+    """Strike as soon as one trains; afterwards at full speed."""
     done: list[int] = []
 
     def on_progress(progress: Progress) -> None:
-        if not done and progress.step >= step and progress.going_on:
+        if not done and progress.step and progress.going_on:
             done.append(progress.step)
-            act(progress)
+            act()
+            if pace is not None:
+                pace.end()
 
     return on_progress
 
@@ -60,40 +70,42 @@ def attempts(store: Path) -> list[Path]:
     return sorted(path.parent for path in store.glob("cluster/slurm/*/job.json"))
 
 
-def trainer_of(store: Path) -> int:
+def kill_trainer_of(config: RunConfig, store: Path) -> None:
     """The process that trains, from the lock that it holds."""
-    holder = run_of(LONG[0], store).holder()
+    holder = run_of(config, store).holder()
     assert holder is not None
     assert holder.pid is not None
-    return holder.pid
+    os.kill(holder.pid, signal.SIGKILL)
 
 
 def test_jobs_of_the_local_mode_give_what_one_process_gives_and_one_that_is_killed_is_sent_again(
-    tmp_path: Path,
+    tmp_path: Path, pace: Pace
 ) -> None:
-    expected = trained(LONG, tmp_path / "alone")
-    store = tmp_path / "jobs"
-    kill = once(lambda progress: os.kill(trainer_of(store), signal.SIGKILL))
-    with pytest.warns(LostWorker, match="is no more .job"):
-        outcomes = train(LONG, store, OFTEN, kill, executor="slurm-local:workers=1,lease=30")
+    configs, store = [pace.run(seed) for seed in (1, 2)], tmp_path / "jobs"
+    expected = trained(configs, tmp_path / "alone")
+    kill = once(lambda: kill_trainer_of(configs[0], store), pace)
+    with pace.slow(), pytest.warns(LostWorker, match="is no more .job"):
+        outcomes = train(configs, store, OFTEN, kill, executor="slurm-local:workers=1,lease=30")
     assert_same_bits([outcome.run for outcome in outcomes], expected)
     assert attempts(store) == []
 
 
 @pytest.mark.slow
-def test_slurm_trains_in_arrays_and_requeues_what_is_preempted(tmp_path: Path, cluster: slurm.Slurm) -> None:
+def test_slurm_trains_in_arrays_and_requeues_what_is_preempted(
+    tmp_path: Path, cluster: slurm.Slurm, pace: Pace
+) -> None:
     """SLURM's warning before a time limit or a preemption: all is saved, the same job queues again and goes on."""
-    expected = trained(LONG, tmp_path / "alone", cohort_size=1)
-    store = tmp_path / "jobs"
+    configs, store = [pace.run(seed) for seed in (1, 2)], tmp_path / "jobs"
+    expected = trained(configs, tmp_path / "alone", cohort_size=1)
     seen: list[str] = []
 
-    def preempt(progress: Progress) -> None:
+    def preempt() -> None:
         seen.extend(cluster.ask("squeue", "--noheader", "--array", "--format=%i").split())
         cluster.ask("scancel", seen[0], "--signal", "USR2")
 
-    outcomes = train(
-        LONG, store, runtime(checkpoint_seconds=0, cohort_size=1), once(preempt), executor="slurm:lease=60,time=5"
-    )
+    alone = runtime(checkpoint_seconds=0, cohort_size=1)
+    with pace.slow():
+        outcomes = train(configs, store, alone, once(preempt, pace), executor="slurm:lease=60,time=5")
     assert states(outcomes) == ["done"] * 2
     assert_same_bits([outcome.run for outcome in outcomes], expected)
     assert "_" in seen[0], "an array"
@@ -102,18 +114,18 @@ def test_slurm_trains_in_arrays_and_requeues_what_is_preempted(tmp_path: Path, c
 
 
 @pytest.mark.slow
-def test_a_job_of_slurm_that_is_killed_goes_on_in_another(tmp_path: Path, cluster: slurm.Slurm) -> None:
-    expected = trained(LONG, tmp_path / "alone")
-    store = tmp_path / "jobs"
-    kill = once(lambda progress: os.kill(trainer_of(store), signal.SIGKILL))
-    with pytest.warns(LostWorker, match="is no more .job"):
-        outcomes = train(LONG, store, OFTEN, kill, executor="slurm:lease=60")
+def test_a_job_of_slurm_that_is_killed_goes_on_in_another(tmp_path: Path, cluster: slurm.Slurm, pace: Pace) -> None:
+    configs, store = [pace.run(seed) for seed in (1, 2)], tmp_path / "jobs"
+    expected = trained(configs, tmp_path / "alone")
+    kill = once(lambda: kill_trainer_of(configs[0], store), pace)
+    with pace.slow(), pytest.warns(LostWorker, match="is no more .job"):
+        outcomes = train(configs, store, OFTEN, kill, executor="slurm:lease=60")
     assert_same_bits([outcome.run for outcome in outcomes], expected)
 
 
 @pytest.mark.slow
 def test_ctrl_c_cancels_the_jobs_after_they_have_saved(tmp_path: Path, cluster: slurm.Slurm) -> None:
-    interrupt = once(lambda progress: os.kill(os.getpid(), signal.SIGINT))
+    interrupt = once(lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(Interrupted):
         train(ENDLESS, tmp_path, runtime(cohort_size=2), interrupt, executor="slurm:lease=60")
     wait_for(lambda: not cluster.ask("squeue", "--noheader").strip())
@@ -125,17 +137,17 @@ def test_ctrl_c_cancels_the_jobs_after_they_have_saved(tmp_path: Path, cluster: 
 
 @pytest.mark.slow
 def test_a_driver_that_detached_leaves_its_jobs_and_the_next_one_finds_them(
-    tmp_path: Path, cluster: slurm.Slurm
+    tmp_path: Path, cluster: slurm.Slurm, pace: Pace
 ) -> None:
-    store = tmp_path / "jobs"
-    configs = [tiny(seed, "full", epochs=600) for seed in (1, 2)]
+    configs, store = [pace.run(seed) for seed in (1, 2)], tmp_path / "jobs"
     quick = runtime(cohort_size=2)
     expected = trained(configs, tmp_path / "alone")
-    interrupt = once(lambda progress: os.kill(os.getpid(), signal.SIGINT))
-    with leaving.asking(lambda: "detach"), pytest.raises(leaving.Detached):
-        train(configs, store, quick, interrupt, executor="slurm:lease=60")
-    (attempt,) = attempts(store)
-    outcomes = train(configs, store, quick, executor="slurm:lease=60")
+    interrupt = once(lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pace.slow():
+        with leaving.asking(lambda: "detach"), pytest.raises(leaving.Detached):
+            train(configs, store, quick, interrupt, executor="slurm:lease=60")
+        (attempt,) = attempts(store)
+        outcomes = train(configs, store, quick, once(lambda: None, pace), executor="slurm:lease=60")
     assert_same_bits([outcome.run for outcome in outcomes], expected)
     assert len(list(store.glob("cluster/slurm/submitit/*_submitted.pkl"))) == 1, "no second job was ever submitted"
     assert not attempt.exists()

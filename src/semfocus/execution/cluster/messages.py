@@ -78,6 +78,10 @@ class Gone:
     log: str = ""
 
 
+class NobodyListens(RuntimeError):
+    """What a worker has told may have come to nobody, nor will what it tells from now on: it saves and ends."""
+
+
 @dataclass(frozen=True)
 class Adopted:
     """An attempt of an earlier driver that is still alive."""

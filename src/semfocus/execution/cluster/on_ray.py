@@ -39,7 +39,7 @@ def attempt_task(work_text: str, parcel: bytes | None, files: dict[str, list[Any
     """One attempt; its last words are the value of the task, without a detour."""
     import ray
 
-    from semfocus.execution.cluster.messages import Work
+    from semfocus.execution.cluster.messages import NobodyListens, Work
     from semfocus.execution.cluster.worker import Attempt
 
     work = Work.decode(work_text)
@@ -49,8 +49,8 @@ def attempt_task(work_text: str, parcel: bytes | None, files: dict[str, list[Any
             return ray.get(mailbox.tell.remote(work.attempt, encoded(messages)), timeout=work.lease)
         except ray.exceptions.GetTimeoutError as error:
             raise RuntimeError(str(error)) from error
-        except ray.exceptions.RayActorError:
-            return False  # the driver is gone: save, and stop
+        except ray.exceptions.RayActorError as error:  # the driver is gone, or its mailbox is
+            raise NobodyListens(str(error)) from error
 
     return encoded(Attempt(work, parcel, lambda name: ray.get(files[name][0]), tell).run())
 

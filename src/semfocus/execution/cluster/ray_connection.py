@@ -2,10 +2,11 @@
 
     connection = connect("10.0.0.1:6379", workers=0, cpus=1)
     connection.ray.nodes()
+    connection.close()
 
 A cluster that is started here binds to the loopback interface. One that is joined beyond it must ask for a token: it
-is tried without one first. Ray asks for a token only where one exists when it is started, and joins an explicit address
-without it unless RAY_AUTH_MODE says otherwise.
+is tried without one first. Which interface and which token Ray goes by is set for each connection anew, and as before
+after it (`ray_access`): a process may go from one cluster to the next.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from semfocus.errors import MissingExtra, UsageError
+from semfocus.execution.cluster.ray_access import AUTH_MODE, Access, own_token
 
-LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # off: Ray binds to the loopback interface, on any system
-AUTH_MODE = "RAY_AUTH_MODE"  # token, disabled, ...
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
 IDLE_MS = 60_000
@@ -33,8 +33,21 @@ class Connection:
     """Ray, and what became of connecting."""
 
     ray: Any
-    is_ours: bool  # to be closed again
     is_local: bool  # started by us, on this machine alone
+    access: Access | None = None  # None: connected before, by somebody else
+
+    @property
+    def is_ours(self) -> bool:
+        return self.access is not None
+
+    def close(self) -> None:
+        """End what was begun here."""
+        if self.access is not None:
+            try:
+                if self.ray.is_initialized():
+                    self.ray.shutdown()
+            finally:
+                self.access.give_back()
 
 
 def connect(address: str, workers: int, cpus: int) -> Connection:
@@ -42,31 +55,36 @@ def connect(address: str, workers: int, cpus: int) -> Connection:
     address = address or os.environ.get("RAY_ADDRESS", "")
     starts = address in ("", "local")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if starts:
-        _bind_to_loopback()
     try:
         import ray
     except ImportError:
         raise MissingExtra("ray", "cluster", "the executor ray") from None
     if ray.is_initialized():
-        return Connection(ray, is_ours=False, is_local=False)
+        return Connection(ray, is_local=False)
     _silence()
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if starts:
+        # Ray would write one into the home directory, where others of this machine may read it.
+        access = Access(os.environ.get(AUTH_MODE, "token"), loopback=True, token=own_token())
         count: dict[str, Any] = {"num_cpus": workers * cpus} if workers else {}
         # Ray would end a worker after a second without work; the next one would have to import torch again.
         config = {"idle_worker_killing_time_threshold_ms": IDLE_MS}
-        ray.init(
-            address="local", include_dashboard=False, object_store_memory=STORE_BYTES, _system_config=config,
-            **count, **quiet,
-        )  # fmt: skip
-        return Connection(ray, is_ours=True, is_local=True)
-    address = checked_address(address)
+        options: dict[str, Any] = {
+            "address": "local", "include_dashboard": False, "object_store_memory": STORE_BYTES,
+            "_system_config": config, **count,
+        }  # fmt: skip
+    else:
+        address, mode, loopback = checked_address(address)
+        access = Access(mode, loopback)
+        options = {"address": address}
     try:
-        ray.init(address=address, **quiet)
+        ray.init(**options, **quiet)
     except Exception as error:
+        access.give_back()
+        if starts:
+            raise
         raise explained(error, address) from error
-    return Connection(ray, is_ours=True, is_local=False)
+    return Connection(ray, is_local=starts, access=access)
 
 
 def _silence() -> None:
@@ -76,16 +94,11 @@ def _silence() -> None:
         worker.print_to_stdstream = lambda *data, **options: None  # type: ignore[union-attr]
 
 
-def _bind_to_loopback() -> None:
-    """Ray listens on every interface on Linux, unless told before it is imported."""
-    constants = sys.modules.get("ray._private.ray_constants")
-    if constants is not None:
-        constants.ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]
-    os.environ.setdefault(LOOPBACK_SWITCH, "0")
+def checked_address(address: str) -> tuple[str, str, bool]:
+    """HOST:PORT (also for `auto`), by which mode the cluster lets us in, and whether it is on the loopback interface.
 
-
-def checked_address(address: str) -> str:
-    """Say within seconds that nothing is there; refuse a cluster that is open to anybody; `auto` as HOST:PORT."""
+    Say within seconds that nothing is there; refuse a cluster that is open to anybody.
+    """
     if address == "auto":
         address = _address_of_this_machine()
     host, colon, port = address.removeprefix("ray://").rpartition(":")
@@ -105,10 +118,7 @@ def checked_address(address: str) -> str:
             f"on {host}, or give the address that it printed"
         ) from None
     is_loopback = ipaddress.ip_address(found).is_loopback
-    if is_loopback:
-        _bind_to_loopback()
-    _check_token(address, is_loopback)
-    return address
+    return address, _checked_mode(address, is_loopback), is_loopback
 
 
 def _address_of_this_machine() -> str:
@@ -123,7 +133,7 @@ def _address_of_this_machine() -> str:
     return address
 
 
-def _check_token(address: str, is_loopback: bool) -> None:
+def _checked_mode(address: str, is_loopback: bool) -> str:
     """Refuse a cluster on a network that lets in whoever has no token; use ours where one is asked for."""
     if _answers(address, "disabled"):
         if not is_loopback:
@@ -132,7 +142,7 @@ def _check_token(address: str, is_loopback: bool) -> None:
                 "again after `ray get-auth-token --generate`, with RAY_AUTH_MODE=token and the same ~/.ray/auth_token "
                 "on every machine (docs/cluster.md)"
             )
-        return
+        return "disabled"
     mode = os.environ.get(AUTH_MODE, "token")
     if mode == "disabled" or not _answers(address, mode):
         raise UsageError(
@@ -140,10 +150,7 @@ def _check_token(address: str, is_loopback: bool) -> None:
             f"({AUTH_MODE}={mode}): copy ~/.ray/auth_token from the machine of its head, or set RAY_AUTH_TOKEN to what "
             f"`ray get-auth-token` prints there; {AUTH_MODE} must be token, or not be set"
         )
-    os.environ[AUTH_MODE] = mode
-    from ray._raylet import Config  # type: ignore[missing-module-attribute]
-
-    Config.initialize("")  # it has read the environment when it was imported
+    return mode
 
 
 ASK = """

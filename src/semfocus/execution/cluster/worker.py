@@ -36,7 +36,7 @@ from semfocus.archive.merge import Arrivals
 from semfocus.archive.parcel import unwrap, wrap
 from semfocus.errors import SemfocusError, UsageError
 from semfocus.execution.cluster.data_files import local_path, with_local_data
-from semfocus.execution.cluster.messages import REPORTS, Message, Work, versions
+from semfocus.execution.cluster.messages import REPORTS, Message, NobodyListens, Work, versions
 from semfocus.execution.cluster.shared_disk import lock_problem, shares_disk, unseen_lock
 from semfocus.execution.cohorts import COHORT_BYTES, cohort_limit, plan_jobs
 from semfocus.plugins import load_plugins
@@ -83,9 +83,11 @@ class Attempt:
                     if not self.tell(unsent):
                         self.stop()
                     heard, unsent = time.monotonic(), []
-                except (OSError, RuntimeError):  # the driver cannot be reached just now: later, or at the end
+                except (OSError, RuntimeError) as error:  # the driver cannot be reached just now: later, or at the end
                     unsent = [message for message in unsent if message.kind not in REPORTS]
-                    if time.monotonic() - heard > self.work.lease:
+                    if isinstance(error, NobodyListens):
+                        self.handed.clear()  # all runs come with the last words
+                    if isinstance(error, NobodyListens) or time.monotonic() - heard > self.work.lease:
                         self.stop()
         assert self.last is not None
         return [*unsent, *self._waiting(), self.last]
