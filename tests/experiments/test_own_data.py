@@ -16,7 +16,7 @@ from semfocus import Task
 from semfocus.analysis.results import Results
 from semfocus.cli import app
 from semfocus.errors import MissingExtra, UsageError
-from semfocus.experiments.compare import comparison_of
+from semfocus.experiments.compare import asks_which_k, comparison_of
 from semfocus.experiments.result import ComparisonResult
 from semfocus.store import RunStore
 from tests.tasks.helpers import write_csv
@@ -194,3 +194,25 @@ def test_attention_is_a_text_or_a_list(tmp_path: Path) -> None:
     assert texts == comparison_of("parity", attention=["full", "topk:5"], out=tmp_path).mechanisms == ["full", "topk:5"]
     with pytest.raises(UsageError):
         comparison_of("parity", attention="", out=tmp_path)
+    with pytest.raises(UsageError, match="auto,topk:3: auto chooses the mechanisms by itself; leave the others out"):
+        comparison_of("parity", attention="auto,topk:3", out=tmp_path)
+    ladder = comparison_of("parity", attention=["auto"], out=tmp_path).mechanisms
+    assert ladder == comparison_of("parity", attention="auto", out=tmp_path).mechanisms
+    assert asks_which_k(["auto"])
+    assert not asks_which_k(["full"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (("--early-stop", "0"), "early_stop = 0 must be at least 1"),
+        (("--option", "length"), "--option length must look like --option name=value"),
+        (("--option", "text_column=txt"), "name one with --option text_column=NAME"),
+    ],
+    ids=str,
+)
+def test_messages_name_options_as_they_are_typed(typed: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    """--early-stop 0 was refused as training.patience = 0."""
+    path = write_csv(tmp_path / "reviews.csv", PAIRS)
+    done = _semfocus("compare", str(path), *typed, "--dry-run", "--out", str(tmp_path / "runs"))
+    assert message in str(done.exception)
