@@ -114,8 +114,8 @@ CONTRAST = """element => {
   const clear = c => /^rgba\\(.*, 0\\)$/.test(c)
   let ground = element
   while (ground.parentElement && clear(getComputedStyle(ground).backgroundColor)) ground = ground.parentElement
-  const ends = [getComputedStyle(element).color, getComputedStyle(ground).backgroundColor].map(light).sort((a, b) => b - a)
-  return (ends[0] + 0.05) / (ends[1] + 0.05)
+  const ink = light(getComputedStyle(element).color), paper = light(getComputedStyle(ground).backgroundColor)
+  return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05)
 }"""
 
 
