@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -174,6 +176,23 @@ def test_an_unbalanced_task_is_judged_by_balanced_accuracy_unless_told_otherwise
     assert comparison_of(PAIRS, out=tmp_path).configs[0].task.options == {}
     told = comparison_of(RARE, options={"metrics": "accuracy"}, out=tmp_path)
     assert told.configs[0].task.options == {"metrics": "accuracy"}
+
+
+def test_rows_that_are_skipped_are_told_of_once_and_plainly(tmp_path: Path) -> None:
+    """The command line showed Python's warning with its place in the package, several times, and each worker again."""
+    path = write_csv(tmp_path / "reviews.csv", [*PAIRS, ("", "pos")])
+    command = [
+        sys.executable, "-m", "semfocus.cli", "compare", str(path), "--attention", "full,topk:2", "--seeds", "2",
+        "--epochs", "1", "--threads", "1", "--jobs", "2", *(f"--set={change}" for change in TINY),
+        "--out", str(tmp_path / "runs"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("tokenise to nothing") == 1
+    assert re.search(
+        r"^semfocus: warning: \S*reviews.csv: 1 of 121 rows tokenise to nothing", done.stderr, re.MULTILINE
+    )
+    assert "Warning" not in done.stderr
 
 
 def test_auto_tries_a_ladder_of_k_and_says_what_it_thinks(tmp_path: Path) -> None:

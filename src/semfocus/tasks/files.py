@@ -22,9 +22,8 @@ from semfocus.errors import BadRow, DataError, UsageError, check_int, unknown
 from semfocus.tasks.readers import Source, StoredLines, open_source
 from semfocus.tasks.rows import Content, Item, checked_label
 from semfocus.tasks.table import Keep, TableOptions, TableTask, tabulate
-from semfocus.tasks.tokenisers import SMALLEST_BPE, Pretrained, fit_tokeniser, is_path
+from semfocus.tasks.tokenisers import NAMES, SMALLEST_BPE, Pretrained, fit_tokeniser, is_path
 
-TOKENIZERS = ("auto", "char", "whitespace", "bpe", "tokens")
 OTHER_SPELLINGS = {"tokeniser": "tokenizer"}
 
 # Without an option, a column is chosen by one of these names; the first has precedence.
@@ -56,8 +55,8 @@ class FileOptions(TableOptions):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise UsageError(f"{name} = {value!r} must be the name of a column")
-        if self.tokenizer not in TOKENIZERS and not is_path(self.tokenizer):
-            raise unknown("tokenizer", self.tokenizer, TOKENIZERS, "; or the path of a tokenizer.json")
+        if self.tokenizer not in NAMES and not is_path(self.tokenizer):
+            raise unknown("tokenizer", self.tokenizer, NAMES, "; or the path of a tokenizer.json")
         if self.keep not in ("start", "end"):
             raise UsageError(f"keep = {self.keep!r} is not one of start, end")
         smallest = SMALLEST_BPE if self.tokenizer == "bpe" else 1
