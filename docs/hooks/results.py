@@ -71,4 +71,4 @@ def _pictures(folder: Path) -> Iterator[str]:
             yield f"![{title}]({address}.svg#only-light)![{title}]({address}-dark.svg#only-dark)"
         else:
             yield f"![{title}]({address}.svg)"
-        yield f"`{path.stem}`: what it shows says `semfocus studies {max(named, key=len)}`." if named else ""
+        yield f"`{path.stem}`; `semfocus studies {max(named, key=len)}` says what it shows." if named else ""

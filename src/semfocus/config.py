@@ -29,7 +29,7 @@ from semfocus.attention.normalisers import parse_normaliser
 from semfocus.attention.plans import Plan, parse_plan
 from semfocus.errors import CorruptData, UsageError
 from semfocus.tasks import SPLITS, Task, get_task, task_names
-from semfocus.tasks.registry import task_class
+from semfocus.tasks.registry import get_stored_task, task_class
 from semfocus.tasks.stored import is_stored, stored_path
 
 FORMAT = 1  # of `RunConfig.identity`: increase it when the same config gives another result
@@ -116,7 +116,9 @@ class TaskConfig(_Part):
 
     def build(self, root: Path | None = None) -> Task:
         """The task itself; data that were given from memory lie in the store at `root`."""
-        return get_task(stored_path(self.name, root) if is_stored(self.name) else self.name, **self.options)
+        if is_stored(self.name):
+            return get_stored_task(stored_path(self.name, root), **self.options)
+        return get_task(self.name, **self.options)
 
 
 class AttentionConfig(_Part):

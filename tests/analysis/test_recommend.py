@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from semfocus.analysis.accuracy import Accuracies
 from semfocus.analysis.comparison import compare_records
 from semfocus.analysis.recommend import Recommendation, recommend
 from semfocus.recipes import ladder
+from semfocus.training.objective import BALANCED_ACCURACY, Learned
 from tests.analysis.made import run
 
 
@@ -79,6 +83,35 @@ def test_a_k_that_is_no_faster_and_more_accurate_is_recommended(seeds: int, said
     assert "accuracy is +25.0 points against full attention" in advice.text
     slower = _advice({"full": (10, 0.7), "topk:4": (40, 0.95)})
     assert slower.mechanism == "full"
+
+
+def test_a_k_that_is_more_accurate_and_slower_is_said_to_take_longer() -> None:
+    """It was said to learn 0.667x as fast."""
+    advice = _advice({"full": (20, 0.7), "topk:2": (30, 0.7), "topk:4": (30, 0.95)}, seeds=3)
+    assert "topk:4 looks best: it takes 1.4" in advice.text
+    assert "x as many epochs as full attention, and its held-out accuracy is +25.0 points" in advice.text
+
+
+def test_where_balanced_accuracy_is_learned_it_decides_on_unseen_rows_too() -> None:
+    """A k that names the frequent class more often had the higher accuracy."""
+    records = [
+        run("even_pairs", mechanism, seed, at=20 + seed, heldout=heldout, heldout_at=50)
+        for mechanism, heldout in (("full", 0.9), ("topk:2", 0.95), ("topk:4", 0.9))
+        for seed in range(10)
+    ]
+    plain = compare_records("own", records, {"majority": 0.9})
+    assert recommend(plain).mechanism == "topk:2"
+    balanced = {"full": 0.8, "topk:2": 0.5, "topk:4": 0.95}
+    arms = [
+        replace(arm, others={"heldout_balanced_accuracy": _constant(balanced[arm.mechanism])}) for arm in plain.arms
+    ]
+    advice = recommend(replace(plain, arms=tuple(arms), learned=Learned(BALANCED_ACCURACY)))
+    assert advice.mechanism == "topk:4"
+    assert "held-out balanced accuracy is +15.0 points against full attention" in advice.text
+
+
+def _constant(share: float) -> Accuracies:
+    return Accuracies.of({seed: share + seed / 1e4 for seed in range(10)})
 
 
 def test_nothing_is_recommended_where_nothing_learned_or_nothing_is_there() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from semfocus import Task
 from semfocus.analysis.results import Results
 from semfocus.cli import app
 from semfocus.errors import MissingExtra, UsageError
-from semfocus.experiments.compare import comparison_of
+from semfocus.experiments.compare import asks_which_k, comparison_of
 from semfocus.experiments.result import ComparisonResult
 from semfocus.store import RunStore
 from tests.tasks.helpers import write_csv
@@ -176,6 +178,23 @@ def test_an_unbalanced_task_is_judged_by_balanced_accuracy_unless_told_otherwise
     assert told.configs[0].task.options == {"metrics": "accuracy"}
 
 
+def test_rows_that_are_skipped_are_told_of_once_and_plainly(tmp_path: Path) -> None:
+    """The command line showed Python's warning with its place in the package, several times, and each worker again."""
+    path = write_csv(tmp_path / "reviews.csv", [*PAIRS, ("", "pos")])
+    command = [
+        sys.executable, "-m", "semfocus.cli", "compare", str(path), "--attention", "full,topk:2", "--seeds", "2",
+        "--epochs", "1", "--threads", "1", "--jobs", "2", *(f"--set={change}" for change in TINY),
+        "--out", str(tmp_path / "runs"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("tokenise to nothing") == 1
+    assert re.search(
+        r"^semfocus: warning: \S*reviews.csv: 1 of 121 rows tokenise to nothing", done.stderr, re.MULTILINE
+    )
+    assert "Warning" not in done.stderr
+
+
 def test_auto_tries_a_ladder_of_k_and_says_what_it_thinks(tmp_path: Path) -> None:
     done = _semfocus(
         "compare", str(write_csv(tmp_path / "reviews.csv", PAIRS)), "--attention", "auto", "--seeds", "1",
@@ -194,3 +213,25 @@ def test_attention_is_a_text_or_a_list(tmp_path: Path) -> None:
     assert texts == comparison_of("parity", attention=["full", "topk:5"], out=tmp_path).mechanisms == ["full", "topk:5"]
     with pytest.raises(UsageError):
         comparison_of("parity", attention="", out=tmp_path)
+    with pytest.raises(UsageError, match="auto,topk:3: auto chooses the mechanisms by itself; leave the others out"):
+        comparison_of("parity", attention="auto,topk:3", out=tmp_path)
+    ladder = comparison_of("parity", attention=["auto"], out=tmp_path).mechanisms
+    assert ladder == comparison_of("parity", attention="auto", out=tmp_path).mechanisms
+    assert asks_which_k(["auto"])
+    assert not asks_which_k(["full"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (("--early-stop", "0"), "early_stop = 0 must be at least 1"),
+        (("--option", "length"), "--option length must look like --option name=value"),
+        (("--option", "text_column=txt"), "name one with --option text_column=NAME"),
+    ],
+    ids=str,
+)
+def test_messages_name_options_as_they_are_typed(typed: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    """--early-stop 0 was refused as training.patience = 0."""
+    path = write_csv(tmp_path / "reviews.csv", PAIRS)
+    done = _semfocus("compare", str(path), *typed, "--dry-run", "--out", str(tmp_path / "runs"))
+    assert message in str(done.exception)

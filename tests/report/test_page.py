@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from semfocus import recipes
 from semfocus.analysis.groups import group_records
+from semfocus.analysis.recommend import recommend
 from semfocus.analysis.results import Results
 from semfocus.cli import app
 from semfocus.config import RunConfig
@@ -28,10 +30,11 @@ from semfocus.experiments.compare import comparison_of
 from semfocus.report.page import sections
 from semfocus.report.page.page import embedded, render, write_page
 from semfocus.report.page.provenance import command
-from semfocus.report.page.summary import About
+from semfocus.report.page.summary import About, goal_text
 from semfocus.store import RunStore
 from semfocus.store.measurements import write_measurement
 from semfocus.training.loading import document
+from semfocus.training.objective import BALANCED_ACCURACY, Learned
 from tests.report.helpers import configs, made, made_as, records, rows, store
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028'\"&amp;"
@@ -225,6 +228,24 @@ def test_several_k_are_drawn_against_k_on_the_page(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     store(tmp_path / "none", ("parity",), ("full", "topk:1", "topk:5", "topk:9"), 2, state="empty", training__epochs=6)
     assert "By the number of keys kept" not in text_of(render(Results.load(tmp_path / "none")))
+
+
+@pytest.mark.parametrize("mechanisms", [("full", "topk:2", "topk:9"), ("full", "topk:5", "banded:5")])
+def test_where_several_k_were_trained_the_page_says_which_to_take(mechanisms: tuple[str, ...], tmp_path: Path) -> None:
+    """What --attention auto recommends stood in the terminal only."""
+    results = Results.load(store(tmp_path / "runs", ("parity",), mechanisms, 8, training__epochs=60))
+    (group,) = results.groups
+    advice = recommend(group.comparison).text
+    assert "is the one to take" in advice
+    assert (advice in first_screen(render(results))) == ("banded:5" not in mechanisms)
+
+
+def test_goals_that_differ_are_named() -> None:
+    """The page said "to what each task's objective says than full attention"."""
+    goals = [Learned(), Learned(BALANCED_ACCURACY), Learned()]
+    groups: list[Any] = [SimpleNamespace(comparison=SimpleNamespace(learned=goal)) for goal in goals]
+    assert goal_text(groups) == "95 % training accuracy or 95 % training balanced accuracy"
+    assert goal_text(groups, Learned.level) == "95 %"
 
 
 def test_shares_beside_accuracy_and_the_test_split_stand_on_the_page(tmp_path: Path) -> None:

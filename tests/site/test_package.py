@@ -60,6 +60,33 @@ def test_citation_and_changelog_name_the_version() -> None:
     assert f"\n## [{semfocus.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
+HEADINGS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
+
+
+def test_the_changelog_has_the_usual_form() -> None:
+    """What is new in 0.2.0 stood under 0.1.0, and some of it under Changed."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - (unreleased|\d{4}-\d\d-\d\d)$", text, flags=re.MULTILINE)
+    assert len(versions) == text.count("\n## ")
+    parts = text.split("\n## ")[1:]
+    for part in parts:
+        headings = re.findall(r"^### (.*)$", part, flags=re.MULTILINE)
+        assert headings == [name for name in HEADINGS if name in headings], headings
+    assert parts[-1].startswith("[0.1.0]")
+    for name in (
+        "semfocus.compare",
+        "--plugin",
+        "lsh:5",
+        "q_positions",
+        "--tune lr",
+        "--executor",
+        "semfocus runs` shows",
+    ):
+        assert name not in parts[-1], f"{name} is of 0.2.0"
+    added = parts[0].partition("### Added")[2].partition("\n### ")[0]
+    assert all(name in added for name in ("lsh:5", "model.positions", "--tune lr", "--plugin"))
+
+
 def test_workflows_call_the_makefile_and_nothing_that_it_lacks() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     for workflow in (ROOT / ".github" / "workflows").glob("*.yml"):

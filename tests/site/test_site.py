@@ -107,6 +107,30 @@ def test_no_page_is_wider_than_a_telephone(site: Path, page: Page, scheme: str) 
     assert wide == dict.fromkeys(NARROW, 390)
 
 
+CONTRAST = """element => {
+  const channel = v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4
+  const light = c => { const [r, g, b] = c.match(/[0-9.]+/g).map(Number)
+                       return 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b) }
+  const clear = c => /^rgba\\(.*, 0\\)$/.test(c)
+  let ground = element
+  while (ground.parentElement && clear(getComputedStyle(ground).backgroundColor)) ground = ground.parentElement
+  const ink = light(getComputedStyle(element).color), paper = light(getComputedStyle(ground).backgroundColor)
+  return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05)
+}"""
+
+
+@pytest.mark.parametrize("scheme", list(SCHEMES))
+def test_the_ways_into_the_site_can_be_read_on_either_ground(site: Path, page: Page, scheme: str) -> None:
+    """On a dark ground two of the three were dark."""
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page.goto((site / "index.html").as_uri())
+    buttons = page.locator(".md-button")
+    assert buttons.count() == 3
+    page.wait_for_timeout(500)  # colours change gradually
+    contrasts = [button.evaluate(CONTRAST) for button in buttons.all()]
+    assert min(contrasts) > 4.5, contrasts
+
+
 def test_public_names_without_page_or_docstring_are_faults(tmp_path: Path) -> None:
     (tmp_path / "little").mkdir()
     (tmp_path / "little" / "__init__.py").write_text(

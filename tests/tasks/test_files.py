@@ -310,7 +310,7 @@ def test_large_labels_written_as_fractions_stay_apart(tmp_path):
     assert task.class_names == ("12345678901234567", "12345678901234568")
 
 
-def test_a_pretrained_tokeniser_is_taken_by_its_path_and_known_by_its_content(tmp_path):
+def test_a_pretrained_tokeniser_is_taken_by_its_path_and_known_by_its_content(tmp_path, monkeypatch):
     texts = ["what a fine film", "never again", "a fine cast", "cold and long"] * 30
     trained = BytePairs.fit(texts, 300).model
     trained.add_special_tokens(["<s>"])
@@ -322,6 +322,8 @@ def test_a_pretrained_tokeniser_is_taken_by_its_path_and_known_by_its_content(tm
     assert task.vocab_size == trained.get_vocab_size(with_added_tokens=True)
     row = task.sample(1, seed=0).tokens[0]
     assert task.render(row) in {f"{text} {i}" for i, text in enumerate(texts)}
+    monkeypatch.chdir(tmp_path)  # a folder of this place needs no separator to be a path
+    assert get_task(data, tokeniser="model").fingerprint() == task.fingerprint()
     moved = tmp_path / "other.json"
     trained.save(str(moved))
     assert get_task(data, tokenizer=str(moved)).fingerprint() == task.fingerprint()

@@ -52,7 +52,11 @@ def refusal(path: Path, **options) -> str:
         ({"keep": "middle"}, "keep = 'middle' is not one of start, end"),
         ({"heldout_share": 2}, "heldout_share = 2 must be a number from 0 to below 1"),
         ({"text_column": 3}, "text_column = 3 must be the name of a column"),
-        ({"text_column": "txt"}, "unknown column of bits.jsonl 'txt'; did you mean 'text'? known: label, text"),
+        (
+            {"text_column": "txt"},
+            "unknown column of bits.jsonl 'txt'; did you mean 'text'? known: label, text; name one with "
+            "--option text_column=NAME (in Python text_column='NAME')",
+        ),
         ({"label_column": "text"}, "text_column and label_column of bits.jsonl are both 'text'"),
         ({"test_share": 1e-9}, "none of its 100 rows falls into the split 'test'"),
     ],

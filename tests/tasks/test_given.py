@@ -203,6 +203,40 @@ def test_what_is_no_task_is_refused_with_what_would_be_one(data: Any, message: s
 
 
 @pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (
+            [("a b", i % 2) for i in range(40)],
+            {},
+            r"^bits: none of its .* as in options=\{'(test|heldout)_share': 0.3\}",
+        ),
+        ([(text, 1) for text in BITS], {}, r"^every row of bits .* options=\{'label_column': 'NAME'\} names another"),
+        (list(zip(BITS, LABELS, strict=True)), {"tokenizer": "tokens"}, r"of bits holds .* options=\{'tokenizer': "),
+    ],
+    ids=["split", "class", "tokenizer"],
+)
+def test_data_in_memory_are_spoken_of_as_they_were_given(
+    data: Any, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """Messages named the file that was stored, and options as they stand in get_task or at the command line."""
+    with pytest.raises(UsageError, match=message) as caught:
+        _build(data, tmp_path, **options)
+    assert str(tmp_path) not in str(caught.value)
+    assert "--option" not in str(caught.value)
+
+
+def test_skipped_rows_in_memory_are_numbered_as_given(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"^bits: 1 of 101 rows .* \(the first: row 2\)"):
+        _build([*zip(BITS[:2], LABELS[:2], strict=True), ("", 1), *zip(BITS[2:], LABELS[2:], strict=True)], tmp_path)
+
+
+def test_arrays_are_spoken_of_as_they_were_given() -> None:
+    with pytest.raises(DataError, match=r"none of its 40 rows .* as in \w+_share=0.[13], or add rows") as caught:
+        Task.from_arrays([[1, 2]] * 40, [0, 1] * 20)
+    assert "--option" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "name",
     ["stored:../../etc/passwd", "stored:0123456789abcdef/../a.jsonl", "stored:0123456789abcdef/a.csv", "stored:a"],
 )

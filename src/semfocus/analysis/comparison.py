@@ -74,6 +74,25 @@ class Comparison:
         """The best accuracy that needs no learning; 0 where none is known."""
         return max(self.baselines.values(), default=0.0)
 
+    @property
+    def is_tested(self) -> bool:
+        """Whether accuracy on unseen rows is that of the test split."""
+        return any(arm.test for arm in self.arms)
+
+    @property
+    def unseen_baselines(self) -> Mapping[str, float]:
+        """The accuracies without learning on the rows that accuracy on unseen rows is about."""
+        shares = self.facts.get("majority_share")
+        test = shares.get("test") if isinstance(shares, Mapping) else None
+        if not self.is_tested or "majority" not in self.baselines or type(test) is not float or not 0 <= test <= 1:
+            return self.baselines
+        return {**self.baselines, "majority": test}
+
+    @property
+    def unseen_baseline(self) -> float:
+        """The best of them; 0 where none is known."""
+        return max(self.unseen_baselines.values(), default=0.0)
+
     def arm(self, mechanism: str) -> Arm:
         return next(arm for arm in self.arms if arm.mechanism == mechanism)
 

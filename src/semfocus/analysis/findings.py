@@ -13,9 +13,7 @@ rows that it has not seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
 from semfocus.analysis.accuracy import accuracy_difference
@@ -100,8 +98,8 @@ class Finding:
         """The whole sentence."""
         return self.mechanism + self.predicate()
 
-    def predicate(self, space: str = "", ratio_text: Callable[[Ratio], str] = attrgetter("text")) -> str:
-        """The sentence without its mechanism. `space` stands before a percent sign; `ratio_text` writes a ratio."""
+    def predicate(self, space: str = "") -> str:
+        """The sentence without its mechanism. `space` stands before a percent sign."""
         match self.kind:
             case "no_base":
                 return "Without full attention among the mechanisms there is nothing to compare with."
@@ -130,7 +128,7 @@ class Finding:
         if self.kind == "unlearned":
             return "" if self.unseen is None else f" is {self.unseen.text(space)}."
         unseen = "" if self.unseen is None else f"; it is {self.unseen.text(space)}"
-        return f"{self._epochs(space)}{self._against(ratio_text)}{unseen}."
+        return f"{self._epochs(space)}{self._against()}{unseen}."
 
     def _epochs(self, space: str) -> str:
         """` reached 95 % training accuracy in 8 epochs (median; 3 of 3 seeds)`."""
@@ -142,7 +140,7 @@ class Finding:
             return f" reached {goal} in more than {_epochs(self.horizon)} (median; {share})"
         return f" reached {goal} in {_epochs(self.epochs)} (median; {share})"
 
-    def _against(self, ratio_text: Callable[[Ratio], str]) -> str:
+    def _against(self) -> str:
         if self.kind != "speed_up" or self.ratio is None or self.ratio.value is None:
             return ""
         if not self.base_reached[0] and self.ratio.value <= 1:  # a bound on the wrong side of 1 says nothing
@@ -151,7 +149,7 @@ class Finding:
         ratio = self.ratio if fewer else self.ratio.inverse
         base = f"{self.base_reached[0]} of {self.base_reached[1]} seeds"
         amount = "as many as" if f"{self.ratio.value:.3g}" == "1" and self.ratio.sign == "=" else (
-            f"{ratio_text(ratio)} {'fewer' if fewer else 'more'} than"
+            f"{ratio.words} {'fewer' if fewer else 'more'} than"
         )  # fmt: skip
         return f", on average {amount} full attention ({base})"
 
@@ -216,7 +214,7 @@ def _unseen(arm: Arm, base: Arm | None, comparison: Comparison) -> Unseen | None
     share, is_test = arm.unseen.median, bool(arm.test)
     if share is None:
         return None
-    without = comparison.baseline if comparison.baselines else None
+    without = comparison.unseen_baseline if comparison.baselines else None
     if base is None or arm is base:
         return Unseen(share, without_learning=without, is_test=is_test)
     difference = accuracy_difference(base.unseen, arm.unseen)

@@ -57,6 +57,11 @@ class Ratio:
             return "undefined"
         return f"{'' if self.sign == '=' else self.sign + ' '}{self.value:.3g}x"
 
+    @property
+    def words(self) -> str:
+        """As it stands in a sentence: `5.2x`, `at least 2.4x`."""
+        return self.text.replace(">=", "at least").replace("<=", "at most")
+
 
 @dataclass(frozen=True)
 class SpeedUp:

@@ -6,6 +6,8 @@ import io
 import os
 import signal
 import sys
+import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any, NoReturn
 
@@ -133,6 +135,7 @@ def root(
 def main() -> None:
     """Run the command line; errors made on purpose become one line and their own exit code."""
     signal.signal(signal.SIGTERM, _terminate)
+    warnings.showwarning = _plainly(warnings.showwarning)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file's name may hold bytes that are no text
@@ -147,6 +150,21 @@ def main() -> None:
         _end("", 1)
     except OSError as error:
         _end(f"semfocus: cannot read or write: {printable(str(error))}", StorageError.exit_code)
+
+
+def _plainly(show: Callable[..., None]) -> Callable[..., None]:
+    """Show each warning to the user once, as a line like that of an error; others as Python shows them."""
+    seen: set[str] = set()
+
+    def show_plainly(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        text = f"semfocus: warning: {printable(str(message))}"
+        if not issubclass(category, UserWarning):
+            show(message, category, *place, **more)
+        elif text not in seen:
+            seen.add(text)
+            typer.echo(text, err=True)
+
+    return show_plainly
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -101,7 +101,7 @@ def compare_command(
     from semfocus.analysis.recommend import recommend
     from semfocus.cli import cluster
     from semfocus.execution.resuming import stale_runs
-    from semfocus.experiments.compare import LADDER, comparison_of
+    from semfocus.experiments.compare import asks_which_k, comparison_of
     from semfocus.experiments.estimate import work_of
     from semfocus.experiments.run import plan, run
     from semfocus.experiments.tuning import choose_rates, plan_tuning
@@ -157,7 +157,7 @@ def compare_command(
     ):
         outcome = run(job, runtime, on_progress, executor)
     (comparison,) = outcome.comparisons
-    advice = recommend(comparison) if attention == LADDER else None
+    advice = recommend(comparison) if asks_which_k(attention) else None
     if as_json:
         more = {"tuning": tuning} if tuning else {}
         more |= {"recommendation": asdict(advice)} if advice else {}

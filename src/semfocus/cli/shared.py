@@ -85,7 +85,7 @@ def assignments(texts: list[str] | None) -> dict[str, Any]:
     for text in texts or []:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UsageError(f"{text!r} must look like name=value")
+            raise UsageError(f"--option {text} must look like --option name=value")
         try:
             values[name] = json.loads(value)
         except ValueError:

@@ -33,6 +33,7 @@ from semfocus.execution.cohorts import plan_jobs
 from semfocus.execution.executor import Executor, RunOutcome, outcomes_of, register_executor
 from semfocus.plugins import load_plugins, plugin_modules
 from semfocus.store import RunStore
+from semfocus.tasks.table import DataWarning
 from semfocus.training.runtime import Runtime
 from semfocus.training.session import ENDED, Job, note_failure, train_cohort
 from semfocus.training.signals import WORKER, Interrupted, Interruption, hear, held, listening
@@ -224,6 +225,7 @@ def _work(pipe: Connection, work: Work) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     keep_memory()
+    warnings.simplefilter("ignore", DataWarning)  # the process that planned this has shown them
     last: Any
     try:
         sys.path[:] = [*sys.path, *(folder for folder in work.path if folder not in sys.path)]

@@ -19,6 +19,7 @@ from semfocus.analysis.recommend import recommend
 from semfocus.attention.plans import parse_plan
 from semfocus.config import RunConfig, TaskConfig
 from semfocus.config_files import apply_overrides, parse_config
+from semfocus.errors import UsageError, check_int
 from semfocus.execution.executor import AUTO
 from semfocus.experiments.experiment import Experiment, curves_of, distinct
 from semfocus.experiments.result import ComparisonResult
@@ -75,17 +76,31 @@ def comparison_of(
 
 
 def _mechanisms(attention: str | Iterable[str] | None, quick: bool, task: Task) -> list[str]:
-    if isinstance(attention, str):
-        attention = [text.strip() for text in attention.split(",") if text.strip()] or [""]
-    asked = list(attention or (recipes.QUICK if quick else recipes.COMPACT))
-    if asked == [LADDER]:
+    asked = _listed(attention) or (recipes.QUICK if quick else recipes.COMPACT)
+    if LADDER in asked:
+        if len(asked) > 1:
+            raise UsageError(
+                f"attention = {','.join(asked)}: auto chooses the mechanisms by itself; leave the others out"
+            )
         asked = ["full", *recipes.ladder(task.seq_len)]
     return [str(parse_plan(text)) for text in asked]
+
+
+def _listed(attention: str | Iterable[str] | None) -> list[str]:
+    if isinstance(attention, str):
+        return [text.strip() for text in attention.split(",") if text.strip()] or [""]
+    return list(attention or ())
+
+
+def asks_which_k(attention: str | Iterable[str] | None) -> bool:
+    """Whether mechanisms are left to the comparison, which then recommends one."""
+    return _listed(attention) == [LADDER]
 
 
 def _changes(epochs: int | None, stop_accuracy: float | None, early_stop: int | None) -> list[str]:
     fields: dict[str, Any] = {"epochs": epochs, "stop_accuracy": stop_accuracy}
     if early_stop is not None:
+        check_int("early_stop", early_stop, at_least=1)
         fields |= {"patience": early_stop, "patience_on": "validation", "evaluate_test": True}
     return [f"training.{name}={json.dumps(value)}" for name, value in fields.items() if value is not None]
 
@@ -167,7 +182,7 @@ def compare(
     job = plan(experiment, out)
     with _shown(job, progress, "training") as on_progress:
         outcome = run(job, runtime, on_progress, executor)
-    advice = recommend(outcome.comparisons[0]) if attention == LADDER else None
+    advice = recommend(outcome.comparisons[0]) if asks_which_k(attention) else None
     return ComparisonResult.of(outcome, lines, advice)
 
 

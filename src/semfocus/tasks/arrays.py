@@ -83,7 +83,7 @@ class ArrayTask(TableTask):
             warnings.warn("num_symbols of Task.from_arrays is now vocab_size", DeprecationWarning, stacklevel=3)
             vocab_size = num_symbols if vocab_size is None else vocab_size
         options = TableOptions(heldout_share=heldout_share, test_share=test_share, metrics=metrics)
-        origin = Origin(name, "row")
+        origin = Origin(name, "row", "argument")
         rows = _token_rows(origin, tokens)
         width = max((len(row) for row in rows), default=0)
         if lengths is not None:
@@ -113,7 +113,6 @@ class ArrayTask(TableTask):
             tokeniser=tokeniser,
             width=width,
             class_names=class_names,
-            stacklevel=6,
         )
         settings = ArrayOptions(**dataclasses.asdict(options), vocab_size=count, num_classes=len(table.class_names))
         names = None if class_names is None else tuple(class_names)
@@ -165,7 +164,7 @@ class ArrayTask(TableTask):
             ]
             settings = TableOptions(**{**about["options"], **options})
             task = cls._of(
-                Origin(about["title"], "row"),
+                Origin(about["title"], "row", "compare"),
                 items,
                 about["width"],
                 about["vocab_size"],

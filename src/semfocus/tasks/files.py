@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 
 from semfocus.errors import BadRow, DataError, UsageError, check_int, unknown
-from semfocus.tasks.readers import Source, open_source
-from semfocus.tasks.rows import Content, Item, checked_label, typed
+from semfocus.tasks.readers import Source, StoredLines, open_source
+from semfocus.tasks.rows import Content, Item, checked_label
 from semfocus.tasks.table import Keep, TableOptions, TableTask, tabulate
-from semfocus.tasks.tokenisers import SMALLEST_BPE, Pretrained, fit_tokeniser, is_path
+from semfocus.tasks.tokenisers import NAMES, SMALLEST_BPE, Pretrained, fit_tokeniser, is_path
 
-TOKENIZERS = ("auto", "char", "whitespace", "bpe", "tokens")
 OTHER_SPELLINGS = {"tokeniser": "tokenizer"}
 
 # Without an option, a column is chosen by one of these names; the first has precedence.
@@ -56,8 +55,8 @@ class FileOptions(TableOptions):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise UsageError(f"{name} = {value!r} must be the name of a column")
-        if self.tokenizer not in TOKENIZERS and not is_path(self.tokenizer):
-            raise unknown("tokenizer", self.tokenizer, TOKENIZERS, "; or the path of a tokenizer.json")
+        if self.tokenizer not in NAMES and not is_path(self.tokenizer):
+            raise unknown("tokenizer", self.tokenizer, NAMES, "; or the path of a tokenizer.json")
         if self.keep not in ("start", "end"):
             raise UsageError(f"keep = {self.keep!r} is not one of start, end")
         smallest = SMALLEST_BPE if self.tokenizer == "bpe" else 1
@@ -79,7 +78,17 @@ class FileTask(TableTask):
     def load(cls, path: Path, **options: Any) -> FileTask:
         """Read a file; the options are those of `FileOptions`."""
         settings = checked_options(path, options)
-        source = open_source(path)
+        return cls._read(open_source(path), settings)
+
+    @classmethod
+    def load_stored(cls, path: Path, **options: Any) -> FileTask:
+        """Read rows that were given from memory, and speak of them as their user does."""
+        settings = checked_options(path.stem, options)
+        return cls._read(open_source(path, StoredLines), settings)
+
+    @classmethod
+    def _read(cls, source: Source, settings: FileOptions) -> FileTask:
+        path = source.path
         text_column, label_column = find_columns(source, settings)
         items = read_items(source, text_column, label_column)
         settings = dataclasses.replace(
@@ -141,8 +150,8 @@ def find_columns(source: Source, settings: FileOptions) -> tuple[str, str]:
     label = find_column(source, "label", settings.label_column, LABEL_NAMES)
     if text == label:
         raise UsageError(
-            f"text_column and label_column of {source.path} are both {text!r}; name another with "
-            f"{source.typed('text_column', 'NAME')} or label_column"
+            f"text_column and label_column of {source.origin.name} are both {text!r}; name another with "
+            f"{source.origin.typed('text_column', 'NAME')} or label_column"
         )
     return text, label
 
@@ -156,20 +165,21 @@ def find_column(source: Source, role: str, given: str | None, names: Sequence[st
     elif given in columns:
         matches = [column for column in columns if column == given]
     else:
-        raise unknown(f"column of {source.path}", given, columns)
+        more = f"; name one with {source.origin.typed(f'{role}_column', 'NAME')}"
+        raise unknown(f"column of {source.origin.name}", given, columns, more)
     listed = ", ".join(map(repr, columns))
     if not matches:
         raise DataError(
-            f"{source.path} has no column called {role} or similar; its columns: {listed}; "
-            f"name one with {source.typed(f'{role}_column', 'NAME')}{source.header_hint}"
+            f"{source.origin.name} has no column called {role} or similar; its columns: {listed}; "
+            f"name one with {source.origin.typed(f'{role}_column', 'NAME')}{source.header_hint}"
         )
     if len(set(matches)) > 1:
         raise DataError(
-            f"{source.path} has several columns that could hold the {role}: {', '.join(map(repr, matches))}; "
-            f"name one with {source.typed(f'{role}_column', 'NAME')}"
+            f"{source.origin.name} has several columns that could hold the {role}: {', '.join(map(repr, matches))}; "
+            f"name one with {source.origin.typed(f'{role}_column', 'NAME')}"
         )
     if len(matches) > 1:
-        raise DataError(f"{source.path} has {len(matches)} columns called {matches[0]!r}; rename all but one")
+        raise DataError(f"{source.origin.name} has {len(matches)} columns called {matches[0]!r}; rename all but one")
     return matches[0]
 
 
@@ -197,11 +207,11 @@ def read_items(source: Source, text_column: str, label_column: str) -> list[Item
     if len(kinds) > 1:
         (one, first), (other, second) = list(kinds.items())[:2]
         raise DataError(
-            f"{source.path}: column {text_column!r} mixes types: {one} at {source.unit} {first}, "
+            f"{source.origin.name}: column {text_column!r} mixes types: {one} at {source.unit} {first}, "
             f"{other} at {source.unit} {second}; use one"
         )
     if not items:
-        raise DataError(f"{source.path} names its columns but has no rows; it needs at least two labelled rows")
+        raise DataError(f"{source.origin.name} names its columns but has no rows; it needs at least two labelled rows")
     return items
 
 
@@ -244,15 +254,15 @@ def _choose_tokenizer(source: Source, wanted: str, text_column: str, items: Sequ
     holds_lists = any(not isinstance(content, str) for content in contents)
     if holds_lists and wanted not in ("auto", "tokens"):
         raise UsageError(
-            f"tokenizer = {wanted!r} needs texts, but column {text_column!r} of {source.path} holds token lists; "
-            f"leave tokenizer out, or name another column with {typed('text_column', 'NAME')}"
+            f"tokenizer = {wanted!r} needs texts, but column {text_column!r} of {source.origin.name} holds token "
+            f"lists; leave tokenizer out, or name another column with {source.origin.typed('text_column', 'NAME')}"
         )
     if holds_lists:
         return "tokens"
     if wanted == "tokens":
         raise UsageError(
-            f"tokenizer = 'tokens' needs token lists, but column {text_column!r} of {source.path} holds texts; "
-            f"choose char, whitespace or bpe, as in {typed('tokenizer', 'whitespace')}"
+            f"tokenizer = 'tokens' needs token lists, but column {text_column!r} of {source.origin.name} holds texts; "
+            f"choose char, whitespace or bpe, as in {source.origin.typed('tokenizer', 'whitespace')}"
         )
     if wanted != "auto":
         return wanted

@@ -79,7 +79,7 @@ class Columns(Source):
 
     def __init__(self, title: str, columns: Mapping[str, Iterable[Any]], classes: Mapping[str, list[str]]) -> None:
         self.path = Path(title)
-        self.origin = Origin(title, self.unit)
+        self.origin = Origin(title, self.unit, "compare")
         self.content, self.classes = columns, classes
         self.columns = self._read_columns()
 
@@ -111,9 +111,6 @@ class Columns(Source):
         if not self.content:
             raise self.empty()
         return list(self.content)
-
-    def typed(self, option: str, value: str) -> str:
-        return f"options={{{option!r}: {value!r}}}"
 
     def pairs(self, text: str, label: str) -> Iterator[Pair | BadRow]:
         texts, labels = (_values(self.content[name]) for name in (text, label))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from semfocus.errors import BadRow, DataError, MissingExtra
-from semfocus.tasks.rows import Origin, typed
+from semfocus.tasks.rows import Origin
 
 MAX_LINE_BYTES = 16 * 2**20
 MAX_ROWS = 10**8  # of a Parquet file
@@ -53,18 +53,14 @@ class Source(ABC):
     def pairs(self, text: str, label: str) -> Iterator[Pair | BadRow]:
         """Yield the cells of these two columns, row by row; of a row that has none, what is wrong with it."""
 
-    def typed(self, option: str, value: str) -> str:
-        """An option as the user of these rows types it."""
-        return typed(option, value)
-
     def empty(self) -> DataError:
         """The error for an empty file."""
-        return DataError(f"{self.path} is empty; it needs at least two labelled rows")
+        return DataError(f"{self.origin.name} is empty; it needs at least two labelled rows")
 
 
-def open_source(path: Path) -> Source:
-    """The reader for this file, chosen by its suffix."""
-    kind = _KINDS.get(path.suffix.lower())
+def open_source(path: Path, kind: type[Source] | None = None) -> Source:
+    """The reader for this file, chosen by its suffix where none is named."""
+    kind = kind or _KINDS.get(path.suffix.lower())
     if kind is None:
         raise DataError(f"{path} must end in one of {', '.join(_KINDS)}")
     try:
@@ -181,6 +177,20 @@ class JsonLines(Source):
                 number, f'a JSON {type(record).__name__}, not an object such as {{"text": ..., "label": ...}}'
             )
         return record
+
+
+class StoredLines(JsonLines):
+    """Rows that were given from memory: messages call them and number them as the user has them, from 0."""
+
+    unit = "row"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.origin = Origin(path.stem, self.unit, "compare")
+
+    def pairs(self, text: str, label: str) -> Iterator[Pair | BadRow]:
+        for pair in super().pairs(text, label):
+            yield pair if isinstance(pair, BadRow) else pair._replace(number=pair.number - 1)
 
 
 class Parquet(Source):

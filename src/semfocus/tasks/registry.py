@@ -68,3 +68,12 @@ def get_task(name: str | os.PathLike[str], **options: Any) -> Task:
         if option not in known:
             raise unknown(f"option of {name}", option, known)
     return cls(**options)
+
+
+def get_stored_task(path: Path, **options: Any) -> Task:
+    """A task over data that were given from memory and lie in this file."""
+    if path.suffix.lower() == ARRAYS_SUFFIX:
+        return get_task(path, **options)
+    from semfocus.tasks.files import FileTask
+
+    return FileTask.load_stored(path, **options)

@@ -23,7 +23,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ _FRACTION = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][+-]?
 _ZERO_FRACTION = re.compile(r"(?<=[0-9])\.0*$")
 _MOST_DIGITS = 1000  # of a number: Python refuses to convert longer texts, and nobody counts with them
 _SHOWN = 5  # bad rows in a message
+Typing = Literal["file", "compare", "argument"]  # where options stand: at the command line, in options={...}, in a call
 _KINDS: dict[type, str] = {bool: "a truth value", int: "a whole number", str: "a text"}
 
 
@@ -56,6 +57,14 @@ class Origin:
 
     name: str
     unit: str
+    typing: Typing = "file"
+
+    def typed(self, option: str, value: str | float) -> str:
+        """An option of these rows as their user types it."""
+        if self.typing == "compare":
+            return f"options={{{option!r}: {value!r}}}"
+        in_python = f"{option}={value!r}"
+        return in_python if self.typing == "argument" else f"--option {option}={value} (in Python {in_python})"
 
     def at(self, number: int) -> str:
         """`data.csv, line 7`."""
@@ -72,11 +81,6 @@ class Origin:
         first = "; ".join(f"{self.unit} {row.number}: {row.problem}" for row in bad[:_SHOWN])
         shown = f" (the first {_SHOWN} are shown)" if len(bad) > _SHOWN else ""
         raise DataError(f"{self.name}: {len(bad)} bad {self.unit}s{shown}: {first}")
-
-
-def typed(option: str, value: str | float) -> str:
-    """An option of a user's own data as it is typed, at the command line and in Python."""
-    return f"--option {option}={value} (in Python {option}={value!r})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,9 +208,10 @@ def _places(origin: Origin, items: Sequence[Item], count: int) -> NDArray[np.int
 
 
 def _one_class(origin: Origin, label: Label) -> DataError:
+    other = f" (is this the right label column? {origin.typed('label_column', 'NAME')} names another)"
     return DataError(
-        f"every row of {origin.name} has the label {_short(label)}; a task needs rows of at least two classes "
-        f"(is this the right label column? {typed('label_column', 'NAME')} names another)"
+        f"every row of {origin.name} has the label {_short(label)}; a task needs rows of at least two classes"
+        f"{'' if origin.typing == 'argument' else other}"
     )
 
 

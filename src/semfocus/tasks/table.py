@@ -24,7 +24,7 @@ from semfocus.errors import DataError, UsageError, unknown
 from semfocus.randomness import Stream
 from semfocus.tasks.base import Task
 from semfocus.tasks.batch import SPLITS, DrawRequest, Rows, Span, Split, within
-from semfocus.tasks.rows import Item, Origin, Shares, number_classes, typed
+from semfocus.tasks.rows import Item, Origin, Shares, number_classes
 from semfocus.tasks.tokenisers import Tokeniser
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def tabulate(
     width: int,
     keep: Keep = "start",
     class_names: Sequence[str] | None = None,
-    stacklevel: int = 5,
+    stacklevel: int = 6,
 ) -> tuple[Table, Report]:
     """The table of these rows, truncated to `width`, without those that have no tokens; and its report.
 
@@ -237,7 +237,7 @@ def tabulate(
     if len(np.unique(labels[members["train"]])) < 2:
         raise DataError(
             f"{origin.name}: all {len(members['train'])} rows of its train split have the label "
-            f"{names[labels[members['train'][0]]]!r}; lower {_SHARES}, or add rows"
+            f"{names[labels[members['train'][0]]]!r}; lower {_shares(origin)}, or add rows"
         )
     _warn_of_skipped(origin, items, encoded, stacklevel)
     rows = [encoded[i][:width] if keep == "start" else encoded[i][-width:] for i in kept]
@@ -257,7 +257,8 @@ def tabulate(
     )
 
 
-_SHARES = f"heldout_share or test_share, as in {typed('heldout_share', 0.1)}"
+def _shares(origin: Origin) -> str:
+    return f"heldout_share or test_share, as in {origin.typed('heldout_share', 0.1)}"
 
 
 def _check_members(origin: Origin, members: Mapping[Split, NDArray[np.int64]], shares: Shares) -> None:
@@ -266,7 +267,9 @@ def _check_members(origin: Origin, members: Mapping[Split, NDArray[np.int64]], s
         if len(rows) or (split == "test" and shares.test_share == 0):
             continue
         advice = (
-            f"lower {_SHARES}" if split == "train" else f"raise {split}_share, as in {typed(f'{split}_share', 0.3)}"
+            f"lower {_shares(origin)}"
+            if split == "train"
+            else f"raise {split}_share, as in {origin.typed(f'{split}_share', 0.3)}"
         )
         held = f"heldout_share = {shares.heldout_share}, test_share = {shares.test_share}"
         raise DataError(

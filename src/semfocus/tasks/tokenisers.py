@@ -29,6 +29,7 @@ from semfocus.tasks.rows import Content
 # is parsed to the same ids.
 UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 UNKNOWN_WORD = "<unk>"
+NAMES = ("auto", "char", "whitespace", "bpe", "tokens")
 SMALLEST_BPE = 256  # one symbol for each byte
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -60,7 +61,9 @@ class Tokeniser(Protocol):
 
 def is_path(name: object) -> bool:
     """Whether the option means a file or a folder rather than one of the names."""
-    return isinstance(name, str) and (name.endswith(".json") or os.sep in name)
+    if not isinstance(name, str) or name in NAMES:
+        return False
+    return name.endswith(".json") or os.sep in name or Path(name, TOKENIZER_FILE).is_file()
 
 
 def fit_tokeniser(name: str, train: Iterable[Content], size: int) -> Tokeniser:

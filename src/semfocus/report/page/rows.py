@@ -99,7 +99,7 @@ def convergence(group: Group) -> list[Row]:
 
 def accuracy_titles(group: Group) -> tuple[str, tuple[str, ...]]:
     """Of the table of accuracies: the title of the strips, and of the columns after them."""
-    tested = is_tested(group)
+    tested = group.comparison.is_tested
     first = ("test", "quartiles", "against full", "95 % interval", _HELD_OUT) if tested else (
         _HELD_OUT, "quartiles", "against full", "95 % interval"
     )  # fmt: skip
@@ -123,7 +123,7 @@ def accuracy(group: Group) -> list[Row]:
             _share(final),
             Cell("" if quartiles is None else f"{quartiles[0]:.1%} to {quartiles[1]:.1%}", quartiles and quartiles[0]),
             *_difference(base, arm),
-            *([_share(arm.final_heldout)] if is_tested(group) else []),
+            *([_share(arm.final_heldout)] if group.comparison.is_tested else []),
             _share(arm.best_heldout),
             _share(arm.final_train),
             *(_share(arm.others.get(name, Accuracies.of({}))) for name in _more_shares(group)),
@@ -158,11 +158,6 @@ def run_cells(record: Record) -> list[Cell]:
         Cell("" if converged_at is None else f"{converged_at:g}", math.inf if converged_at is None else converged_at),
         Cell(duration(record.seconds), round(record.seconds, 1)),
     ]
-
-
-def is_tested(group: Group) -> bool:
-    """Whether accuracy on unseen rows is that of the test split."""
-    return any(arm.test for arm in group.comparison.arms)
 
 
 def _more_shares(group: Group) -> list[str]:

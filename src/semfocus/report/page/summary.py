@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 from semfocus.analysis.accuracy import accuracy_difference
 from semfocus.analysis.comparison import BASE, Arm
-from semfocus.analysis.groups import Group, base_first, short_name
+from semfocus.analysis.groups import Group, base_first, mechanism_parts, short_name
 from semfocus.analysis.intervals import ACCURACY_MARGIN
 from semfocus.analysis.multiple import ALPHA, not_enough
-from semfocus.report.text import ratio_words
+from semfocus.analysis.recommend import recommend
 from semfocus.training.objective import Learned
 
 _SHOWN = 8  # names in a sentence
+_FEW_GOALS = 3  # that are named
 
 
 class About(NamedTuple):
@@ -52,17 +53,31 @@ def summarise(groups: Sequence[Group], about: About | None = None) -> Summary:
 
 
 def goal_text(groups: Sequence[Group], text: Callable[[Learned], str] = Learned.text) -> str:
-    """What "learned" means in these groups: `95 % training accuracy`."""
-    goals = {text(group.comparison.learned) for group in groups}
-    return goals.pop() if len(goals) == 1 else "what each task's objective says"
+    """What "learned" means in these groups: `95 % training accuracy`, and where they differ `... or ...`."""
+    goals = list(dict.fromkeys(text(group.comparison.learned) for group in groups))
+    return " or ".join(goals) if len(goals) <= _FEW_GOALS else "what each task's objective says"
 
 
 def summary_text(group: Group) -> list[str]:
-    """The findings of one group as sentences; mechanisms with the same finding share one."""
+    """The findings of one group as sentences; mechanisms with the same finding share one.
+
+    Where full attention and several k were trained, the last one says which k to take.
+    """
     mechanisms: dict[str, list[str]] = {}  # by the predicate of their finding
     for finding in group.comparison.findings():
-        mechanisms.setdefault(finding.predicate(" ", ratio_words), []).append(finding.mechanism)
-    return [_about_all(names, predicate) for predicate, names in mechanisms.items()]
+        mechanisms.setdefault(finding.predicate(" "), []).append(finding.mechanism)
+    sentences = [_about_all(names, predicate) for predicate, names in mechanisms.items()]
+    which_k = _is_ladder(group) and not group.comparison.nothing_learned
+    return [*sentences, recommend(group.comparison).text] if which_k else sentences
+
+
+def _is_ladder(group: Group) -> bool:
+    """Whether the mechanisms are full attention and several plain sizes of top-k, as `--attention auto` trains them."""
+    parts = [mechanism_parts(name) for name in group.mechanisms if name != BASE]
+    plain = [
+        each for each in parts if each and each.family == "topk" and not each.marked and not any(each.extras.values())
+    ]
+    return BASE in group.mechanisms and len(plain) == len(parts) > 1
 
 
 def _about_all(names: Sequence[str], predicate: str) -> str:
