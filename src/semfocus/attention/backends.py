@@ -94,6 +94,10 @@ def _listed_refuses(inputs: AttentionInputs) -> str | None:
 def _softmax_only(inputs: AttentionInputs) -> str | None:
     if not inputs.normaliser.is_softmax:
         return f"it computes softmax only, not {inputs.normaliser}"
+    if inputs.softcap is not None:
+        return "capped scores (softcap) are left to the dense backend"
+    if inputs.sinks is not None:
+        return "sinks are left to the dense backend"
     if inputs.straight_through:
         return "straight_through needs the weights of dropped keys"
     if inputs.dropout_seed is not None:

@@ -122,12 +122,14 @@ def _summary(inputs: AttentionInputs) -> str:
     heads = "x".join(map(str, inputs.lead)) or "one"
     kind = str(inputs.q.dtype).removeprefix("torch.")
     options = [str(inputs.normaliser)] if not inputs.normaliser.is_softmax else []
+    options += [f"softcap {inputs.softcap}"] if inputs.softcap is not None else []
     options += ["causal"] if inputs.causal else []
     options += [
         name
         for name, tensor in (
             ("mask", inputs.mask if inputs.bias is None else None), ("float mask", inputs.bias),
-            ("lengths", inputs.lengths), ("positions", inputs.k_positions), ("dropout", inputs.dropout_seed),
+            ("lengths", inputs.lengths), ("positions", inputs.k_positions), ("sinks", inputs.sinks),
+            ("dropout", inputs.dropout_seed),
         )
         if tensor is not None
     ]  # fmt: skip

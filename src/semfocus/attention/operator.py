@@ -41,6 +41,8 @@ class AttendOptions(TypedDict, total=False):
     straight_through: bool
     assume_finite: bool
     learned: Mapping[str, Tensor] | None
+    softcap: float | None
+    sinks: Tensor | None
     backend: str | None
     return_info: bool
 
@@ -52,7 +54,8 @@ def attend(
     normaliser: Normaliser | str = ..., scale: float | None = ..., dropout_p: float = ...,
     generator: torch.Generator | None = ..., seed: Tensor | None = ..., enable_gqa: bool = ...,
     straight_through: bool = ..., assume_finite: bool = ..., learned: Mapping[str, Tensor] | None = ...,
-    backend: str | None = ..., return_info: Literal[False] = ...,
+    softcap: float | None = ..., sinks: Tensor | None = ..., backend: str | None = ...,
+    return_info: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 
 
@@ -63,7 +66,7 @@ def attend(
     normaliser: Normaliser | str = ..., scale: float | None = ..., dropout_p: float = ...,
     generator: torch.Generator | None = ..., seed: Tensor | None = ..., enable_gqa: bool = ...,
     straight_through: bool = ..., assume_finite: bool = ..., learned: Mapping[str, Tensor] | None = ...,
-    backend: str | None = ..., return_info: Literal[True],
+    softcap: float | None = ..., sinks: Tensor | None = ..., backend: str | None = ..., return_info: Literal[True],
 ) -> tuple[Tensor, AttentionInfo]: ...  # fmt: skip
 
 
@@ -87,6 +90,8 @@ def attend(
     straight_through: bool = False,
     assume_finite: bool = False,
     learned: Mapping[str, Tensor] | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     backend: str | None = None,
     return_info: bool = False,
 ) -> Tensor | tuple[Tensor, AttentionInfo]:
@@ -110,6 +115,9 @@ def attend(
     assume_finite      omit the guards against NaN and infinity in q, k and v, for callers who check by themselves
     learned      by name, what a layer has learned for mechanism or normaliser: {"scale": (..., H, Lq or 1)} of SSMax,
                  {"beta": ..., "gamma": ...} of ASEntmax, {"centroids": (..., H, C, D)} of Routing
+    softcap      scores become softcap tanh(score / softcap) before a float mask is added (Gemma 2)
+    sinks        (..., H) logits, each one more entry of a head's softmax that has no value: weights of keys sum to less
+                 than 1 (gpt-oss). The keys that TopK(8, sinks=4) keeps are another thing
     backend      reference, dense, sdpa, chunked, local, linear or triton; None chooses. All agree up to rounding
 
     The selection is a constant for the gradient; the weights of the kept keys are differentiated. A query without keys
@@ -135,6 +143,8 @@ def attend(
         straight_through=straight_through,
         assume_finite=assume_finite,
         learned=learned,
+        softcap=softcap,
+        sinks=sinks,
     )
     if observers:
         report(inputs, enable_gqa)

@@ -39,6 +39,8 @@ class Call:
     want_weights: bool
     q_positions: Tensor | None = None
     k_positions: Tensor | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None  # (H,)
 
     def run(self) -> tuple[Tensor, Tensor | None]:
         """Output (B, H, Q, Dv), and weights (B, H, Q, K) where `want_weights`."""
@@ -53,6 +55,8 @@ class Call:
             q_positions=self.q_positions,
             k_positions=self.k_positions,
             scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
             dropout_p=self.dropout_p,
             enable_gqa=self.query.shape[1] != self.key.shape[1],
         )
