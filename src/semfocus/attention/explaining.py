@@ -5,17 +5,18 @@ print(semfocus.explain(q, k, v, TopK(8), causal=True))
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from semfocus.attention.backends import BACKENDS, FEW_SCORES, SHORT, SPARSE, weigh_backends
-from semfocus.attention.inputs import AttentionInputs, prepare_inputs
+from semfocus.attention.inputs import AttentionInputs, check_types, prepare_inputs
 from semfocus.attention.kernels.backend import explain_kernels
 from semfocus.attention.mechanisms import Full, Mechanism
 from semfocus.attention.operator import AttendOptions, as_mechanism, as_normaliser
+from semfocus.attention.packed import check_boundaries, packed_calls
 from semfocus.counter_rng import in_functorch
 from semfocus.errors import UsageError, unknown
 
@@ -81,9 +82,32 @@ def explain(
     draws = given.pop("generator", None) is not None or given.get("dropout_p")
     if draws and given.get("seed") is None:
         given["seed"] = torch.zeros((), dtype=torch.int64, device=q.device)
+    boundaries = given.pop("cu_seqlens_q", None), given.pop("cu_seqlens_k", None)
+    if boundaries != (None, None):
+        return _explain_packed(q, k, v, as_mechanism(mechanism), boundaries, want_info, wanted, given)
     normaliser = as_normaliser(given.pop("normaliser", "softmax"))
     inputs = prepare_inputs(q, k, v, as_mechanism(mechanism), normaliser=normaliser, **given)
     return explain_inputs(inputs, want_info, wanted)
+
+
+def _explain_packed(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, boundaries: tuple[Tensor | None, Tensor | None],
+    want_info: bool, wanted: str | None, given: dict[str, Any],
+) -> Explanation:  # fmt: skip
+    """The explanation of the longest of packed texts."""
+    check_types(q, k, v)
+    of_queries, of_keys = check_boundaries(q, k, *boundaries)
+    calls = packed_calls(q, k, v, mechanism, of_queries, of_keys, given)
+    normaliser = as_normaliser(given.pop("normaliser", "softmax"))
+    if not calls:
+        given = {name: value for name, value in given.items() if name != "normaliser"}
+        return explain_inputs(prepare_inputs(q, k, v, mechanism, normaliser=normaliser, **given), want_info, wanted)
+    longest = max(calls, key=lambda call: call.tensors[0].shape[-2] * call.tensors[1].shape[-2])
+    options = {name: value for name, value in longest.options.items() if name != "normaliser"}
+    inputs = prepare_inputs(*longest.tensors, mechanism, normaliser=normaliser, **options)
+    told = explain_inputs(inputs, want_info, wanted)
+    texts = len(of_queries) - 1
+    return replace(told, call=f"{texts} packed texts in {len(calls)} calls, the longest: {told.call}")
 
 
 def explain_inputs(inputs: AttentionInputs, want_info: bool = False, wanted: str | None = None) -> Explanation:

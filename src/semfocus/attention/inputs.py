@@ -185,7 +185,7 @@ def prepare_inputs(
     sinks: Tensor | None = None,
 ) -> AttentionInputs:
     """Check the arguments of `attend` and bring them into one form."""
-    _check_types(q, k, v)
+    check_types(q, k, v)
     q, k, v = _autocast(q), _autocast(k), _autocast(v)
     _check_fit(q, k, v)
     if not 0 <= dropout_p < 1:
@@ -228,7 +228,8 @@ def prepare_inputs(
     return _grouped(inputs, (k.shape[-3], q.shape[-3] // k.shape[-3])) if enable_gqa else inputs
 
 
-def _check_types(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_types(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """An error for what is no dense floating tensor of at least two dimensions."""
     for name, tensor in {"q": q, "k": k, "v": v}.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")

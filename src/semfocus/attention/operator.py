@@ -18,10 +18,12 @@ from semfocus.attention.backends import Backend as Backend
 from semfocus.attention.backends import choose_backend as choose_backend
 from semfocus.attention.backends import log_once as log_once
 from semfocus.attention.backends import named_backend
-from semfocus.attention.inputs import prepare_inputs
+from semfocus.attention.inputs import check_types, prepare_inputs
 from semfocus.attention.inspection import AttentionInfo, observers, report
 from semfocus.attention.mechanisms import Full, Mechanism, parse_mechanism
 from semfocus.attention.normalisers import Normaliser, Softmax, parse_normaliser
+from semfocus.attention.packed import check_boundaries, joined, joined_info, packed_calls
+from semfocus.errors import unknown
 
 
 class AttendOptions(TypedDict, total=False):
@@ -32,6 +34,8 @@ class AttendOptions(TypedDict, total=False):
     lengths: Tensor | None
     q_positions: Tensor | None
     k_positions: Tensor | None
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
     normaliser: Normaliser | str
     scale: float | None
     dropout_p: float
@@ -51,6 +55,7 @@ class AttendOptions(TypedDict, total=False):
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism | str = ..., *, causal: bool = ..., mask: Tensor | None = ...,
     lengths: Tensor | None = ..., q_positions: Tensor | None = ..., k_positions: Tensor | None = ...,
+    cu_seqlens_q: Tensor | None = ..., cu_seqlens_k: Tensor | None = ...,
     normaliser: Normaliser | str = ..., scale: float | None = ..., dropout_p: float = ...,
     generator: torch.Generator | None = ..., seed: Tensor | None = ..., enable_gqa: bool = ...,
     straight_through: bool = ..., assume_finite: bool = ..., learned: Mapping[str, Tensor] | None = ...,
@@ -63,6 +68,7 @@ def attend(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism | str = ..., *, causal: bool = ..., mask: Tensor | None = ...,
     lengths: Tensor | None = ..., q_positions: Tensor | None = ..., k_positions: Tensor | None = ...,
+    cu_seqlens_q: Tensor | None = ..., cu_seqlens_k: Tensor | None = ...,
     normaliser: Normaliser | str = ..., scale: float | None = ..., dropout_p: float = ...,
     generator: torch.Generator | None = ..., seed: Tensor | None = ..., enable_gqa: bool = ...,
     straight_through: bool = ..., assume_finite: bool = ..., learned: Mapping[str, Tensor] | None = ...,
@@ -81,6 +87,8 @@ def attend(
     lengths: Tensor | None = None,
     q_positions: Tensor | None = None,
     k_positions: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
     normaliser: Normaliser | str = Softmax(),
     scale: float | None = None,
     dropout_p: float = 0.0,
@@ -105,7 +113,11 @@ def attend(
     lengths      (...) whole numbers: keys from that one on are padding
     q_positions, k_positions   (..., Lq), (..., Lk) whole numbers: where queries and keys stand in their text, for
                  windows, blocks, sinks and causality; a token with a negative one is padding. Default: 0 .. Lk - 1,
-                 and for queries the positions of the last Lq keys. Texts packed into one row need a mask besides
+                 and for queries the positions of the last Lq keys
+    cu_seqlens_q, cu_seqlens_k   (texts + 1,) int32 or int64: several texts stand one behind the other, and each attends
+                 to itself alone: text i has the tokens from cu_seqlens[i] on, up to cu_seqlens[i + 1], as in
+                 flash-attention's varlen functions. Keys default to the boundaries of the queries; masks and positions
+                 are those of the whole row
     normaliser   Softmax(), Sigmoid(bias=-2.5), ... or the text form "sigmoid:-2.5"
     generator    the source of randomness of dropout and RandomK; every backend draws the same from it
     seed         instead of a generator: int64, broadcastable to (..., H). With a seed of its own, what a batch entry
@@ -124,6 +136,14 @@ def attend(
     gives zeros. NaN in the value of a key that a query does not keep has no effect on it; a kept value that is not
     finite shows in the output. Hidden keys of NaN change no output, but gradients: zero times NaN is NaN.
     """
+    if cu_seqlens_q is not None or cu_seqlens_k is not None:
+        options: AttendOptions = {
+            "causal": causal, "mask": mask, "lengths": lengths, "q_positions": q_positions, "k_positions": k_positions,
+            "normaliser": normaliser, "scale": scale, "dropout_p": dropout_p, "generator": generator, "seed": seed,
+            "enable_gqa": enable_gqa, "straight_through": straight_through, "assume_finite": assume_finite,
+            "learned": learned, "softcap": softcap, "sinks": sinks, "backend": backend,
+        }  # fmt: skip
+        return _attend_packed(q, k, v, as_mechanism(mechanism), (cu_seqlens_q, cu_seqlens_k), return_info, options)
     inputs = prepare_inputs(
         q,
         k,
@@ -154,6 +174,26 @@ def attend(
     if enable_gqa:
         out, info = out.flatten(-4, -3), info.ungrouped() if info else None
     return (out, info) if info is not None else out
+
+
+@torch.compiler.disable  # the boundaries are read on the host, so that the graph breaks here
+def _attend_packed(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, boundaries: tuple[Tensor | None, Tensor | None],
+    return_info: bool, options: AttendOptions,
+) -> Tensor | tuple[Tensor, AttentionInfo]:  # fmt: skip
+    """`attend` of packed texts: one call for those of each size."""
+    check_types(q, k, v)
+    if options["backend"] not in (None, *BACKENDS):
+        raise unknown("backend", str(options["backend"]), BACKENDS)
+    of_queries, of_keys = check_boundaries(q, k, *boundaries)
+    calls = packed_calls(q, k, v, mechanism, of_queries, of_keys, options)
+    if not calls:
+        return attend(q, k, v, mechanism, return_info=return_info, **options)  # ty: ignore
+    if not return_info:
+        return joined([(call.texts, attend(*call.tensors, mechanism, **call.options)) for call in calls], dim=-2)
+    answers = [attend(*call.tensors, mechanism, return_info=True, **call.options) for call in calls]
+    out = joined([(call.texts, out) for call, (out, _) in zip(calls, answers, strict=True)], dim=-2)
+    return out, joined_info(calls, [info for _, info in answers], of_keys)
 
 
 def as_mechanism(mechanism: Mechanism | str) -> Mechanism:
