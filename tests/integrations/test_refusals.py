@@ -132,8 +132,6 @@ def test_the_scaling_of_the_layer_is_used():
     [
         ("indices", torch.zeros(2, LENGTH, 2, dtype=torch.long)),
         ("block_indices", torch.zeros(2, 1, dtype=torch.long)),
-        ("cu_seq_lens_q", torch.tensor([0, 3, LENGTH])),
-        ("cu_seq_lens_k", torch.tensor([0, 3, LENGTH])),
         ("max_length_q", 4),
         ("max_length_k", 4),
         ("seq_idx", torch.zeros(2, LENGTH)),

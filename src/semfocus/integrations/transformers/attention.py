@@ -20,13 +20,11 @@ from semfocus.errors import UsageError
 from semfocus.integrations.transformers.choices import chosen_mechanism
 from semfocus.integrations.transformers.placing import Call, run_at_positions
 
-_PACKED = "sequences packed for flash attention; pad them, or pack them by position_ids alone"
+_PACKED = "sequences packed without the boundaries of keys and queries; pass cu_seq_lens_q and cu_seq_lens_k too"
 # Options that change the output, and that no mechanism here computes.
 REFUSED = {
     "indices": "the model's own choice of keys, as in DeepSeek V3.2",
     "block_indices": "the model's own choice of blocks, as in MiniMax M3",
-    "cu_seq_lens_q": _PACKED,
-    "cu_seq_lens_k": _PACKED,
     "max_length_q": _PACKED,
     "max_length_k": _PACKED,
     "seq_idx": _PACKED,
@@ -44,7 +42,20 @@ HARMLESS = frozenset(
         "use_cache",
     }
 )
-HONOURED = frozenset({"is_causal", "output_attentions", "position_bias", "s_aux", "sliding_window", "softcap"})
+HONOURED = frozenset(
+    {
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "is_causal",
+        "output_attentions",
+        "position_bias",
+        "s_aux",
+        "sliding_window",
+        "softcap",
+    }
+)
+# What goes with the boundaries of packed sequences and says nothing more.
+OF_PACKED = frozenset({"max_length_k", "max_length_q", "seq_idx"})
 # A float mask hides a key by a large negative number: -10000, -1e9, the smallest of its dtype or -inf, depending on the
 # library. All give the weight zero; but left as finite numbers, bottom-k and random-k would choose such keys.
 HIDDEN = -1e4
@@ -100,6 +111,8 @@ def focused_attention(
         want_weights=weights_wanted(options),
         softcap=options.get("softcap"),  # Gemma 2
         sinks=options.get("s_aux"),  # gpt-oss
+        cu_seqlens_q=options.get("cu_seq_lens_q"),
+        cu_seqlens_k=options.get("cu_seq_lens_k"),
     )
     if by_position:
         out, weights = run_at_positions(call, hides_earlier_keys(module, options), options.get("position_ids"))
@@ -110,8 +123,9 @@ def focused_attention(
 
 def refuse_unsupported(module: nn.Module, options: Mapping[str, Any]) -> None:
     """Raise an error for the first option that would change the output, or that is unknown."""
+    packed = options.get("cu_seq_lens_q") is not None
     for name, value in options.items():
-        if value is None or name in HARMLESS or name in HONOURED:
+        if value is None or name in HARMLESS or name in HONOURED or (packed and name in OF_PACKED):
             continue
         where = f"{type(module).__name__} passes {name}"
         if name in REFUSED:
