@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from semfocus import Banded, BlockLocal, Full, RandomK, TopK, attend
 from semfocus.attention import dense, operator
 from semfocus.attention.inputs import prepare_inputs
+from semfocus.attention.kernels.short import dispatch
 from semfocus.attention.normalisers import Softmax
 from semfocus.attention.operator import BACKENDS
 from tests.conformance.cases import qkv
@@ -137,18 +138,18 @@ def test_on_a_gpu_a_fall_back_from_the_kernels_is_logged_once_with_its_reason(mo
     assert caplog.messages == [f"topk:5 by the backend {chosen.pop()}, not by triton: no kernel today"]
 
 
-def test_on_a_gpu_lists_too_long_for_the_kernels_are_logged(monkeypatch, caplog) -> None:
-    q, k, v = qkv(3, 2000, dtype=torch.float32)
+def test_on_a_gpu_types_that_no_kernel_takes_are_logged_and_long_lists_are_served(monkeypatch, caplog) -> None:
+    q, k, v = qkv(3, 2000)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     operator.log_once.cache_clear()
     with caplog.at_level("INFO", logger="semfocus"):
-        many = prepare_inputs(q, k, v, TopK(300), normaliser=Softmax())
-        assert operator.choose_backend(many) == "triton"
-        assert operator.choose_backend(many, want_info=True) == "dense"
+        assert operator.choose_backend(prepare_inputs(q, k, v, TopK(300), normaliser=Softmax())) == "dense"
         assert operator.choose_backend(prepare_inputs(q, k, v, Full(), normaliser=Softmax())) == "sdpa"
+        narrow = [tensor.float() for tensor in (q, k, v)]
+        monkeypatch.setattr(dispatch, "refuses_device", lambda device: None)
+        assert operator.choose_backend(prepare_inputs(*narrow, TopK(300), normaliser=Softmax())) == "triton"
     assert len(caplog.messages) == 1
-    assert "topk:300 by the backend dense, not by triton: " in caplog.messages[0]
-    assert "at most 64 keys by score" in caplog.messages[0]
+    assert "topk:300 by the backend dense, not by triton: it computes float32, float16 and" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:2+2s+3w", "banded:4", "block_local:4", "bottomk:2"])

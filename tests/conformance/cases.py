@@ -236,6 +236,7 @@ def restrictions() -> dict[str, dict]:
     bias[:, 2] = float("-inf")
     bias[:, 5, ::2] = float("-inf")
     keep, bias = keep.to(DEVICE), bias.to(DEVICE)
+    sinks = torch.tensor([0.5, -1.0, 3.0], dtype=torch.float64, device=DEVICE)
     return {
         "causal": {"causal": True},
         "mask": {"mask": keep},
@@ -253,4 +254,9 @@ def restrictions() -> dict[str, dict]:
         "causal and scale 0": {"causal": True, "scale": 0.0},
         "causal and negative scale": {"causal": True, "scale": -0.37},
         "dropout": {"dropout_p": 0.4},
+        "softcap": {"softcap": 0.7},
+        "softcap and bias": {"softcap": 0.7, "mask": bias},
+        "sinks": {"sinks": sinks},
+        "sinks and softcap and mask and causal": {"sinks": sinks, "softcap": 2.5, "mask": keep, "causal": True},
+        "sinks and dropout": {"sinks": sinks, "dropout_p": 0.4},
     }  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from semfocus.diagnostics import diagnose
 from semfocus.errors import UsageError
@@ -67,14 +68,56 @@ def gpt_oss(sink: float) -> Any:
     return model
 
 
+def t5(**options: Any) -> Any:
+    from transformers import T5Config, T5EncoderModel
+
+    size = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4}
+    return tiny.build(lambda: T5EncoderModel(T5Config(**size, vocab_size=tiny.SHAPE["vocab_size"], **options)))
+
+
+def weights_of(model: Any, ids: Tensor) -> Tensor:
+    """(H, Q, K): the weights that the model itself gives, of its first layer."""
+    with torch.no_grad():
+        return model(ids, output_attentions=True).attentions[0][0]
+
+
 @pytest.mark.parametrize(
-    ("make", "option"),
-    [*((lambda cap=cap: gemma2(cap), "softcap") for cap in (0.01, 5.0, 1e6)),
-     *((lambda sink=sink: gpt_oss(sink), "s_aux") for sink in (3.0, -30.0))],
+    "make",
+    [*((lambda cap=cap: gemma2(cap)) for cap in (0.01, 5.0, 1e6)), *((lambda sink=sink: gpt_oss(sink)) for sink in
+     (3.0, -30.0)), lambda: t5(attn_implementation="eager")],
+    ids=["cap 0.01", "cap 5", "cap 1e6", "sink 3", "sink -30", "bias"],
 )  # fmt: skip
-def test_caps_and_sinks_passed_by_name_are_refused_by_layer_whatever_they_change(make: Any, option: str) -> None:
-    with pytest.raises(UsageError, match=rf"model\.layers\.0\.self_attn .*it passes {option} "):
-        diagnose(make(), [tiny.tokens(1, 60)], k=4)
+@pytest.mark.parametrize("focused", [False, True], ids=["eager", "focused"])
+def test_caps_sinks_and_biases_passed_by_name_are_measured_as_the_model_has_them(make: Any, focused: bool) -> None:
+    from semfocus.integrations.transformers import focus
+
+    model, ids = make(), tiny.tokens(1, 60)
+    own = weights_of(model, ids)
+    own = own / own.sum(-1, keepdim=True)  # among the keys: a sink is none
+    if focused:
+        focus(model, "full")
+    measured = diagnose(model, [ids], k=4).whole
+    entropies = torch.special.entr(own.double()).sum(-1).flatten().sort().values
+    for percent in ("50", "95"):
+        place = round(int(percent) / 100 * (len(entropies) - 1))
+        near = entropies[max(place - 2, 0) : place + 3]
+        assert near[0] - 1e-4 <= measured.at("entropy", percent) <= near[-1] + 1e-4
+
+
+@pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias"])
+def test_an_option_that_a_model_passes_and_does_not_follow_is_found_in_the_weights(monkeypatch: Any, name: str) -> None:
+    from transformers.models.gpt2 import modeling_gpt2
+
+    own = modeling_gpt2.eager_attention_forward
+    model = tiny.gpt2(attn_implementation="eager")
+    value = {"softcap": 0.01, "s_aux": torch.full((4,), 3.0), "position_bias": torch.arange(60.0).expand(1, 4, 60, 60)}
+
+    def telling(*args, **options):
+        return own(*args, **{key: option for key, option in options.items() if key != name})
+
+    monkeypatch.setattr(modeling_gpt2, "eager_attention_forward", telling)
+    with pytest.raises(UsageError, match=r"transformer\.h\.0\.attn .*its weights are not the softmax of what is seen"):
+        diagnose(model, [{"input_ids": tiny.tokens(1, 60), name: value[name]}], k=4)
 
 
 @pytest.mark.parametrize(("sink", "why"), [(None, "gives a key"), (3.0, "sum to 1 only within")])
@@ -111,25 +154,11 @@ def test_nan_weights_of_a_model_are_reported_as_such() -> None:
     assert "a cap" not in str(refused.value)
 
 
-def test_a_position_bias_is_refused_with_an_implementation_that_works() -> None:
-    from transformers import T5Config, T5EncoderModel
-
-    size = {
-        "d_model": 16,
-        "d_kv": 4,
-        "d_ff": 16,
-        "num_layers": 1,
-        "num_heads": 4,
-        "vocab_size": tiny.SHAPE["vocab_size"],
-    }
-    model = tiny.build(lambda: T5EncoderModel(T5Config(**size, attn_implementation="eager")))
-    with pytest.raises(UsageError, match=r"a bias.*set_attn_implementation\(\"sdpa\"\)"):
-        diagnose(model, [tiny.tokens(1, 12)], k=3)
-    model.set_attn_implementation("sdpa")
-    assert diagnose(model, [tiny.tokens(1, 12)], k=3).whole.queries
-    with pytest.raises(UsageError) as refused:
-        diagnose(gemma2(0.01), [tiny.tokens(1, 60)], k=4)
-    assert "sdpa" not in str(refused.value)  # where there is no cap: another model
+def test_a_position_bias_is_measured_alike_under_both_implementations() -> None:
+    eager, sdpa = (t5(attn_implementation=name) for name in ("eager", "sdpa"))
+    batches = [{"input_ids": tiny.tokens(2, 12), "attention_mask": (torch.arange(24).view(2, 12) < 20).long()}]
+    ours, theirs = (diagnose(model, batches, k=3).whole.at("entropy") for model in (eager, sdpa))
+    assert ours == pytest.approx(theirs, rel=1e-5)
 
 
 EAGER = {

@@ -20,12 +20,25 @@ from tests.integrations.tiny import VOCABULARY, build, logits, tokens
 GUIDE = Path(__file__).parents[2] / "docs" / "huggingface.md"
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CAUSAL = [
-    *("cohere2", "deepseek_v3", "gemma", "gemma3_text", "glm4", "gpt2", "gpt_neox", "granite", "llama"),
-    *("mistral", "mixtral", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "smollm3"),
+    *("cohere2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neox", "gpt_oss", "granite"),
+    *(
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "opt",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "qwen3_next",
+        "smollm3",
+    ),
     *("stablelm", "starcoder2"),
 ]
 MASKED = ["albert", "bert", "camembert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta"]
-SEQ2SEQ = ["bart", "m2m_100", "marian", "mbart", "pegasus"]
+SEQ2SEQ = ["bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5"]
 HEADS = {
     **dict.fromkeys(CAUSAL, AutoModelForCausalLM),
     **dict.fromkeys(MASKED, AutoModelForMaskedLM),
@@ -34,13 +47,14 @@ HEADS = {
 # Every family has its own names for the same sizes; those that a config does not know are left out.
 SIZES = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "word_embed_proj_dim"), 32),
-    **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "hidden_dim"), 32),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "hidden_dim", "d_ff"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"), 2),
     **dict.fromkeys(
-        ("num_attention_heads", "n_head", "n_heads", "encoder_attention_heads", "decoder_attention_heads"), 4
+        ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads"),
+        4,
     ),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank"), 16),
-    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "head_dim"), 8),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "head_dim", "d_kv"), 8),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "bos_token_id", "decoder_start_token_id"), 1),
     **dict.fromkeys(("num_key_value_heads", "num_experts_per_tok", "eos_token_id"), 2),

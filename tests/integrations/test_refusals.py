@@ -20,24 +20,18 @@ from transformers import (
     BridgeTowerModel,
     BridgeTowerTextConfig,
     BridgeTowerVisionConfig,
-    Gemma2Config,
-    Gemma2ForCausalLM,
     GitConfig,
     GitForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
     LongT5Config,
     LongT5ForConditionalGeneration,
     SiglipVisionConfig,
     SiglipVisionModel,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 from semfocus.errors import UsageError
 from semfocus.integrations.transformers import focus, register
 from semfocus.integrations.transformers.attention import focused_attention, focused_mask
-from tests.integrations.tiny import SHAPE, VOCABULARY, bert, build, gpt2, leaks, llama, logits, mistral, padded, tokens
+from tests.integrations.tiny import VOCABULARY, bert, build, gpt2, leaks, llama, logits, mistral, padded, tokens
 
 LENGTH = 7
 KEEP = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()[None, None]
@@ -136,13 +130,8 @@ def test_the_scaling_of_the_layer_is_used():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("softcap", 30.0),
-        ("s_aux", torch.zeros(4)),
-        ("position_bias", torch.zeros(1, 4, LENGTH, LENGTH)),
         ("indices", torch.zeros(2, LENGTH, 2, dtype=torch.long)),
         ("block_indices", torch.zeros(2, 1, dtype=torch.long)),
-        ("cu_seq_lens_q", torch.tensor([0, 3, LENGTH])),
-        ("cu_seq_lens_k", torch.tensor([0, 3, LENGTH])),
         ("max_length_q", 4),
         ("max_length_k", 4),
         ("seq_idx", torch.zeros(2, LENGTH)),
@@ -173,40 +162,14 @@ def test_arguments_without_effect_are_accepted_and_have_none():
     assert torch.equal(logits(model, ids, cache_position=torch.arange(LENGTH), **harmless), plain)
 
 
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (
-            lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, num_key_value_heads=2, head_dim=8, intermediate_size=32)),
-            "softcap",
-        ),
-        (
-            lambda: GptOssForCausalLM(
-                GptOssConfig(
-                    **SHAPE,
-                    num_key_value_heads=2,
-                    head_dim=8,
-                    intermediate_size=32,
-                    num_local_experts=2,
-                    pad_token_id=0,
-                )
-            ),
-            "s_aux",
-        ),
-        (
-            lambda: T5ForConditionalGeneration(
-                T5Config(d_model=32, num_layers=1, num_heads=4, d_kv=8, d_ff=32, vocab_size=VOCABULARY)
-            ),
-            "position_bias",
-        ),
-    ],
-    ids=["gemma2", "gpt_oss", "t5"],
-)
-def test_a_model_that_needs_what_is_not_computed_says_so_at_its_first_call(make, named):
-    model, ids = build(make), tokens(1, 5)
+def test_a_position_bias_of_another_shape_is_refused():
+    model = llama()
     focus(model, "topk:2")
-    with pytest.raises(UsageError, match=f"passes {named}"):
-        logits(model, ids, **({"decoder_input_ids": ids} if named == "position_bias" else {}))
+    attention(model, position_bias=torch.zeros(1, 4, LENGTH, LENGTH))
+    with pytest.raises(UsageError, match=r"LlamaAttention passes a position_bias of shape \(4, 7\)"):
+        attention(model, position_bias=torch.zeros(4, LENGTH))
+    with pytest.raises(UsageError, match="a position_bias of bool"):
+        attention(model, position_bias=True)
 
 
 def test_a_model_outside_the_registry_is_refused():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from semfocus.lazy import attach
 
 if TYPE_CHECKING:
+    from semfocus.attention.explaining import Explanation, explain
     from semfocus.attention.inspection import AttentionInfo
     from semfocus.attention.layer import Attention
     from semfocus.attention.mechanisms import (
@@ -55,6 +56,7 @@ __all__ = [
     "BottomK",
     "Doubly",
     "Entmax",
+    "Explanation",
     "Fast",
     "FastWeights",
     "Full",
@@ -71,6 +73,7 @@ __all__ = [
     "Sparsemax",
     "TopK",
     "attend",
+    "explain",
     "mechanism_names",
     "normaliser_names",
     "parse_mechanism",
@@ -82,6 +85,8 @@ __all__ = [
 
 _HOMES = {
     "attend": "operator",
+    "explain": "explaining",
+    "Explanation": "explaining",
     "Plan": "plans",
     "parse_plan": "plans",
     "Attention": "layer",

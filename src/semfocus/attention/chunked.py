@@ -21,6 +21,7 @@ from semfocus.attention.inspection import AttentionInfo, check_listed
 from semfocus.attention.mechanisms import parse_mechanism
 from semfocus.attention.normalisers import log_sum_exp, parse_normaliser
 from semfocus.attention.positions import Positions
+from semfocus.attention.scoring import cap_slope, leave_to_sinks, share_of_keys
 from semfocus.attention.selection import best_indices, can_sync
 from semfocus.attention.weights import softmax_over
 
@@ -36,8 +37,10 @@ def chunked(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, A
         inputs.q.expand(*lead, *inputs.q.shape[-2:]),
         inputs.k, inputs.v, inputs.mask, inputs.bias, inputs.lengths, inputs.q_positions, inputs.k_positions,
         inputs.choice_seed, inputs.dropout_seed, str(inputs.mechanism), str(inputs.normaliser),
-        inputs.causal, inputs.scale, inputs.dropout_p,
+        inputs.causal, inputs.scale, inputs.dropout_p, inputs.softcap,
     )  # fmt: skip
+    if inputs.sinks is not None:
+        out = leave_to_sinks(out, lse, inputs.sinks)
     return out, listed_info(inputs, indices.long(), lse) if want_info else None
 
 
@@ -58,11 +61,12 @@ def gathered(
     causal: bool,
     scale: float,
     dropout_p: float,
+    softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (*lead, Lq, Dv), kept keys (*lead, Lq, n) int32 and log-sum-exp (*lead, Lq)."""
     inputs = AttentionInputs(
         q, k, v, parse_mechanism(mechanism), parse_normaliser(normaliser), causal, mask, bias, lengths, scale,
-        dropout_p, dropout_seed, choice_seed, q_positions=q_positions, k_positions=k_positions,
+        dropout_p, dropout_seed, choice_seed, q_positions=q_positions, k_positions=k_positions, softcap=softcap,
     )  # fmt: skip
     out, indices, lse = _empty_results(inputs)
     keys, values = _Vectors.of(k, inputs), _Vectors.of(v, inputs)
@@ -101,6 +105,7 @@ def gathered_backward(
     normaliser: str,
     scale: float,
     dropout_p: float,
+    softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v for the kept set. Of softmax: p = softmax(score), ds = p (dp - sum p dp + dlse).
 
@@ -108,7 +113,7 @@ def gathered_backward(
     """
     inputs = AttentionInputs(
         q, k, v, parse_mechanism(mechanism), parse_normaliser(normaliser), bias=bias, scale=scale,
-        dropout_p=dropout_p, dropout_seed=dropout_seed,
+        dropout_p=dropout_p, dropout_seed=dropout_seed, softcap=softcap,
     )  # fmt: skip
     keys, values = _Vectors.of(k, inputs), _Vectors.of(v, inputs)
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -122,7 +127,8 @@ def gathered_backward(
         v_kept, grad_chunk, out_chunk = _finite_channels(
             v_kept, grad[..., chunk, :].to(inputs.compute_dtype), out[..., chunk, :].to(inputs.compute_dtype)
         )
-        scores = _pair_scores(inputs, positions, q_chunk, k_kept, kept)
+        products = _pair_products(inputs, q_chunk, k_kept)
+        scores = _with_bias(inputs, positions, products, kept)
         p = inputs.normaliser.weights(scores, present)
         dropped = inputs.dropout(torch.ones_like(p), positions, kept)
         dp = (v_kept * grad_chunk.unsqueeze(-2)).sum(dim=-1) * dropped
@@ -133,7 +139,7 @@ def gathered_backward(
         else:
             ds = inputs.normaliser.pull_back(scores, present, p, dp)
             ds = ds if dlse is None else ds + dlse * softmax_over(scores, present)
-        ds = torch.where(present, ds, 0.0) * scale
+        ds = torch.where(present, ds if softcap is None else ds * cap_slope(products, softcap), 0.0) * scale
         dq[..., chunk, :] = (ds.unsqueeze(-1) * k_kept).sum(dim=-2).to(dq.dtype)
         keys.scatter_add(dk, kept, ds.unsqueeze(-1) * q_chunk.unsqueeze(-2))
         values.scatter_add(dv, kept, (p * dropped).unsqueeze(-1) * grad_chunk.unsqueeze(-2))
@@ -141,13 +147,13 @@ def gathered_backward(
 
 
 @gathered_backward.register_fake
-def _(grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, mechanism, normaliser, scale, dropout_p):
+def _(grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, mechanism, normaliser, scale, dropout_p, softcap):
     return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v))
 
 
 def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
-    q, k, v, _, bias, _, _, _, _, dropout_seed, ctx.mechanism, ctx.normaliser, _, ctx.scale, ctx.dropout_p = inputs
+    q, k, v, _, bias, _, _, _, _, dropout_seed, ctx.mechanism, ctx.normaliser, _, *ctx.numbers = inputs
     out, indices, _ = output
     ctx.save_for_backward(q, k, v, bias, dropout_seed, out, indices)
 
@@ -156,16 +162,16 @@ def _backward(ctx, grad, _grad_indices, grad_lse):
     q, k, v, bias, dropout_seed, out, indices = ctx.saved_tensors
     grad = torch.zeros_like(out) if grad is None else grad
     if torch.is_grad_enabled():  # the gradient is itself to be differentiated
+        scale, dropout_p, softcap = ctx.numbers
         inputs = AttentionInputs(
-            q, k, v, parse_mechanism(ctx.mechanism), parse_normaliser(ctx.normaliser), bias=bias, scale=ctx.scale,
-            dropout_p=ctx.dropout_p, dropout_seed=dropout_seed,
+            q, k, v, parse_mechanism(ctx.mechanism), parse_normaliser(ctx.normaliser), bias=bias, scale=scale,
+            dropout_p=dropout_p, dropout_seed=dropout_seed, softcap=softcap,
         )  # fmt: skip
-        return *_differentiable_grads(inputs, indices.long(), grad, grad_lse), *([None] * 12)
+        return *_differentiable_grads(inputs, indices.long(), grad, grad_lse), *([None] * 13)
     grads = gathered_backward(
-        grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, ctx.mechanism, ctx.normaliser, ctx.scale,
-        ctx.dropout_p,
-    )  # fmt: skip
-    return *grads, *([None] * 12)
+        grad, grad_lse, q, k, v, bias, dropout_seed, out, indices, ctx.mechanism, ctx.normaliser, *ctx.numbers
+    )
+    return *grads, *([None] * 13)
 
 
 def _differentiable_grads(
@@ -239,7 +245,7 @@ def _select(inputs: AttentionInputs, positions: Positions, q_chunk: Tensor, keys
     if _is_plain_causal(inputs):
         kept, scores = _select_before(inputs, positions, q_chunk, all_keys)
         return kept, scores.gather(-1, kept.clamp(min=0))
-    scores = shared_product(q_chunk, all_keys.transpose(-1, -2)).mul_(inputs.scale)  # (*lead, C, Lk)
+    scores = inputs.capped(shared_product(q_chunk, all_keys.transpose(-1, -2)).mul_(inputs.scale))  # (*lead, C, Lk)
     bias = slice_queries(inputs.bias, positions.first, positions.queries)
     if bias is not None:
         scores = scores + bias
@@ -285,7 +291,7 @@ def _select_before(
     k, queries = inputs.mechanism.keeps_largest, positions.queries
     assert k is not None
     end = positions.first + queries + positions.keys - positions.total
-    scores = shared_product(q_chunk, all_keys[..., :end, :].transpose(-1, -2)).mul_(inputs.scale)
+    scores = inputs.capped(shared_product(q_chunk, all_keys[..., :end, :].transpose(-1, -2)).mul_(inputs.scale))
     later = torch.ones(queries, queries, dtype=torch.bool, device=scores.device).triu(1)
     scores[..., end - queries :].masked_fill_(later, float("-inf"))
     kept = ordered(best_indices(scores, None, k), end)
@@ -340,8 +346,16 @@ def _pair_scores(
     inputs: AttentionInputs, positions: Positions, q_chunk: Tensor, k_kept: Tensor, kept: Tensor
 ) -> Tensor:
     """(*lead, C, n): the scores of the kept pairs."""
+    return _with_bias(inputs, positions, _pair_products(inputs, q_chunk, k_kept), kept)
+
+
+def _pair_products(inputs: AttentionInputs, q_chunk: Tensor, k_kept: Tensor) -> Tensor:
+    """(*lead, C, n): the scaled and capped products of the kept pairs, before a float mask is added."""
     # Products and sums, not a batched product of tiny matrices, which a CPU runs one by one.
-    scores = (k_kept * q_chunk.unsqueeze(-2)).sum(dim=-1) * inputs.scale
+    return inputs.capped((k_kept * q_chunk.unsqueeze(-2)).sum(dim=-1) * inputs.scale)
+
+
+def _with_bias(inputs: AttentionInputs, positions: Positions, scores: Tensor, kept: Tensor) -> Tensor:
     bias = slice_queries(inputs.bias, positions.first, positions.queries)
     return scores if bias is None else scores + _look_up(bias, kept)
 
@@ -384,6 +398,8 @@ def listed_info(inputs: AttentionInputs, indices: Tensor, lse: Tensor) -> Attent
     """`AttentionInfo` of the kept keys `indices` (*lead, Lq, n)."""
     scores = _listed_scores(inputs, indices)
     weights = inputs.normaliser.weights(scores, indices >= 0)
+    if inputs.sinks is not None:
+        weights = weights * share_of_keys(lse, inputs.sinks)
     counts = lse.new_zeros(*inputs.lead, inputs.num_keys, dtype=torch.int64)
     flat = indices.flatten(-2)
     counts.scatter_add_(-1, flat.clamp(min=0), (flat >= 0).long())

@@ -22,7 +22,7 @@ MIN_CPU_KEYS = 16  # over fewer keys than a vector register holds, torch's CPU k
 def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Plain tensor operations: works under compile, vmap and func.grad, with any mechanism and normaliser."""
     q, k, v = (tensor.to(inputs.compute_dtype) for tensor in (inputs.q, inputs.k, inputs.v))
-    scores = shared_product(q, k.transpose(-1, -2)) * inputs.scale  # (.., Lq, Lk)
+    scores = inputs.capped(shared_product(q, k.transpose(-1, -2)) * inputs.scale)  # (.., Lq, Lk)
     if inputs.bias is not None:
         scores = scores + inputs.bias
     if inputs.mechanism.is_stochastic:  # every entry and head of the output draws its own, also where only v has them
@@ -31,10 +31,10 @@ def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
     if _is_simple(inputs) and not want_info:
         weights = inputs.dropout(_simple_weights(inputs, scores), positions, positions.key_index)
         return shared_product(weights, v).to(inputs.q.dtype), None
-    mechanism, normaliser = inputs.mechanism, inputs.normaliser
+    mechanism = inputs.mechanism
     selection = inputs.selection(scores, q, k, positions)
     keep = _keep(inputs, selection)
-    weights = normaliser.weigh(scores, keep, selection)
+    weights = inputs.weigh(scores, keep, selection)
     info = None
     if want_info:
         whole = (*inputs.lead, *scores.shape[-2:])
@@ -42,7 +42,7 @@ def dense(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
             scores.expand(whole), keep.expand(whole), weights.expand(whole), mechanism.max_kept(inputs.num_keys)
         )
     if inputs.straight_through:
-        soft = normaliser.weigh(scores, selection.allowed, selection)
+        soft = inputs.weigh(scores, selection.allowed, selection)
         weights = soft + (weights - soft).detach()
     weights = inputs.dropout(weights, positions, positions.key_index)
     if inputs.assume_finite:
@@ -57,7 +57,7 @@ def _is_simple(inputs: AttentionInputs) -> bool:
     mechanism = inputs.mechanism
     chosen = mechanism.keeps_all or mechanism.keeps_largest is not None
     trusted = inputs.assume_finite and inputs.bias is None and not inputs.restricted and not inputs.straight_through
-    return chosen and trusted and inputs.normaliser.is_softmax
+    return chosen and trusted and inputs.normaliser.is_softmax and inputs.sinks is None
 
 
 def _simple_weights(inputs: AttentionInputs, scores: Tensor) -> Tensor:

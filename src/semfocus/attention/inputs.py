@@ -19,6 +19,7 @@ from semfocus.attention.base import Mechanism, SelectionInputs
 from semfocus.attention.normalisers import Normaliser
 from semfocus.attention.pairs import broadcasts, check_learned, own_normaliser, standardised
 from semfocus.attention.positions import Positions
+from semfocus.attention.scoring import capped, check_sinks, check_softcap, softmax_with_sinks
 from semfocus.attention.seeding import draw_seed
 from semfocus.counter_rng import dropped
 from semfocus.errors import UsageError
@@ -48,6 +49,8 @@ class AttentionInputs:
     k_positions: Tensor | None = None
     assume_finite: bool = False  # the caller guarantees finite values: nothing guards against others
     learned: Mapping[str, Tensor] | None = None  # (.., Lq or 1, 1) of a normaliser, (.., C, D) of a mechanism
+    softcap: float | None = None  # scores are capped before the bias is added
+    sinks: Tensor | None = None  # (.., 1, 1) logits that take part of the weight
 
     @property
     def lead(self) -> torch.Size:
@@ -116,6 +119,16 @@ class AttentionInputs:
             scores.detach(), positions, valid, self.causal, self.choice_seed, (queries, keys), self.learned
         )
 
+    def capped(self, scores: Tensor) -> Tensor:
+        """Scaled scores, before the bias, as the call caps them."""
+        return capped(scores, self.softcap)
+
+    def weigh(self, scores: Tensor, keep: Tensor, call: SelectionInputs) -> Tensor:
+        """The weights of the kept keys, by the normaliser of the call; sinks take their part."""
+        if self.sinks is not None:
+            return softmax_with_sinks(scores, keep, self.sinks)
+        return self.normaliser.weigh(scores, keep, call)
+
     def dropout(self, weights: Tensor, positions: Positions, columns: Tensor) -> Tensor:
         """Drop weights and scale up the rest. `columns` are their keys: every backend drops the same pairs."""
         if self.dropout_seed is None:
@@ -168,9 +181,11 @@ def prepare_inputs(
     learned: Mapping[str, Tensor] | None = None,
     q_positions: Tensor | None = None,
     k_positions: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> AttentionInputs:
     """Check the arguments of `attend` and bring them into one form."""
-    _check_types(q, k, v)
+    check_types(q, k, v)
     q, k, v = _autocast(q), _autocast(k), _autocast(v)
     _check_fit(q, k, v)
     if not 0 <= dropout_p < 1:
@@ -195,10 +210,13 @@ def prepare_inputs(
         choice_seed=draw_seed(generator, q.device) if mechanism.is_stochastic and generator is not None else None,
         straight_through=straight_through,
         assume_finite=assume_finite,
+        softcap=check_softcap(softcap),
     )
     lead = _lead_of_heads(q, k, v, enable_gqa)
     if learned:
         inputs = replace(inputs, learned=check_learned(learned, mechanism, normaliser, lead, q.shape[-2]))
+    if sinks is not None:
+        inputs = replace(inputs, sinks=check_sinks(sinks, normaliser, lead, q.device, inputs.compute_dtype))
     if seed is not None:
         inputs = _with_seed(inputs, seed, generator, lead)
     if mask is not None:
@@ -210,7 +228,8 @@ def prepare_inputs(
     return _grouped(inputs, (k.shape[-3], q.shape[-3] // k.shape[-3])) if enable_gqa else inputs
 
 
-def _check_types(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_types(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """An error for what is no dense floating tensor of at least two dimensions."""
     for name, tensor in {"q": q, "k": k, "v": v}.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
@@ -373,4 +392,5 @@ def _grouped(inputs: AttentionInputs, heads: tuple[int, int]) -> AttentionInputs
         dropout_seed=dropout_seed,
         choice_seed=choice_seed,
         learned=learned or None,
+        sinks=split(inputs.sinks),
     )

@@ -55,6 +55,8 @@ def linear_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | No
         return f"its sums are for degrees up to {MAX_FACTORISED}, not {_degree(inputs)}"
     if inputs.k_positions is not None:
         return "its sums go by the order of keys, not by given positions"
+    if inputs.softcap is not None:
+        return "capped scores (softcap) do not factorise"
     if inputs.bias is not None:
         return "a float mask does not factorise"
     if inputs.mask is not None and inputs.mask.shape[-2] != 1:

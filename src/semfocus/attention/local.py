@@ -17,7 +17,7 @@ def local(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, Att
     """Aligned blocks as one batch of small full attentions; other patterns as a list of keys for each query."""
     mechanism = inputs.mechanism
     plain = not inputs.restricted and inputs.dropout_seed is None and inputs.num_queries == inputs.num_keys
-    plain = plain and inputs.normaliser.is_softmax
+    plain = plain and inputs.normaliser.is_softmax and inputs.softcap is None and inputs.sinks is None
     if mechanism.keeps_blocks and mechanism.size is not None and plain and not want_info and inputs.v.shape[-1]:
         return _blocks(inputs, mechanism.size), None
     out, info = chunked(inputs, want_info)

@@ -73,6 +73,7 @@ class CallBatcher:
             mask=_stacked([inputs.mask for inputs in inputs_of_calls]),
             bias=_stacked([inputs.bias for inputs in inputs_of_calls]),
             lengths=_stacked([inputs.lengths for inputs in inputs_of_calls]),
+            sinks=_stacked([inputs.sinks for inputs in inputs_of_calls]),
             q_positions=_stacked([inputs.q_positions for inputs in inputs_of_calls]),
             k_positions=_stacked([inputs.k_positions for inputs in inputs_of_calls]),
         )
@@ -87,7 +88,7 @@ def _can_wait(inputs: AttentionInputs) -> bool:
 def _measured_tensors(inputs: AttentionInputs) -> tuple[Tensor | None, ...]:
     """The tensors on which the scores and the masks depend."""
     positions = inputs.q_positions, inputs.k_positions
-    return inputs.q, inputs.k, inputs.mask, inputs.bias, inputs.lengths, *positions
+    return inputs.q, inputs.k, inputs.mask, inputs.bias, inputs.lengths, inputs.sinks, *positions
 
 
 def _shape_key(call: CapturedCall) -> Hashable:
@@ -102,6 +103,7 @@ def _shape_key(call: CapturedCall) -> Hashable:
         inputs.mechanism,
         inputs.causal,
         inputs.scale,
+        inputs.softcap,
         inputs.first_query,
         inputs.total_queries,
         call.grouped,
@@ -129,6 +131,7 @@ def _copied(inputs: AttentionInputs) -> AttentionInputs:
         mask=_copied_or_none(inputs.mask, dims),
         bias=_copied_or_none(inputs.bias, dims),
         lengths=_copied_or_none(inputs.lengths, dims),
+        sinks=_copied_or_none(inputs.sinks, dims),
         q_positions=_copied_or_none(inputs.q_positions, dims),
         k_positions=_copied_or_none(inputs.k_positions, dims),
         dropout_seed=None,

@@ -28,16 +28,8 @@ METHOD = "get_interface"
 CHECKED = 9  # queries of a call whose weights are checked, spread from the first to the last
 # Relative tolerance of a weight, in addition to the rounding of its score.
 FAR, FAR_IN_HALF = 1e-3, 2e-2
-# Options by which a layer asks its implementation for other weights than the softmax of the masked scores.
-CHANGES_WEIGHTS = {
-    "softcap": "capped scores, as in Gemma 2",
-    "s_aux": "a learned sink in the softmax, as in gpt-oss",
-}
-OTHER_WEIGHTS = "its weights are not the softmax of the scores that are seen"
-BIAS = "position_bias"  # the name of this argument in models that have one
-SUGGESTION = '; switch: model.set_attn_implementation("sdpa")'
 OTHER = (
-    "it does more to its scores than scale and mask them (a cap, a sink, a bias); its weights are not the softmax of "
+    "it does more to its scores than its arguments say (a cap, a sink, a bias); its weights are not the softmax of "
     "what is seen:"
 )
 TF32 = 2.0**-10  # relative rounding of float32 products where torch may use TF32
@@ -102,15 +94,15 @@ def _report_eager(
     if name not in (EAGER, None) or args:
         raise UsageError(f'{where} cannot be observed; switch: model.set_attn_implementation("sdpa"), or "eager"')
     query, key, value, mask = tensors
-    for option, meaning in CHANGES_WEIGHTS.items():
-        if options.get(option) is not None:
-            raise UsageError(f"{where} cannot be observed: it passes {option} ({meaning}), so that {OTHER_WEIGHTS}")
     if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 4):
         raise UsageError(f"{where} cannot be observed: its mask is not a tensor (B, 1, Q, K)")
     with torch.no_grad():
         grouped = query.shape[1] != key.shape[1]
         mask = None if mask is None else mask[..., : key.shape[-2]]  # a static cache has entries for more keys
-        inputs = full_attention_inputs(query, key, value, mask, False, options.get("scaling"), grouped)
+        bias, softcap, sinks = (options.get(name) for name in ("position_bias", "softcap", "s_aux"))
+        if isinstance(bias, Tensor):
+            mask = bias if mask is None else _with_bias(mask, bias)
+        inputs = full_attention_inputs(query, key, value, mask, False, options.get("scaling"), grouped, softcap, sinks)
         _check(where, inputs, out, options, drops_weights=module.training and bool(options.get("dropout")))
     watch.capture(inputs, grouped)
 
@@ -125,10 +117,14 @@ def _check(where: str, inputs: AttentionInputs, out: Any, options: Mapping[str, 
     weights = out[1] if isinstance(out, tuple) and len(out) > 1 else None
     if not isinstance(weights, Tensor):
         raise UsageError(f"{where} cannot be observed: it returns no attention weights to check what is seen against")
-    with_bias = isinstance(options.get(BIAS), Tensor)  # sdpa receives it as part of the mask
     why = _difference(inputs, weights)
     if why:
-        raise UsageError(f"{where} cannot be observed: {why}{SUGGESTION if with_bias else ''}")
+        raise UsageError(f"{where} cannot be observed: {why}")
+
+
+def _with_bias(mask: Tensor, bias: Tensor) -> Tensor:
+    """A float mask (B, H, Q, K) of a mask and a position bias."""
+    return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias
 
 
 def _difference(inputs: AttentionInputs, weights: Tensor) -> str:
@@ -144,7 +140,8 @@ def _difference(inputs: AttentionInputs, weights: Tensor) -> str:
             scores, allowed = scores_of(inputs, inputs.positions(query, 1))
         scores = scores.squeeze(-2)
         allowed = torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed.squeeze(-2)
-        expected = torch.where(allowed, scores, -torch.inf).softmax(-1)
+        masked = torch.where(allowed, scores, -torch.inf)
+        expected = masked.softmax(-1)
         # A query without visible keys, or with a score that is not finite, has no expected weights.
         known = expected.isfinite().all(-1)
         far = FAR_IN_HALF if half else FAR
@@ -153,9 +150,12 @@ def _difference(inputs: AttentionInputs, weights: Tensor) -> str:
                 f"the model's own weights of query {query} are not finite, although its scores of the keys that it may "
                 "see are (masked keys that are not finite, or beyond the range of its softmax?)"
             )
-        off = (used.sum(-1) - 1).abs()[known]
+        if inputs.sinks is not None:
+            expected = expected * torch.sigmoid(masked.logsumexp(-1, keepdim=True) - inputs.sinks[..., 0])
+        off = (used.sum(-1) - expected.sum(-1)).abs()[known]
         if off.numel() and not bool((off <= far).all()):
-            return f"{OTHER} those of query {query} sum to 1 only within {float(off.max()):.2g}"
+            total = "1" if inputs.sinks is None else "what its sink leaves"
+            return f"{OTHER} those of query {query} sum to {total} only within {float(off.max()):.2g}"
         largest = torch.where(allowed, scores, 0.0).abs().amax(-1, keepdim=True)
         room = -torch.expm1(-far - 2 * _score_rounding(inputs) * largest) * torch.maximum(used, expected)
         fits = (used - expected).abs() <= room + _floor(weights.dtype)

@@ -71,12 +71,14 @@ HIDDEN = -1e4
 
 
 def full_attention_inputs(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, gqa: bool
-) -> AttentionInputs:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, gqa: bool,
+    softcap: float | None = None, sinks: Tensor | None = None,
+) -> AttentionInputs:  # fmt: skip
     """The inputs of softmax attention over every key that the mask leaves, as `attend` prepares them."""
     return prepare_inputs(
         q, k, v, Full(), normaliser=Softmax(), causal=causal, mask=mask, lengths=None, scale=scale, dropout_p=0.0,
         generator=None, seed=None, enable_gqa=gqa, straight_through=False, assume_finite=False,
+        softcap=softcap, sinks=sinks,
     )  # fmt: skip
 
 
@@ -93,7 +95,7 @@ def scores_of(inputs: AttentionInputs, positions: Positions) -> tuple[Tensor, Te
     """(*lead, C, K) scores as they enter the softmax, and which keys each query may see; None: all of them."""
     first = positions.first - inputs.first_query
     q = inputs.q[..., first : first + positions.queries, :].to(inputs.compute_dtype)
-    scores = (q @ inputs.k.to(inputs.compute_dtype).transpose(-1, -2)) * inputs.scale
+    scores = inputs.capped((q @ inputs.k.to(inputs.compute_dtype).transpose(-1, -2)) * inputs.scale)
     valid, bias = inputs.valid(first, positions.queries), slice_queries(inputs.bias, first, positions.queries)
     if bias is not None:
         scores, unhidden = scores + bias, bias > HIDDEN

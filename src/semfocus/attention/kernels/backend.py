@@ -7,7 +7,7 @@ from torch import Tensor
 
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import AttentionInfo
-from semfocus.attention.kernels.regimes import MAX_DECODE_QUERIES, REGIMES
+from semfocus.attention.kernels.regimes import MAX_DECODE_QUERIES, REGIMES, Regime
 from semfocus.attention.kernels.short.configs import MAX_HEAD_DIM
 from semfocus.attention.kernels.short.dispatch import is_served, refuses_call, short, short_refuses
 from semfocus.attention.kernels.threshold.configs import MAX_THRESHOLD_HEAD_DIM
@@ -36,19 +36,41 @@ def triton(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, At
     return short(inputs, want_info)
 
 
+def explain_kernels(inputs: AttentionInputs, want_info: bool = False) -> dict[str, str]:
+    """For each family of kernels why it computes a call, or does not."""
+    chosen, fitting = choose_kernels(inputs, want_info), _fitting(inputs)
+    reasons = {}
+    for name, refuses in REFUSALS.items():
+        refused = refuses(inputs, want_info)
+        if refused is not None:
+            reasons[name] = f"cannot: {refused}"
+        elif name == chosen:
+            rows = [f": {regime.why}" for regime in fitting if regime.kernels == name][:1]
+            reasons[name] = f"runs{''.join(rows)}"
+        else:
+            reasons[name] = "it can; the table of regimes prefers the other"
+    return reasons
+
+
 def choose_kernels(inputs: AttentionInputs, want_info: bool = False) -> str | None:
     """The kernels that compute a call, by the table of regimes; None where none can serve."""
-    mechanism = inputs.mechanism
-    if not is_served(mechanism, SERVED):
+    if not is_served(inputs.mechanism, SERVED):
         return "short" if short_refuses(inputs, want_info) is None else None
-    kept = max(min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks + mechanism.num_nearest)
-    grad = torch.is_grad_enabled() and any(t.requires_grad for t in (inputs.q, inputs.k, inputs.v))
-    size = kept, inputs.num_keys, inputs.num_queries, grad, 8 * inputs.q.element_size()
-    fitting = [regime.kernels for regime in REGIMES if regime.fits(*size)]
-    for name in (*fitting, *REFUSALS):  # at last whatever can serve
+    for name in (*(regime.kernels for regime in _fitting(inputs)), *REFUSALS):  # at last whatever can serve
         if REFUSALS[name](inputs, want_info) is None:
             return name
     return None
+
+
+def _fitting(inputs: AttentionInputs) -> list[Regime]:
+    """The rows of the table of regimes that a call fits; none for what is not top-k."""
+    mechanism = inputs.mechanism
+    if not is_served(mechanism, SERVED):
+        return []
+    kept = max(min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks + mechanism.num_nearest)
+    grad = torch.is_grad_enabled() and any(t.requires_grad for t in (inputs.q, inputs.k, inputs.v))
+    size = kept, inputs.num_keys, inputs.num_queries, grad, 8 * inputs.q.element_size()
+    return [regime for regime in REGIMES if regime.fits(*size)]
 
 
 def triton_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | None:

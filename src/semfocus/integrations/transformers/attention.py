@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import output_capturing
@@ -19,16 +20,11 @@ from semfocus.errors import UsageError
 from semfocus.integrations.transformers.choices import chosen_mechanism
 from semfocus.integrations.transformers.placing import Call, run_at_positions
 
-_PACKED = "sequences packed for flash attention; pad them, or pack them by position_ids alone"
+_PACKED = "sequences packed without the boundaries of keys and queries; pass cu_seq_lens_q and cu_seq_lens_k too"
 # Options that change the output, and that no mechanism here computes.
 REFUSED = {
-    "softcap": "capped scores, as in Gemma 2",
-    "s_aux": "a learned sink in the softmax, as in gpt-oss",
-    "position_bias": "a learned position bias, as in T5",
     "indices": "the model's own choice of keys, as in DeepSeek V3.2",
     "block_indices": "the model's own choice of blocks, as in MiniMax M3",
-    "cu_seq_lens_q": _PACKED,
-    "cu_seq_lens_k": _PACKED,
     "max_length_q": _PACKED,
     "max_length_k": _PACKED,
     "seq_idx": _PACKED,
@@ -46,7 +42,20 @@ HARMLESS = frozenset(
         "use_cache",
     }
 )
-HONOURED = frozenset({"is_causal", "output_attentions", "sliding_window"})
+HONOURED = frozenset(
+    {
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "is_causal",
+        "output_attentions",
+        "position_bias",
+        "s_aux",
+        "sliding_window",
+        "softcap",
+    }
+)
+# What goes with the boundaries of packed sequences and says nothing more.
+OF_PACKED = frozenset({"max_length_k", "max_length_q", "seq_idx"})
 # A float mask hides a key by a large negative number: -10000, -1e9, the smallest of its dtype or -inf, depending on the
 # library. All give the weight zero; but left as finite numbers, bottom-k and random-k would choose such keys.
 HIDDEN = -1e4
@@ -94,12 +103,16 @@ def focused_attention(
         key,
         value,
         mechanism,
-        mask,
+        _with_bias(module, mask, options.get("position_bias")),
         # Otherwise the mask alone decides: models of images and text let some queries see later keys.
         causal=bool(causal) and (by_position or (mask is None and query.shape[-2] > 1)),
         scale=scaling,
         dropout_p=dropout if module.training else 0.0,
         want_weights=weights_wanted(options),
+        softcap=options.get("softcap"),  # Gemma 2
+        sinks=options.get("s_aux"),  # gpt-oss
+        cu_seqlens_q=options.get("cu_seq_lens_q"),
+        cu_seqlens_k=options.get("cu_seq_lens_k"),
     )
     if by_position:
         out, weights = run_at_positions(call, hides_earlier_keys(module, options), options.get("position_ids"))
@@ -110,8 +123,9 @@ def focused_attention(
 
 def refuse_unsupported(module: nn.Module, options: Mapping[str, Any]) -> None:
     """Raise an error for the first option that would change the output, or that is unknown."""
+    packed = options.get("cu_seq_lens_q") is not None
     for name, value in options.items():
-        if value is None or name in HARMLESS or name in HONOURED:
+        if value is None or name in HARMLESS or name in HONOURED or (packed and name in OF_PACKED):
             continue
         where = f"{type(module).__name__} passes {name}"
         if name in REFUSED:
@@ -130,6 +144,18 @@ def usable_mask(module: nn.Module, mask: Any) -> Tensor | None:
         got = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise UsageError(f"{type(module).__name__} passes a mask of {got}; it must be a tensor (B, 1, Q, K)")
     return mask.masked_fill(mask <= HIDDEN, float("-inf")) if mask.is_floating_point() else mask
+
+
+def _with_bias(module: nn.Module, mask: Tensor | None, bias: Any) -> Tensor | None:
+    """The mask with a learned position bias (B or 1, H, Q, K), as T5 has it, added to the scores."""
+    if bias is None:
+        return mask
+    if not isinstance(bias, Tensor) or bias.dim() != 4 or not bias.is_floating_point():
+        got = f"shape {tuple(bias.shape)}" if isinstance(bias, Tensor) else type(bias).__name__
+        raise UsageError(f"{type(module).__name__} passes a position_bias of {got}; it must be floating (B, H, Q, K)")
+    if mask is None:
+        return bias
+    return torch.where(mask, bias, float("-inf")) if mask.dtype == torch.bool else mask + bias
 
 
 def is_causal(module: nn.Module, options: Mapping[str, Any]) -> bool | None:

@@ -19,8 +19,9 @@ from semfocus.attention.positions import Positions
 from semfocus.errors import UsageError
 
 _FORGETS = (
-    "{} counts from the first key, and this layer's mask hides earlier keys again (a sliding window, chunks or packed "
-    "sequences); use one that counts from the query, such as banded:64 or topk:8+16w"
+    "{} counts from the first key, and this layer's mask hides earlier keys again (a sliding window, chunks, or "
+    "sequences packed without cu_seq_lens_q and cu_seq_lens_k); use one that counts from the query, such as banded:64 "
+    "or topk:8+16w"
 )
 
 
@@ -39,6 +40,10 @@ class Call:
     want_weights: bool
     q_positions: Tensor | None = None
     k_positions: Tensor | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None  # (H,)
+    cu_seqlens_q: Tensor | None = None  # boundaries of packed sequences
+    cu_seqlens_k: Tensor | None = None
 
     def run(self) -> tuple[Tensor, Tensor | None]:
         """Output (B, H, Q, Dv), and weights (B, H, Q, K) where `want_weights`."""
@@ -53,6 +58,10 @@ class Call:
             q_positions=self.q_positions,
             k_positions=self.k_positions,
             scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            cu_seqlens_q=self.cu_seqlens_q,
+            cu_seqlens_k=self.cu_seqlens_k,
             dropout_p=self.dropout_p,
             enable_gqa=self.query.shape[1] != self.key.shape[1],
         )
@@ -74,7 +83,8 @@ def run_at_positions(
         )
     if call.causal and call.mechanism.counts_from_start and hides_earlier_keys:
         raise UsageError(_FORGETS.format(call.mechanism))
-    return call.run() if call.mask is None else _placed(call, position_ids).run()
+    alone = call.mask is None or call.cu_seqlens_q is not None  # packed sequences each stand at their own positions
+    return call.run() if alone else _placed(call, position_ids).run()
 
 
 @torch.compiler.disable  # branches on the mask, so that the graph breaks here

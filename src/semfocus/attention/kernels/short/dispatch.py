@@ -102,6 +102,10 @@ def refuses_call(inputs: AttentionInputs) -> str | None:
         return f"it computes softmax only, not {inputs.normaliser.name}"
     if inputs.straight_through:
         return "straight_through needs the weights of dropped keys"
+    if inputs.softcap is not None:
+        return "capped scores (softcap) are left to the other backends"
+    if inputs.sinks is not None:
+        return "sinks that take weight are left to the other backends"
     if inputs.bias is not None:
         return "a float mask is left to the dense backend"
     if inputs.k_positions is not None:
