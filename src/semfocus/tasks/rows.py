@@ -51,6 +51,11 @@ class Item(NamedTuple):
     label: Label
 
 
+def typed(option: str, value: str | float) -> str:
+    """An option of a task as it is typed, at the command line and in Python."""
+    return f"--option {option}={value} (in Python {option}={value!r})"
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where rows come from, for messages: `Origin("data.csv", "line")`."""
@@ -63,8 +68,7 @@ class Origin:
         """An option of these rows as their user types it."""
         if self.typing == "compare":
             return f"options={{{option!r}: {value!r}}}"
-        in_python = f"{option}={value!r}"
-        return in_python if self.typing == "argument" else f"--option {option}={value} (in Python {in_python})"
+        return f"{option}={value!r}" if self.typing == "argument" else typed(option, value)
 
     def at(self, number: int) -> str:
         """`data.csv, line 7`."""
