@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,20 @@ def test_a_sequence_has_the_same_logits_however_far_it_is_padded(kind) -> None:
     tokens, lengths, _ = batch()
     wider = torch.nn.functional.pad(tokens, (0, 130), value=spec.vocab_size)  # long enough for alignment padding
     torch.testing.assert_close(logits_of(spec, wider[0], lengths[0]), logits_of(spec, tokens[0], lengths[0]))
+
+
+def test_a_compiler_takes_the_angles_as_constants_and_turns_by_the_same() -> None:
+    spec, graphs = spec_of(positions="rope", width=12), []
+
+    def seen(graph: torch.fx.GraphModule, examples: list) -> Callable:
+        graphs.append(graph.code)
+        return graph.forward
+
+    x = torch.randn(1, 2, 1, 12, 8)
+    turned = torch.compile(lambda x: rotated(x, spec), backend=seen, fullgraph=True, dynamic=False)(x)
+    assert torch.equal(turned, rotated(x, spec))
+    assert "cos()" not in graphs[0]
+    assert "arange" not in graphs[0]
 
 
 def test_rotated_products_are_those_of_complex_numbers_and_depend_on_distance_alone() -> None:

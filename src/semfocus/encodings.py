@@ -78,8 +78,12 @@ def encoding(spec: Spec, table: Tensor | None, lengths: Tensor | None, seeds: Te
 
 def position_numbers(spec: Spec, device: torch.device) -> Tensor:
     """(L,) the number of each position, as if there were no alignment padding."""
-    index = torch.arange(spec.length, device=device)
-    return torch.where(index >= spec.padded_len + spec.alignment_padding, index - spec.alignment_padding, index)
+    return _numbers(spec.length, spec.padded_len, spec.alignment_padding, device)
+
+
+def _numbers(length: int, padded_len: int, alignment_padding: int, device: torch.device) -> Tensor:
+    index = torch.arange(length, device=device)
+    return torch.where(index >= padded_len + alignment_padding, index - alignment_padding, index)
 
 
 def random_positions(spec: Spec, lengths: Tensor | None, seeds: Tensor, tokens: Tensor) -> Tensor:
@@ -114,14 +118,33 @@ def distance_bias(spec: Spec, device: torch.device, dtype: torch.dtype) -> Tenso
     return (-slopes(spec.model.heads, device).view(-1, 1, 1) * distance).to(dtype)
 
 
+@torch.compiler.assume_constant_result  # a compiler would compute it anew, in float64, for every number of q and k
+def _rotation(
+    length: int, half: int, padded_len: int, alignment_padding: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """(L, w / 2) each: the cosine and sine of the angles."""
+    return _cached_rotation(length, half, padded_len, alignment_padding, device, dtype)
+
+
+@lru_cache(maxsize=64)
+def _cached_rotation(
+    length: int, half: int, padded_len: int, alignment_padding: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):
+        number = _numbers(length, padded_len, alignment_padding, torch.device("cpu"))
+        rate = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+        angle = number.unsqueeze(-1) * rate
+        unwrap = torch.func.debug_unwrap  # as in `sinusoidal_encoding`
+        return unwrap(angle.cos().to(dtype).to(device)), unwrap(angle.sin().to(dtype).to(device))
+
+
 def rotated(vectors: Tensor, spec: Spec) -> Tensor:
     """Queries or keys (E, B, H, L, w): channels i and i + w / 2 turned by position x 10000^(-2 i / w).
 
     Rotary embeddings (Su et al. 2021, arXiv 2104.09864): the product of a query and a key depends on their distance.
     """
     half = vectors.shape[-1] // 2
-    rate = 10000.0 ** (-torch.arange(half, dtype=torch.float64, device=vectors.device) / half)
-    angle = position_numbers(spec, vectors.device).unsqueeze(-1) * rate
-    cos, sin = angle.cos().to(vectors.dtype), angle.sin().to(vectors.dtype)
+    border = spec.padded_len, spec.alignment_padding
+    cos, sin = _rotation(spec.length, half, *border, vectors.device, vectors.dtype)
     first, second = vectors[..., :half], vectors[..., half:]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
