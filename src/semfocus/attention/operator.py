@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, TypedDict, overload
+from typing import Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -137,7 +137,7 @@ def attend(
     finite shows in the output. Hidden keys of NaN change no output, but gradients: zero times NaN is NaN.
     """
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        options: AttendOptions = {
+        options: dict[str, Any] = {
             "causal": causal, "mask": mask, "lengths": lengths, "q_positions": q_positions, "k_positions": k_positions,
             "normaliser": normaliser, "scale": scale, "dropout_p": dropout_p, "generator": generator, "seed": seed,
             "enable_gqa": enable_gqa, "straight_through": straight_through, "assume_finite": assume_finite,
@@ -179,18 +179,20 @@ def attend(
 @torch.compiler.disable  # the boundaries are read on the host, so that the graph breaks here
 def _attend_packed(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, boundaries: tuple[Tensor | None, Tensor | None],
-    return_info: bool, options: AttendOptions,
+    return_info: bool, options: dict[str, Any],
 ) -> Tensor | tuple[Tensor, AttentionInfo]:  # fmt: skip
     """`attend` of packed texts: one call for those of each size."""
     check_types(q, k, v)
     if options["backend"] not in (None, *BACKENDS):
-        raise unknown("backend", str(options["backend"]), BACKENDS)
+        raise unknown("backend", options["backend"], BACKENDS)
     of_queries, of_keys = check_boundaries(q, k, *boundaries)
     calls = packed_calls(q, k, v, mechanism, of_queries, of_keys, options)
-    if not calls:
-        return attend(q, k, v, mechanism, return_info=return_info, **options)  # ty: ignore
     if not return_info:
+        if not calls:
+            return attend(q, k, v, mechanism, **options)
         return joined([(call.texts, attend(*call.tensors, mechanism, **call.options)) for call in calls], dim=-2)
+    if not calls:
+        return attend(q, k, v, mechanism, return_info=True, **options)
     answers = [attend(*call.tensors, mechanism, return_info=True, **call.options) for call in calls]
     out = joined([(call.texts, out) for call, (out, _) in zip(calls, answers, strict=True)], dim=-2)
     return out, joined_info(calls, [info for _, info in answers], of_keys)

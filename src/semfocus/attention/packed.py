@@ -94,10 +94,10 @@ def packed_calls(
     texts = len(of_queries) - 1
     dims = max(q.dim(), k.dim(), v.dim())
     sizes_q, sizes_k = _sizes(of_queries), _sizes(of_keys)
+    each_q, each_k, each_v = (
+        _split(_raised(tensor, dims), sizes, -2) for tensor, sizes in ((q, sizes_q), (k, sizes_k), (v, sizes_k))
+    )
     parts = {
-        "q": _split(_raised(q, dims), sizes_q, -2),
-        "k": _split(_raised(k, dims), sizes_k, -2),
-        "v": _split(_raised(v, dims), sizes_k, -2),
         "mask": _parts_of_mask(options.get("mask"), dims, sizes_q, sizes_k),
         "q_positions": _parts_of_tokens(options.get("q_positions"), dims - 2 or 1, sizes_q),
         "k_positions": _parts_of_tokens(options.get("k_positions"), dims - 2 or 1, sizes_k),
@@ -109,8 +109,8 @@ def packed_calls(
         groups.setdefault((size, text if alone else None), []).append(text)
     calls = []
     for members in groups.values():
-        stacked = {name: _stacked(each, members) for name, each in parts.items()}
-        tensors = stacked.pop("q"), stacked.pop("k"), stacked.pop("v")
+        tensors = _stacked(each_q, members), _stacked(each_k, members), _stacked(each_v, members)
+        stacked = {name: None if each is None else _stacked(each, members) for name, each in parts.items()}
         own = {name: value for name, value in options.items() if name not in ("lengths", "generator")} | stacked
         own["learned"] = _learned(options.get("learned"), mechanism, members, dims, sizes_q)
         if seeds is not None:
@@ -167,8 +167,8 @@ def _check_tokens(name: str, given: Any) -> None:
         raise TypeError(f"{name} must be a tensor with an entry for each token, not {given!r}")
 
 
-def _stacked(parts: list[Tensor] | None, members: list[int]) -> Tensor | None:
-    return None if parts is None else torch.stack([parts[text] for text in members])
+def _stacked(parts: list[Tensor], members: list[int]) -> Tensor:
+    return torch.stack([parts[text] for text in members])
 
 
 def _seeds(mechanism: Mechanism, options: Mapping[str, Any], dims: int, texts: int, device: torch.device):
