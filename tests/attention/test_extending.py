@@ -202,7 +202,7 @@ MUTATIONS = {
         dense, "topk_mask", lambda priority, candidates, k, keep=dense.topk_mask: keep(priority, candidates, k + 1)
     ),
     "the list backend loses its scale in the backward pass": (
-        chunked, "_pair_scores", lambda inputs, positions, q, k, kept: (k * q.unsqueeze(-2)).sum(dim=-1)
+        chunked, "_pair_products", lambda inputs, q, k: (k * q.unsqueeze(-2)).sum(dim=-1)
     ),
     "dropped values leak": (dense, "_weighted_sum", lambda weights, keep, v: weights @ v),
 }  # fmt: skip

@@ -143,8 +143,9 @@ def test_registered_operations_pass_torchs_own_checks() -> None:
     q, k, v = (tensor.requires_grad_() for tensor in qkv(5, 6, lead=(1, 2)))
     padded = torch.tensor([0, 1, 2, -1, 3, 4], device=DEVICE)[None]
     for placed in ((None, None), (padded[:, 1:, None], padded[:, None])):
-        arguments = (q, k, v, None, None, None, *placed, None, None, "topk:3", "softmax", False, 0.5, 0.0)
-        torch.library.opcheck(chunked.gathered, arguments)
+        for softcap in (None, 2.0):
+            arguments = (q, k, v, None, None, None, *placed, None, None, "topk:3", "softmax", False, 0.5, 0.0, softcap)
+            torch.library.opcheck(chunked.gathered, arguments)
 
 
 @pytest.mark.filterwarnings("ignore")  # tracers warn of every size that they make a constant

@@ -210,7 +210,7 @@ def test_the_same_from_python_with_a_users_own_file(tmp_path: Path) -> None:
         (["compare", "parity", "--keep", "0,x"], "'x' is not an epoch"),
         (["compare", "parity", "--quick", "--option", "lenght=9"], "did you mean 'length'"),
         (["compare", "parity", "--tune", "decay"], "'decay'"),
-        (["compare", "parity", "--early-stop", "0"], "training.patience = 0"),
+        (["compare", "parity", "--early-stop", "0"], "early_stop = 0 must be at least 1"),
         (["compare", "nowhere.csv"], "nowhere.csv"),
         (["train", "nowhere.toml"], "nowhere.toml"),
         (["show", "ffff0000"], "no run in"),
