@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from semfocus.analysis.gaps import gaps
+from semfocus.analysis.gaps import fewer_seeds, gaps
 from semfocus.analysis.results import Results
 from semfocus.archive.tables import read_published
 from semfocus.experiments.experiment import Experiment, config_key
@@ -61,7 +61,7 @@ def rebuild(folder: Path, build: Path, *, scale: Scale = "paper", overrides: Seq
                 written = _draw(experiment, planned, present, folder / FIGURES / name)
                 drawn[name] = len(present.records), len(planned.jobs)
                 figures += written
-    atomic.write_text(folder / VERDICTS, markdown(results, missing))
+    atomic.write_text(folder / VERDICTS, markdown(results, missing, fewer_seeds(results)))
     page = write_page(results, build / "report.html")
     return Rebuilt(results, folder / VERDICTS, figures, page, drawn, missing)
 

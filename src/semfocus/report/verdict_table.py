@@ -1,6 +1,6 @@
 """The verdicts as a Markdown file: one table of all claims, and below it the reasons and what is missing.
 
-markdown(results, ["even_pairs: topk:5 has no ended run of seed 7"])
+markdown(results, ["even_pairs: topk:5 has no ended run of seed 7"], fewer=[])
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ COLUMNS = ("claim", "outcome", "what the paper says", "effect", "interval", "p",
 OPEN_COLUMNS = ("question", "outcome", "statement", *COLUMNS[3:])
 
 
-def markdown(results: Results, missing: Sequence[str]) -> str:
-    """The file's text; `missing` is what comparisons lack."""
+def markdown(results: Results, missing: Sequence[str], fewer: Sequence[str]) -> str:
+    """The file's text; `missing` is what comparisons lack, `fewer` which arms have fewer seeds by design."""
     lines = ["# Verdicts on the claims of the paper", "", _row(COLUMNS), _row(["---"] * len(COLUMNS))]
     lines += [_row(_cells(verdict)) for verdict in results.paper_verdicts]
     if results.open_verdicts:
@@ -24,7 +24,8 @@ def markdown(results: Results, missing: Sequence[str]) -> str:
     lines += ["", "## Reasons", ""]
     judged = [*results.paper_verdicts, *results.open_verdicts]
     lines += [f"- **{verdict.claim}** {_plain(verdict.because)}" for verdict in judged]
-    lines += ["", "## What comparisons lack", "", *(_items(missing))]
+    lines += ["", "## What comparisons lack", "", *_items(missing)]
+    lines += ["", "## Fewer seeds by design", "", *_items(fewer)]
     lines += ["", "## Left out", "", *_items(f"{fault.name}: {fault.text}" for fault in results.faults)]
     return "\n".join(lines) + "\n"
 
