@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from triton import OutOfResources
 
-from semfocus.attention.chunked import listed_info, ordered
+from semfocus.attention.chunked import listed_info
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import AttentionInfo
+from semfocus.attention.kept_keys import ordered
 from semfocus.attention.kernels.eager import choose_way
 from semfocus.attention.kernels.long.arguments import flattened
 from semfocus.attention.kernels.long.backward import PairLists, hub_parts, key_gradients, query_gradients

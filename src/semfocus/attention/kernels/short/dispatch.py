@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from semfocus.attention.chunked import listed_info, ordered
+from semfocus.attention.chunked import listed_info
 from semfocus.attention.inputs import AttentionInputs, common_lead
 from semfocus.attention.inspection import AttentionInfo
+from semfocus.attention.kept_keys import ordered
 from semfocus.attention.kernels.eager import choose_way
 from semfocus.attention.kernels.short.arguments import empty_like_layout
 from semfocus.attention.kernels.short.configs import MAX_HEAD_DIM, MAX_LISTED_KEYS, MAX_SHORT_LENGTH, MAX_WHOLE_LENGTH
