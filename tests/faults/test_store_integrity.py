@@ -238,3 +238,36 @@ def test_checksums_travel_in_archives_and_tables_to_the_bit(root: Path, tmp_path
                 assert (back.path / name).read_bytes() == (run.path / name).read_bytes()
         assert [back.verification() for back in there] == ["unverified", "verified"]
         assert Results.load(tmp_path / place).faults == []
+
+
+@pytest.mark.parametrize(
+    "files",
+    [("status.json",), ("metrics.jsonl", "timing.jsonl", "status.json"),
+     ("metrics.jsonl", "timing.jsonl", "status.json", "checkpoints")],
+    ids=["the status", "all that was recorded", "everything but the configuration"],
+)  # fmt: skip
+def test_files_of_another_run_are_not_taken_for_its_own(root: Path, files: tuple[str, ...]) -> None:
+    run, healthy = run_of(OTHER, root), run_of(HEALTHY, root)
+    put(files, healthy, run)
+    results = Results.load(root)
+    assert [record.id for record in results.records] == [healthy.id]
+    assert f"is that of run '{healthy.id}'" in results.faults[0].what
+
+
+def test_a_checkpoint_of_another_run_is_not_taken_for_its_own(root: Path) -> None:
+    run, healthy = run_of(OTHER, root), run_of(HEALTHY, root)
+    put(("checkpoints",), healthy, run)
+    assert run.checkpoint_steps() == []
+    with pytest.raises(CorruptData, match=f"is that of run '{healthy.id}'"):
+        run.load_checkpoint()
+    with pytest.raises(CorruptData, match=f"is that of run '{healthy.id}'"):
+        run.intact_steps()
+
+
+def put(files: tuple[str, ...], source: RunDirectory, target: RunDirectory) -> None:
+    for name in files:
+        if (source.path / name).is_dir():
+            shutil.rmtree(target.path / name)
+            shutil.copytree(source.path / name, target.path / name)
+        else:
+            shutil.copy(source.path / name, target.path / name)

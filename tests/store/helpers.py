@@ -96,7 +96,7 @@ def train_on(run: RunDirectory, last: int) -> None:
         writer.write_status("done", epochs=4)
 
 
-def plant(run: RunDirectory, data: bytes, step: int = 4, **body: Any) -> None:
+def plant(run: RunDirectory, data: bytes, /, step: int = 4, **body: Any) -> None:
     """Write `data` as the tensors of a checkpoint, with a manifest whose checksums are right."""
     files = {checkpoints.STATE: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
     manifest = {"format": 1, "step": step, "meta": {}, "keep": False, "logs": {}, **body, "files": files}

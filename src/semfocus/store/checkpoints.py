@@ -1,12 +1,12 @@
 """Checkpoints on disk: `checkpoints/<step>/` with `state.safetensors` and `manifest.json`.
 
     manifest.json   {"sha256": checksum of the body,
-                     "body": {"format": 3, "step": 40, "meta": {...}, "keep": false,
+                     "body": {"format": 3, "run": "07d9...", "step": 40, "meta": {...}, "keep": false,
                               "files": {"state.safetensors": {"bytes": ..., "sha256": ...}},
                               "logs": {"metrics.jsonl": {"bytes": ..., "sha256": ...}, ...}}}    # up to this step
 
 The manifest is written last and holds a checksum of everything, itself included: a checkpoint without a manifest, or
-with another checksum, is damaged. Checkpoints are ordered by step, never by a clock. This module reads checkpoints
+with another checksum, or of another run, is damaged. Checkpoints are ordered by step, never by a clock. This module reads checkpoints
 and encodes them; `writer` writes them.
 """
 
@@ -50,6 +50,7 @@ class Checkpoint:
 
 
 def encode(
+    run_id: str,
     step: int,
     values: Mapping[str, torch.Tensor],
     meta: Mapping[str, Any],
@@ -60,7 +61,7 @@ def encode(
     state = tensors.encode(values)
     files = {STATE: {"bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()}}
     marks = {name: mark.to_json() for name, mark in logs.items()}
-    body = {"step": step, "meta": dict(meta), "keep": keep, "files": files, "logs": marks}
+    body = {"run": run_id, "step": step, "meta": dict(meta), "keep": keep, "files": files, "logs": marks}
     return {STATE: state, MANIFEST: seal(formats.stamp(body))}
 
 
@@ -179,6 +180,7 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
     )
     if not valid:
         raise CorruptData(f"{path} is not the manifest of step {step}")
+    formats.check_run(body, folder.parent.name, path)
     marks_in(body)
     return body
 

@@ -7,8 +7,8 @@
     lock                             see `locks`
 
 No content is trusted: links are not followed, sizes and depths are limited, checksums are verified. Documents have a
-checksum of their own; the beginning of each log has one in the manifest of every checkpoint, and all of it in the last
-status. Reading changes nothing on disk and is safe while another process writes.
+checksum of their own and say of which run they are; the beginning of each log has a checksum in the manifest of every
+checkpoint, and all of it in the last status. Reading changes nothing on disk and is safe while another process writes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONFIG, STATUS, LOCK, CHECKPOINTS = "config.json", "status.json", "lock", "check
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 STATES = ("running", "done", "diverged", "interrupted", "failed")
 LOGS = "logs"  # the field of a status with the marks of both logs
-RESERVED = frozenset({"format", "state", formats.SEAL, LOGS})  # fields of a status that are not facts
+RESERVED = frozenset({"format", "state", formats.SEAL, formats.RUN, LOGS})  # fields of a status that are not facts
 Verification = Literal["verified", "up to the last checkpoint", "unverified"]
 _ID = re.compile(r"[0-9a-f]{8,64}")
 _ABSENT = object()
@@ -231,7 +231,9 @@ class RunDirectory:
         document = formats.read(path, "status")
         if document is None:
             return None, {}
+        formats.check_run(document.body, self.id, path)
         status = safe_json.restored_row(document.body, str(path))
+        status.pop(formats.RUN, None)
         marks = status.pop(LOGS, {})
         if status.get("state") not in STATES:
             raise CorruptData(f"{path} has the unknown state {str(status.get('state'))[:40]!r}")

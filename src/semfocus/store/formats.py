@@ -49,6 +49,7 @@ MIGRATIONS: Mapping[int, Migration] = {1: _rename_config_fields, 2: _add_seal}  
 FORMAT = max(MIGRATIONS) + 1
 FIRST_SEALED = 3
 SEAL = "sha256"
+RUN = "run"  # the field of a status and of a checkpoint's manifest with the run that they belong to
 
 
 class Edited(CorruptData):
@@ -81,6 +82,14 @@ def encode(body: Mapping[str, Any], what: str, indent: int | None = None) -> byt
 def checksum(value: Any) -> str:
     """Return the SHA-256 sum of a JSON value, in which the order of keys does not count."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def check_run(body: Mapping[str, Any], run_id: str, path: Path) -> None:
+    """Raise CorruptData where a document says that it is another run's; those written before did not say whose."""
+    if body.get(RUN, run_id) != run_id:
+        raise CorruptData(
+            f"{path} is that of run {str(body[RUN])[:64]!r}, not of run {run_id}: a file of another run was put there"
+        )
 
 
 def upgrade(document: Any, kind: str, path: Path, migrations: Mapping[int, Migration] = MIGRATIONS) -> Document:

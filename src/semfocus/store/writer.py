@@ -282,7 +282,9 @@ def write_statuses(entries: Sequence[tuple[RunWriter, str, Mapping[str, Any]]]) 
             raise UsageError(f"{', '.join(sorted(RESERVED))} are not facts that a status can be given")
         writer.ensure_held()
         what = f"the status of run {writer.id}"
-        document = safe_json.finite_row({"state": state, **facts}, what) | _marks_for(writer, state)
+        document = safe_json.finite_row({"state": state, formats.RUN: writer.id, **facts}, what) | _marks_for(
+            writer, state
+        )
         contents[writer.path / STATUS] = formats.encode(document, what)
     logs = [log for writer, state, _ in entries if state != "running" for log in writer.unsynced()]
     with still_held(writer for writer, _, _ in entries):
@@ -319,6 +321,6 @@ def _new_directories(saves: Sequence[Save]) -> Iterator[tuple[Path, Mapping[str,
     for writer, step, tensors, meta, keep in saves:
         step = check_int("step", step, at_least=0, at_most=checkpoints.MAX_STEP)
         writer.ensure_held()
-        files = checkpoints.encode(step, tensors, meta, writer.marks(), keep)
+        files = checkpoints.encode(writer.id, step, tensors, meta, writer.marks(), keep)
         if not writer.has_saved(step, files, keep):
             yield writer.folder / str(step), files
