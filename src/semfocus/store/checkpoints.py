@@ -6,8 +6,8 @@
                               "logs": {"metrics.jsonl": {"bytes": ..., "sha256": ...}, ...}}}    # up to this step
 
 The manifest is written last and holds a checksum of everything, itself included: a checkpoint without a manifest, or
-with another checksum, or of another run, is damaged. Checkpoints are ordered by step, never by a clock. This module reads checkpoints
-and encodes them; `writer` writes them.
+with another checksum, or of another run, is damaged. Checkpoints are ordered by step, never by a clock. This module
+reads checkpoints and encodes them; `writer` writes them.
 """
 
 from __future__ import annotations
