@@ -22,9 +22,11 @@ from torch.nn import functional
 from semfocus import counter_rng
 from semfocus.attention.learned import Follow, of_call
 from semfocus.attention.operator import attend
+from semfocus.attention.selection import can_sync
 from semfocus.encodings import distance_bias, encoding, rotated
 from semfocus.encodings import positional_encoding as positional_encoding
 from semfocus.encodings import sinusoidal_encoding as sinusoidal_encoding
+from semfocus.errors import UsageError
 from semfocus.spec import Spec
 
 
@@ -361,6 +363,12 @@ class Encoder(nn.Module):
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Examples may have any length: positions extend. An example ends at its length, or at the last column."""
         spec = replace(self.spec, seq_len=tokens.shape[-1])
+        if can_sync(tokens) and tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) <= spec.vocab_size:
+            wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
+            raise UsageError(
+                f"tokens hold the id {wrong}, and this model knows {spec.vocab_size}: 0 .. {spec.vocab_size - 1}, and "
+                f"{spec.vocab_size} for padding; take the tokens of the task that it was trained on"
+            )
         if lengths is None:
             lengths = torch.full(tokens.shape[:1], tokens.shape[-1], device=tokens.device)
         ids, lengths = build_inputs(tokens, lengths, spec)
