@@ -38,6 +38,13 @@ Compile = Annotated[
     Literal["auto", "on", "off"],
     typer.Option(help="Whether to compile the model; auto does where it pays, and always on a GPU."),
 ]
+MicroBatch = Annotated[
+    int | None,
+    typer.Option(help="How many examples of a batch are in memory at a time; their gradients add up. Default: all."),
+]
+FitMemory = Annotated[
+    bool, typer.Option("--fit-memory", help="Where a run does not fit into memory, halve --micro-batch until it does.")
+]
 Jobs = Annotated[
     int | None,
     typer.Option(help="How many cohorts train at a time. Default: a process a core, or four side by side on a GPU."),
@@ -54,7 +61,9 @@ Mix = Annotated[
 ]
 Keep = Annotated[
     str,
-    typer.Option(help="The epochs whose checkpoints stay: 0,1,5 (0 is before training), or ladder for 0,1,2,5 to 500."),
+    typer.Option(
+        help="The epochs whose checkpoints stay: 0,0.5,5 (0 is before training), or ladder for 0,1,2,5 to 500."
+    ),
 ]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Change any field of the configuration, e.g. training.lr=0.3.")
