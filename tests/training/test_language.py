@@ -212,13 +212,13 @@ def test_an_epoch_of_training_has_each_row_once_and_nothing_held_out(corpus: Pat
 
 
 def test_a_language_run_is_diagnosed_at_its_end_and_along_its_training(corpus: Path, tmp_path: Path) -> None:
-    (run,) = trained([text_config(corpus)], tmp_path / "runs", keep_epochs=(0, 0.5, 1))
-    assert [*checkpoint_epochs(run)] == [0, 0.4, 1, 2]  # half an epoch of five steps is two steps
+    (run,) = trained([text_config(corpus)], tmp_path / "runs", keep_epochs=(0, 1), keep_shares=(0.2,))
+    assert [*checkpoint_epochs(run)] == [0, 0.4, 1, 2]
     along = measure_run(run, checkpoint="all", rows=5).measured.checkpoints
     assert [*along] == ["0", "0.4", "1", "2", "last"]
     assert all(one.delta_full["95"] is not None and one.fewest_keys == 2 for one in along.values())
-    assert measure_run(run, checkpoint="0.5", rows=5).asked == ("0.4",)
-    stages = [str(load(run, epoch=epoch).spec.mechanism) for epoch in (0, 0.5, 2)]
+    assert measure_run(run, checkpoint="0.4", rows=5).asked == ("0.4",)
+    stages = [str(load(run, epoch=epoch).spec.mechanism) for epoch in (0, 0.4, 2)]
     assert stages == ["topk:2", "topk:4", "full"]
     for document in (corpus / "part0").iterdir():
         document.write_text("other words\n")
@@ -229,7 +229,7 @@ def test_a_language_run_is_diagnosed_at_its_end_and_along_its_training(corpus: P
 def test_a_kept_checkpoint_between_evaluations_changes_no_bit(corpus: Path, tmp_path: Path) -> None:
     config = text_config(corpus)
     plain = trained([config], tmp_path / "plain", evaluate_every=1.0)
-    kept = trained([config], tmp_path / "kept", evaluate_every=1.0, keep_epochs=(0.25, 1.5))
+    kept = trained([config], tmp_path / "kept", evaluate_every=1.0, keep_shares=(0.125, 0.8))
     assert sorted(kept[0].kept_steps()) == [1, 8]
     assert_same_bits(kept, plain)
 
@@ -238,7 +238,7 @@ def test_a_run_over_a_corpus_has_a_curve(corpus: Path, tmp_path: Path) -> None:
     (run,) = trained([text_config(corpus, epochs=1)], tmp_path)
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5]
     once, often = (runtime().evaluations(100, 100 * epochs, OBJECTIVE.evaluations) for epochs in (1, 40))
-    assert (once.count(), once.next_after(0)) == (25, 4)
+    assert (once.count(), once.next_after(0)) == (40, 2)
     assert (often.count(), often.next_after(0)) == (40, 100)
 
 

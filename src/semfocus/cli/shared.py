@@ -168,10 +168,11 @@ def print_run(outcome: RunOutcome) -> None:
 
 def print_comparison(comparison: Comparison) -> None:
     """The table of mechanisms, and what the data support."""
+    from semfocus.report.race import comparison_title
     from semfocus.report.terminal.tables import comparison_table
-    from semfocus.report.text import baseline_text, counted, facts_text
+    from semfocus.report.text import baseline_text, facts_text
 
-    say(f"{comparison.task}: {counted(comparison.seeds, 'seed')}, at most {counted(comparison.horizon, 'epoch')}\n")
+    say(f"{comparison_title(comparison)}\n")
     console().print(comparison_table(comparison))
     say(f"\naccuracy without learning: {baseline_text(comparison)}")
     say("".join(f"{line}\n" for line in facts_text(comparison.facts)))

@@ -23,7 +23,8 @@ from semfocus.analysis.records import Record
 from semfocus.errors import MissingExtra, unknown
 from semfocus.execution.executor import RunOutcome
 from semfocus.experiments.run import Outcome
-from semfocus.report.text import baseline_text, counted, epochs_text, facts_text, learning_time_text
+from semfocus.report.race import comparison_title
+from semfocus.report.text import baseline_text, epochs_text, facts_text, learning_time_text
 from semfocus.training.objective import known_columns
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class ComparisonResult(Comparison):
         texts = [f"Accuracy without learning: {baseline_text(self)}.", *facts_text(self.facts), *self.tuning]
         texts += [*self.sentences(), *([self.recommendation.text] if self.recommendation else [])]
         told = "".join(f"<li>{escape(text)}</li>" for text in texts)
-        title = f"{self.task}: {counted(self.seeds, 'seed')}, at most {counted(self.horizon, 'epoch')}"
+        title = comparison_title(self)
         where = f"<p>Everything: <code>{escape(str(self.page))}</code></p>" if self.page else ""
         return (
             f"<p><b>{escape(title)}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
