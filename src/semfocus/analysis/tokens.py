@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from semfocus.analysis.head_start import first_at, tokens_of
 from semfocus.analysis.intervals import Interval, Margin, equivalence, mean_interval
 from semfocus.analysis.multiple import ALPHA, holm, not_enough
 from semfocus.analysis.paired import exact_swap_p
@@ -37,32 +38,6 @@ LOSS_MARGIN = Margin(-0.005, 0.005)
 def is_language(record: Record) -> bool:
     """Whether a run read a corpus, where no share of right answers means that all is learned."""
     return "corpus" in facts_of(record.config)
-
-
-def tokens_read(record: Record) -> Floats:
-    """(evaluations,) the tokens that a run had read at each of its evaluations."""
-    batch, length = _number(record.config, "training", "batch_size"), _number(record.config, "sizes", "seq_len")
-    rows = _number(record.config, "task", "train_rows") or _number(facts_of(record.config), "rows", "train")
-    steps = record.column("step").astype(np.float64)
-    if not rows:
-        return steps * max(1.0, batch * length)
-    epochs, steps = np.divmod(steps, -(-rows // max(1.0, batch)))
-    return (epochs * rows + np.minimum(steps * batch, rows)) * length  # the last batch of an epoch may be short
-
-
-def tokens_to(goal: float, tokens: Floats, losses: Floats) -> float:
-    """The tokens at which a loss is first at `goal` or below; infinite where it never is.
-
-    Losses are joined by straight lines; before the first evaluation there is none.
-    """
-    there = np.flatnonzero(losses <= goal)
-    if not len(there):
-        return math.inf
-    i = int(there[0])
-    if i == 0:
-        return float(tokens[0])
-    share = (losses[i - 1] - goal) / (losses[i - 1] - losses[i])
-    return float(tokens[i - 1] + share * (tokens[i] - tokens[i - 1]))
 
 
 @dataclass(frozen=True)
@@ -223,7 +198,7 @@ def token_race(records: Sequence[Record]) -> TokenRace | None:
     if not records or not all(map(is_language, records)):
         return None
     ended = [record for record in records if record.ended and len(record.metrics)]
-    curves = {(run.mechanism, run.seed): (tokens_read(run), run.column("heldout_loss")) for run in ended}
+    curves = {(run.mechanism, run.seed): (tokens_of(run), run.column("heldout_loss")) for run in ended}
     names = list(dict.fromkeys(record.mechanism for record in records))
     seconds = {name: float(np.mean([run.seconds for run in ended if run.mechanism == name] or [0.0])) for name in names}
     drafts = {name: _compared(name, curves) for name in names}
@@ -252,8 +227,14 @@ def _compared(name: str, curves: Curves) -> tuple[Floats, Floats]:
         (tokens, losses), (full_tokens, full_losses) = curves[name, seed], curves[BASE, seed]
         changes.append(losses[-1] / full_losses[-1] - 1)
         goals = [float(np.interp(share * full_tokens[-1], full_tokens, full_losses)) for share in GOALS]
-        ratios.append([tokens_to(goal, tokens, losses) / tokens_to(goal, full_tokens, full_losses) for goal in goals])
+        ratios.append([_to(goal, tokens, losses) / _to(goal, full_tokens, full_losses) for goal in goals])
     return np.array(changes), np.array(ratios).reshape(-1, len(GOALS)).T
+
+
+def _to(goal: float, tokens: Floats, losses: Floats) -> float:
+    """The tokens at which a run gets to a loss; infinite where it never does."""
+    place = None if np.isnan(losses).any() else first_at(tokens, losses, goal)
+    return math.inf if place is None else place
 
 
 def _lane(
@@ -291,10 +272,3 @@ def tokens_text(count: float) -> str:
 
 def _seeds(count: int) -> str:
     return "1 seed" if count == 1 else f"{count} seeds"
-
-
-def _number(config: Mapping[str, Any], part: str, name: str) -> float:
-    """A positive number of a configuration that anybody may have written; 0 where it is none."""
-    own = config.get(part)
-    value = own.get(name) if isinstance(own, Mapping) else None
-    return float(value) if type(value) is int and 0 < value < 2**40 else 0.0

@@ -10,8 +10,9 @@ import numpy as np
 
 from semfocus.analysis.comparison import BASE
 from semfocus.analysis.groups import Group
+from semfocus.analysis.head_start import tokens_of
 from semfocus.analysis.records import Record
-from semfocus.analysis.tokens import tokens_read, tokens_text
+from semfocus.analysis.tokens import tokens_text
 from semfocus.report.figures.curves import about_seeds
 from semfocus.report.figures.drawing import FORMATS, caption, drawing, legend, save
 from semfocus.report.figures.lines import Floats, quantiles, shown_runs
@@ -60,7 +61,7 @@ def race_curve(runs: Sequence[Record]) -> tuple[Floats, Floats, Floats, Floats] 
     shown, _ = shown_runs(runs)
     if not shown:
         return None
-    own = [(tokens_read(run), run.column("heldout_loss")) for run in shown]
+    own = [(tokens_of(run), run.column("heldout_loss")) for run in shown]
     last = min(tokens[-1] for tokens, _ in own)
     tokens = own[0][0][own[0][0] <= last]
     losses = np.array([np.interp(tokens, places, values) for places, values in own])
