@@ -31,11 +31,6 @@ def _int64(number: int) -> int:
     return (number + 2**63) % 2**64 - 2**63
 
 
-def widened(logits: Tensor) -> Tensor:
-    """Logits in 32 bits at least: a loss sums over many."""
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-
-
 class TrainStep:
     """Holds a cohort's parameters as leaves of autograd and makes steps; on a GPU a step is one captured graph."""
 
@@ -112,8 +107,7 @@ class TrainStep:
             own_seeds = None if seeds is None else seeds + _int64(first * SEED_STRIDE)
             own_loss, own = self._gradients(indices[:, part], weights[part], total, own_seeds)
             loss = loss + own_loss
-            for gradient, more in zip(gradients, own, strict=True):
-                gradient.add_(more)
+            torch._foreach_add_(gradients, own)  # in few kernels
         with torch.no_grad():
             if self.lr_factors is not None:
                 torch.mul(self.lrs, self.lr_factors.index_select(0, self.index), out=self.step_lrs)
@@ -130,7 +124,7 @@ class TrainStep:
         with torch.enable_grad():
             with autocast(cohort):
                 logits = forward(self.leaves, tokens, lengths, self.spec, seeds, self.parts)
-            loss = (cohort.objective.loss(widened(logits), targets) * weights).sum(dim=1) / total  # (E,)
+            loss = self.parts.loss(cohort.objective.loss, logits, targets, weights, total)  # (E,)
             return loss.detach(), torch.autograd.grad(loss.sum(), list(self.leaves.values()))
 
     def seeds(self) -> Tensor | None:
