@@ -147,23 +147,25 @@ def plain_arm(setting: Setting) -> tuple[Callable[[int], None], float]:
         model.parameters(), lr=setting.size.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=is_fused
     )
     stream = setting.stream().to(setting.device)
-    parts = -(-setting.size.batch_size // setting.micro_batch)
     enabled = setting.precision == "bf16"
 
     def loss_of(rows: Tensor) -> Tensor:
         with torch.autocast(setting.device.type, torch.bfloat16, enabled=enabled):
             return forward(rows[:, :-1], rows[:, 1:])
 
+    def share(rows: Tensor) -> float:
+        return len(rows) / setting.size.batch_size
+
     def run(steps: int) -> None:
         for i in range(steps):
             for rows in stream[i % setting.steps].split(setting.micro_batch):
-                (loss_of(rows) / parts).backward()
+                (loss_of(rows) * share(rows)).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     with torch.no_grad():
-        first = statistics.fmean(loss_of(rows).item() for rows in stream[0].split(setting.micro_batch))
+        first = sum(loss_of(rows).item() * share(rows) for rows in stream[0].split(setting.micro_batch))
     return run, first
 
 

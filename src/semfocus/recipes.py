@@ -62,6 +62,7 @@ PAPER = {
 }
 QUICK_ROWS = 2000, 500  # training and held-out examples
 QUICK_STEPS = 400  # of a language model
+QUICK_EVALUATED_ROWS = 32  # of its training rows: forty evaluations would take as long as the training
 MAX_SEEDS = 10_000
 OWN_DATA = Hyperparameters(50, blocks=4)  # of a task that is not in the paper, e.g. a user's file
 
@@ -159,7 +160,9 @@ def quick(
     """
     size = size or language_size(task)
     if size is not None:
-        return language(size, task, mechanism, seed, options, steps=QUICK_STEPS)
+        short = language(size, task, mechanism, seed, options, steps=QUICK_STEPS)
+        evaluated = min(QUICK_EVALUATED_ROWS, short.training.evaluated_rows or QUICK_EVALUATED_ROWS)
+        return short.model_copy(update={"training": short.training.model_copy(update={"evaluated_rows": evaluated})})
     listops = {"min_length": 20, "max_length": 80, "max_depth": 6}
     base = configure(task, mechanism, seed, recipe, _shorter(task, 20, listops) | (options or {}))
     return base.model_copy(
