@@ -12,7 +12,7 @@ from semfocus.analysis.findings import findings_of
 from semfocus.analysis.recommend import recommend
 from semfocus.analysis.records import Record
 from semfocus.analysis.tokens import TokenRace, token_race, tokens_text
-from semfocus.report.race import comparison_title, race_table
+from semfocus.report.race import comparison_title, course_table, race_table
 
 BATCH, LENGTH, ROWS = 4, 10, 44  # eleven steps an epoch
 
@@ -122,6 +122,12 @@ def test_a_comparison_of_language_models_speaks_of_tokens_alone() -> None:
     assert comparison.to_dict()["tokens"]["mechanisms"][1]["tokens_against_full"]["1"]["reached"] == 3
     table = race_table(comparison.race)
     assert all(len(row) == len(table.heads) for row in table.rows)
+    course = course_table(comparison.race)
+    assert course.heads == ["held-out loss after", "176", "440", "880", "1.32 k", "1.76 k"]
+    assert course.rows == [
+        ["full", "2.800", "2.500", "2.000", "1.500", "1.000"],
+        ["topk:8", "2.600", "2.000", "1.000", "1.000", "1.000"],
+    ]
     assert comparison_title(comparison) == "text: 3 seeds, 1.76 k tokens each"
     assert recommend(comparison).mechanism == "full"
     better = [run(name, s, falling(1.2, end)) for name, end in (("full", 1.0), ("topk:8", 0.9)) for s in range(3)]

@@ -31,6 +31,7 @@ from semfocus.analysis.records import Record, facts_of
 
 BASE = "full"
 GOALS = (0.25, 0.5, 1.0)  # shares of full attention's training
+COURSE = (0.1, 0.25, 0.5, 0.75, 1.0)  # shares of the tokens at which losses are told
 LOSS_MARGIN = Margin(-0.005, 0.005)
 """Two final losses that differ by no more, relative to full attention's, are called equal."""
 
@@ -67,6 +68,7 @@ class Lane:
     interval: Interval | None  # of that mean
     p: float | None  # that the final losses differ, after Holm
     seconds: float  # of a run, the mean
+    course: tuple[float, ...] = ()  # the median held-out loss at each of COURSE; none without an ended run
 
     @property
     def loss(self) -> float | None:
@@ -255,7 +257,15 @@ def _lane(
         mean_interval(changes) if np.isfinite(changes).all() else None,
         p[1],
         seconds,
+        _course([curve for (own, _), curve in curves.items() if own == name]),
     )
+
+
+def _course(curves: Sequence[tuple[Floats, Floats]]) -> tuple[float, ...]:
+    """The median loss over runs at shares of the tokens of the longest."""
+    end = max((tokens[-1] for tokens, _ in curves), default=0.0)
+    at = [[float(np.interp(share * end, tokens, losses)) for tokens, losses in curves] for share in COURSE]
+    return tuple(float(np.median(losses)) for losses in at) if curves else ()
 
 
 def _swap_p(differences: Floats) -> float | None:

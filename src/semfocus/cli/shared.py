@@ -168,12 +168,15 @@ def print_run(outcome: RunOutcome) -> None:
 
 def print_comparison(comparison: Comparison) -> None:
     """The table of mechanisms, and what the data support."""
-    from semfocus.report.race import comparison_title
-    from semfocus.report.terminal.tables import comparison_table
+    from semfocus.report.race import comparison_title, course_table
+    from semfocus.report.terminal.tables import comparison_table, rich_table
     from semfocus.report.text import baseline_text, facts_text
 
     say(f"{comparison_title(comparison)}\n")
     console().print(comparison_table(comparison))
+    if comparison.race is not None and comparison.race.tokens:
+        say("")
+        console().print(rich_table(course_table(comparison.race)))
     say(f"\naccuracy without learning: {baseline_text(comparison)}")
     say("".join(f"{line}\n" for line in facts_text(comparison.facts)))
     for line in comparison.sentences():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semfocus.analysis.comparison import Comparison
-from semfocus.analysis.tokens import GOALS, TokenRace, tokens_text
+from semfocus.analysis.tokens import COURSE, GOALS, TokenRace, tokens_text
 from semfocus.report.text import TextTable, counted, duration
 
 NOTE = (
@@ -25,6 +25,13 @@ def race_table(race: TokenRace) -> TextTable:
         time = duration(lane.seconds) if lane.losses else ""
         rows.append([lane.mechanism, *cells, ends, "" if lane.p is None else f"{lane.p:.2g}", *came, time])
     return TextTable("", [*heads, "time a run"], rows, NOTE)
+
+
+def course_table(race: TokenRace) -> TextTable:
+    """The picture in numbers: a row for each mechanism, its held-out loss after so many tokens."""
+    heads = ["held-out loss after", *(tokens_text(share * race.tokens) for share in COURSE)]
+    rows = [[lane.mechanism, *(f"{loss:.3f}" for loss in lane.course)] for lane in race.lanes if lane.course]
+    return TextTable("", heads, rows)
 
 
 def comparison_title(comparison: Comparison) -> str:
