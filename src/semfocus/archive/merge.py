@@ -15,7 +15,7 @@ refused     anything else, by name; ours stays
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,8 @@ from semfocus.store import RunDirectory, RunStore, RunWriter, atomic, checkpoint
 from semfocus.store.directory import CHECKPOINTS, CONFIG, METRICS
 
 Fate = Literal["added", "same", "completed", "replaced", "older", "refused"]
+_TELLING: tuple[Fate, ...] = ("refused", "added", "replaced", "completed", "older", "same")
+_NAMED = 3  # of the runs that share a reason
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,36 @@ class Merged:
     fates: dict[str, Fate]
     why: dict[str, str] = field(default_factory=dict)  # of the refused ones
 
+    @staticmethod
+    def of(parts: Sequence[Merged]) -> Merged:
+        """Several as one: of a run that came more than once, the fate that tells most."""
+        whole = Merged({})
+        for part in parts:
+            for run_id, fate in part.fates.items():
+                whole.fates[run_id] = min(fate, whole.fates.get(run_id, fate), key=_TELLING.index)
+            whole.why.update(part.why)
+        return whole
+
     def ids(self, fate: Fate) -> list[str]:
         return [run_id for run_id, one in self.fates.items() if one == fate]
 
     def raise_if_refused(self) -> None:
-        """CorruptData that names every run that was refused."""
+        """CorruptData that names the runs that were refused, by reason."""
         if self.why:
-            reasons = "; ".join(f"{run_id}: {why}" for run_id, why in self.why.items())
-            raise CorruptData(f"{len(self.why)} runs are refused, and ours are left as they were: {reasons}")
+            runs = "run is" if len(self.why) == 1 else "runs are"
+            reasons = "; ".join(by_reason(self.why))
+            raise CorruptData(f"{len(self.why)} {runs} refused, and ours left as they were: {reasons}")
+
+
+def by_reason(why: Mapping[str, str], shown: int = _NAMED) -> list[str]:
+    """A line for each reason, with those that share it: `118dc014c0e74d2f and 4 more: created, not started`."""
+    names: dict[str, list[str]] = {}
+    for name, reason in why.items():
+        names.setdefault(reason, []).append(name)
+    return [
+        f"{', '.join(own[:shown])}{f' and {len(own) - shown} more' if len(own) > shown else ''}: {reason}"
+        for reason, own in names.items()
+    ]
 
 
 class Arrivals:
@@ -103,7 +127,8 @@ class Arrivals:
             if not _has_ended(theirs) and _goes_on(ours, theirs):
                 return "older"
         raise UsageError(
-            f"{target} is the same run with another {', '.join(different)}; unpack into another store, or remove ours"
+            f"{self._store.root} has the same run with another {', '.join(different)}; unpack into another store, or "
+            "remove ours"
         )
 
     def _complete(self, ours: RunDirectory, theirs: Files) -> Fate:

@@ -5,13 +5,15 @@
 
 The manifest comes first and says every path, size and checksum; the members must follow exactly so. Only regular files
 that a run directory has are accepted, so that links, devices, absolute paths and `..` have no place. Every archive is
-read to its end and every run is checked before the first one gets its place: a damaged archive changes nothing.
+read to its end and every run is checked before the first one gets its place: a damaged archive changes nothing. Then
+they are merged one after the other, so that a run that several hold ends as far as any of them goes.
 """
 
 from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -37,11 +39,14 @@ class Content(Protocol):
 
 def unpack(paths: Sequence[Path], store: RunStore, max_bytes: int = MAX_BYTES) -> Merged:
     """Put the runs of these archives into a store, merged with those that are there."""
-    with Arrivals(store) as arrivals:
-        for path in paths:
+    with ExitStack() as stack:
+        sources = []
+        for path in paths:  # a run may be in several: packed at one sitting, and further on at the next
+            arrivals = stack.enter_context(Arrivals(store))
             for run_id, files in read_archive(path, max_bytes):
                 arrivals.add(run_id, files)
-        return arrivals.place()
+            sources.append(arrivals)
+        return Merged.of([arrivals.place() for arrivals in sources])
 
 
 def read_archive(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str, Files]]:
