@@ -162,6 +162,8 @@ def test_the_commands_take_a_study_from_one_store_to_verdicts_figures_and_page(t
     text = call("rebuild", tmp_path / "paper", "--out", tmp_path / "build", "--scale", "smoke")
     assert "figure_1: 6 of 180 runs" in text
     assert "controls" not in text, "half a comparison is no figure"
+    assert "table_6" not in text, "its runs are there, and nothing that it draws was measured"
+    assert "## even_pairs" not in (tmp_path / "paper" / "levels.md").read_text(), "one seed is no comparison"
     assert (tmp_path / "paper" / "figures" / "figure_1.svg").exists()
     assert "| C1 | not decided, 1 of 8 parts run" in (tmp_path / "paper" / "verdicts.md").read_text()
     assert (tmp_path / "build" / "report.html").exists()

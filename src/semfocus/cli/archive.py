@@ -44,7 +44,9 @@ def pack_command(
     ] = False,
     checkpoints: Annotated[
         Literal["none", "newest", "last", "kept", "all"],
-        typer.Option(help="Which checkpoints to take (last: the newest two); each choice has those of the ones before."),
+        typer.Option(
+            help="Which checkpoints to take (last: the newest two); each choice has those of the ones before."
+        ),
     ] = "none",
     part_size: Annotated[float | None, typer.Option(help="Split into archives of at most so many MiB each.")] = None,
 ) -> None:
@@ -173,14 +175,14 @@ def publish_command(
     from semfocus.analysis.gaps import gaps
     from semfocus.analysis.results import Results
     from semfocus.archive.tables import publish
-    from semfocus.report.page.provenance import command, commit
+    from semfocus.report.page.provenance import commands, commit
     from semfocus.store import RunStore
 
     store = RunStore(directory)
     results = Results.load(store)
-    commands = sorted({text for group in results.groups if (text := command(group)) is not None})
+    again = sorted({text for group in results.groups for text in commands(group)})
     about = {"semfocus": __version__, "commit": commit() or "unknown", "trained_at": trained_at or []}
-    written = publish(store, out, {**about, "commands": commands})
+    written = publish(store, out, {**about, "commands": again})
     _say_left_out(written.left_out)
     for gap in gaps(results.only(written.runs)):
         say(gap, err=True)

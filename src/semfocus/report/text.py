@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semfocus.analysis.multiple import ALPHA
@@ -72,6 +72,12 @@ def duration(seconds: float) -> str:
 def counted(number: float, noun: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{number:.15g} {noun}" if number == 1 else f"{number:.15g} {noun}s"
+
+
+def seeds_text(counts: Collection[int]) -> str:
+    """The seeds behind several lines: `one seed`, `10 seeds`, or `10 to 20 seeds` where some have fewer."""
+    low, high = min(counts), max(counts)
+    return "one seed" if high == 1 else f"{high} seeds" if low == high else f"{low} to {high} seeds"
 
 
 def epochs_text(arm: Arm) -> tuple[str, str]:
