@@ -170,17 +170,19 @@ def test_a_broken_link_fails_the_build(tmp_path: Path, text: str, fault: str) ->
 
 def test_verdicts_and_figures_come_from_results_or_are_said_to_be_missing(tmp_path: Path) -> None:
     results = hook("results")
-    assert "holds no published runs" in results.verdicts(tmp_path)
+    assert results.lowered(tmp_path / "verdicts.md") == ""
+    assert "holds no published runs" in results.NO_VERDICTS
     assert results.figures(tmp_path / "figures") == "There are none yet."
     (tmp_path / "verdicts.md").write_text("# Verdicts on the claims\n\n| claim |\n| --- |\n| C1 |\n\n## Reasons\n")
     (tmp_path / "figures").mkdir()
-    for name in ("figure_1.svg", "figure_1-dark.svg", "figure_10-1.svg"):
+    for name in ("figure_1.svg", "figure_1-dark.svg", "figure_10-1.svg", "levels-tf32.svg"):
         (tmp_path / "figures" / name).write_text("<svg/>")
-    assert results.verdicts(tmp_path) == "| claim |\n| --- |\n| C1 |\n\n### Reasons"
+    assert results.lowered(tmp_path / "verdicts.md") == "| claim |\n| --- |\n| C1 |\n\n### Reasons"
     shown = results.figures(tmp_path / "figures")
     assert "![Speed and accuracy, three tasks](results/paper/figures/figure_1.svg#only-light)" in shown
     assert "(results/paper/figures/figure_1-dark.svg#only-dark)" in shown
     assert "![Grid: training accuracy, first four tasks](results/paper/figures/figure_10-1.svg)" in shown
+    assert "![Speed-up by level of training accuracy](results/paper/figures/levels-tf32.svg)" in shown
 
 
 def test_lists_in_columns_keep_their_columns() -> None:
