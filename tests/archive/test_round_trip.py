@@ -149,6 +149,19 @@ def test_with_the_newest_checkpoint_alone_a_cohort_goes_on_from_where_all_of_it_
     assert_same_bits([home.open(run.id) for run in expected], expected)
 
 
+def test_a_run_trained_twice_takes_the_place_of_ours_when_asked_for_and_costs_no_measurement(tmp_path: Path) -> None:
+    runs = trained([tiny(seed, epochs=1) for seed in (1, 2)], tmp_path / "runs")
+    write_measurement(runs[0], "dispersion", {"k": 5})
+    trained([tiny(seed, epochs=1) for seed in (1, 2)], tmp_path / "home")
+    home = RunStore(tmp_path / "home")
+    write_measurement(home.open(runs[1].id), "kept_keys", {"k": 5})
+    archive = pack(RunStore(tmp_path / "runs"), tmp_path / "a.tar.xz").paths
+    merged = unpack(archive, home, replace=True)
+    assert merged.fates == {runs[0].id: "replaced", runs[1].id: "refused"}
+    assert "kept_keys" in merged.why[runs[1].id]
+    assert files_of(home.open(runs[0].id)) == files_of(runs[0], "checkpoints")
+
+
 def test_what_is_left_out_and_refused_is_told_by_reason_and_not_run_by_run(tmp_path: Path) -> None:
     runs = trained([tiny(seed, epochs=1) for seed in range(6)], tmp_path / "runs")
     archive = tmp_path / "a.tar.xz"
@@ -157,6 +170,7 @@ def test_what_is_left_out_and_refused_is_told_by_reason_and_not_run_by_run(tmp_p
     with pytest.raises(CorruptData, match=r"6 runs are refused.* and 3 more: .*another timing.jsonl") as refused:
         unpack([archive], RunStore(tmp_path / "home")).raise_if_refused()
     assert str(refused.value).count("timing.jsonl") == 1
+    assert "--replace" in str(refused.value)
     for run in runs[1:]:
         (run.path / "status.json").unlink()
     told = CliRunner().invoke(app, ["pack", str(tmp_path / "runs"), "--out", str(archive)]).stderr

@@ -8,7 +8,8 @@ What happens to a run that the store has already:
 
 same        every file is equal: nothing is done
 completed   it is the same run, and brings checkpoints or measurements that ours lacks: they are added
-replaced    ours has not ended, and the newcomer goes on from where ours would be resumed
+replaced    ours has not ended, and the newcomer goes on from where ours would be resumed; or both have ended, trained
+            apart, and the newcomer was asked for (`replace`)
 older       the newcomer has not ended, and ours goes on from there: ours stays
 refused     anything else, by name; ours stays
 """
@@ -26,6 +27,7 @@ from semfocus.config.run import check_recorded_id
 from semfocus.errors import CorruptData, SemfocusError, UsageError
 from semfocus.store import RunDirectory, RunStore, RunWriter, atomic, checkpoints, is_run_id, safe_json
 from semfocus.store.directory import CHECKPOINTS, CONFIG, METRICS
+from semfocus.store.measurements import measurement_names
 
 Fate = Literal["added", "same", "completed", "replaced", "older", "refused"]
 _TELLING: tuple[Fate, ...] = ("refused", "added", "replaced", "completed", "older", "same")
@@ -98,18 +100,18 @@ class Arrivals:
         _check(RunDirectory(path), files)
         self._ids.append(run_id)
 
-    def place(self) -> Merged:
-        """Put every run into the store that may be."""
+    def place(self, replace: bool = False) -> Merged:
+        """Put every run into the store that may be; `replace` ended ones by the same runs trained elsewhere."""
         merged = Merged({})
         for run_id in self._ids:
             try:
-                merged.fates[run_id] = self._place(run_id)
+                merged.fates[run_id] = self._place(run_id, replace)
             except SemfocusError as error:
                 merged.fates[run_id] = "refused"
                 merged.why[run_id] = str(error)
         return merged
 
-    def _place(self, run_id: str) -> Fate:
+    def _place(self, run_id: str, replace: bool) -> Fate:
         target, path = self._store.root / run_id, self._folder / run_id
         if not target.is_symlink() and (not target.exists() or _is_empty(target)):
             atomic.move_directory(path, target)
@@ -119,7 +121,7 @@ class Arrivals:
         if not different:
             return self._complete(ours, read_files(theirs, "all"))
         if CONFIG not in different:
-            if not _has_ended(ours) and _goes_on(theirs, ours):
+            if (not _has_ended(ours) and _goes_on(theirs, ours)) or (replace and _may_replace(theirs, ours)):
                 with self._lock(ours) as writer:
                     writer.share_lock(path)
                     atomic.move_directory(path, target)
@@ -128,7 +130,7 @@ class Arrivals:
                 return "older"
         raise UsageError(
             f"{self._store.root} has the same run with another {', '.join(different)}; unpack into another store, or "
-            "remove ours"
+            "take theirs with --replace"
         )
 
     def _complete(self, ours: RunDirectory, theirs: Files) -> Fate:
@@ -186,6 +188,15 @@ def _content(run: RunDirectory, name: str) -> bytes:
 
 def _has_ended(run: RunDirectory) -> bool:
     return (run.status() or {}).get("state") in ENDED
+
+
+def _may_replace(theirs: RunDirectory, ours: RunDirectory) -> bool:
+    """Whether both have ended; UsageError where a measurement that ours has would be lost."""
+    lost = sorted({*measurement_names(ours)} - {*measurement_names(theirs)})
+    ended = _has_ended(ours) and _has_ended(theirs)
+    if ended and lost:
+        raise UsageError(f"{ours.path} has the measurement {', '.join(lost)}, which the new one lacks; ours stays")
+    return ended
 
 
 def _goes_on(later: RunDirectory, earlier: RunDirectory) -> bool:

@@ -37,8 +37,11 @@ class Content(Protocol):
     def read_at_most(self, size: int) -> bytes: ...
 
 
-def unpack(paths: Sequence[Path], store: RunStore, max_bytes: int = MAX_BYTES) -> Merged:
-    """Put the runs of these archives into a store, merged with those that are there."""
+def unpack(paths: Sequence[Path], store: RunStore, max_bytes: int = MAX_BYTES, *, replace: bool = False) -> Merged:
+    """Put the runs of these archives into a store, merged with those that are there.
+
+    An ended run that was trained apart from ours is refused, or with `replace` takes its place.
+    """
     with ExitStack() as stack:
         sources = []
         for path in paths:  # a run may be in several: packed at one sitting, and further on at the next
@@ -46,7 +49,7 @@ def unpack(paths: Sequence[Path], store: RunStore, max_bytes: int = MAX_BYTES) -
             for run_id, files in read_archive(path, max_bytes):
                 arrivals.add(run_id, files)
             sources.append(arrivals)
-        return Merged.of([arrivals.place() for arrivals in sources])
+        return Merged.of([arrivals.place(replace) for arrivals in sources])
 
 
 def read_archive(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str, Files]]:

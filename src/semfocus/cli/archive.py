@@ -123,6 +123,9 @@ def unpack_command(
         Path | None, typer.Option(help="The store to unpack into. Default: SEMFOCUS_RUNS, else ./runs.")
     ] = None,
     max_gib: Annotated[float, typer.Option(help="Refuse an archive that unpacks to more GiB.")] = 4,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Take the archive's run where both ended and were trained apart.")
+    ] = False,
 ) -> None:
     """Unpack runs into a store and merge them with what is there. A damaged archive changes nothing.
 
@@ -134,7 +137,7 @@ def unpack_command(
     from semfocus.store import RunStore
 
     store = RunStore(out)
-    merged = unpack(archives, store, int(check_float("--max-gib", max_gib, 0, MAX_SIZE) * _GIB))
+    merged = unpack(archives, store, int(check_float("--max-gib", max_gib, 0, MAX_SIZE) * _GIB), replace=replace)
     for fate in ("added", "completed", "replaced", "same", "older", "refused"):
         count = len(merged.ids(fate))
         if count:
@@ -145,7 +148,7 @@ def unpack_command(
 _FATES = {
     "added": "added",
     "completed": "were there, and got checkpoints or measurements that were missing",
-    "replaced": "went on from what was there, and replace it",
+    "replaced": "replace what was there: they went on from it, or --replace takes them",
     "same": "were there already",
     "older": "are behind what is there, which stays",
     "refused": "refused",
