@@ -109,3 +109,20 @@ def test_one_mechanism_is_split_over_the_processes_of_a_cpu(tmp_path: Path) -> N
     assert _cohorts(configs, tmp_path, jobs=2) == [["full"] * 3] * 2
     assert sorted(map(len, _cohorts([*configs, tiny(9, "topk:3")], tmp_path, jobs=4))) == [1, 1, 2, 3]
     assert _cohorts(configs[:1], tmp_path, jobs=2) == [["full"]]
+
+
+def test_a_cohort_that_was_split_learns_what_it_learns_whole(tmp_path: Path) -> None:
+    configs = [tiny(seed, "topk:3", model={"dropout": 0.1}) for seed in range(4)]
+    whole = trained(configs, tmp_path / "whole")
+    train(
+        configs, tmp_path / "split", runtime(jobs=2), executor="serial"
+    )  # as two processes would, one after the other
+    for run, config in zip(whole, configs, strict=True):
+        split = run_of(config, tmp_path / "split")
+        assert len((split.status() or {})["cohort"]) == 2
+        assert len((run.status() or {})["cohort"]) == 4
+        torch.testing.assert_close(tensors(split)["parameters"], tensors(run)["parameters"], rtol=1e-4, atol=1e-6)
+        for row, expected in zip(split.metrics(), run.metrics(), strict=True):
+            assert [row[f"{name}_loss"] for name in SPLITS] == pytest.approx(
+                [expected[f"{name}_loss"] for name in SPLITS]
+            )
