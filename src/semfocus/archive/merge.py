@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from semfocus.archive.contents import CORE, ENDED, Files, limit_of, read_files, with_folders
-from semfocus.config import check_recorded_id
+from semfocus.config.run import check_recorded_id
 from semfocus.errors import CorruptData, SemfocusError, UsageError
 from semfocus.store import RunDirectory, RunStore, RunWriter, atomic, checkpoints, is_run_id, safe_json
 from semfocus.store.directory import CHECKPOINTS, CONFIG, METRICS
