@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from semfocus.config.fields import LATER
+
 Settings = dict[str, Any]  # dotted field of config.json -> value: {"model.blocks": 5}
 NOT_COMPARED = ("seed", "label", "sizes", "facts")  # the last two follow from the data
 DEFAULTS = {"precision": "fp32", "objective": "classification"}  # of runs whose configuration does not record them
@@ -68,10 +70,18 @@ def differing(many: Sequence[Settings]) -> list[str]:
 def setting_text(name: str, value: Any) -> str:
     """`blocks 6`, `padding visible`, `padding visible: no`, `stop accuracy none`."""
     title = setting_title(name)
+    value = default_of(name) if value is None else value
     if isinstance(value, bool):
         return title if value else f"{title}: no"
     text = f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
     return f"{title} {text if len(text) <= _MAX_VALUE_LENGTH else text[: _MAX_VALUE_LENGTH - 1] + '…'}"
+
+
+def default_of(name: str) -> Any:
+    """What a field means that a run's configuration does not hold: its default, if it is one that came later."""
+    part, _, field = name.partition(".")
+    default = LATER.get(field) if part in ("model", "training", "task") else None
+    return None if default == "" else default
 
 
 def setting_title(name: str) -> str:
