@@ -409,15 +409,24 @@ def test_locks_are_given_back_when_a_run_cannot_be_read_to_be_sent(
     assert all(job.run.holder() is None for job in bench.jobs)
 
 
-def test_a_small_cohort_gets_a_part_of_a_gpu_and_a_large_one_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (0, {2: 1.0, 4: 0.5, 9: 0.25, 100: 0.125}),
+        (1, {2: 1.0, 4: 0.5, 9: 0.5, 100: 0.5}),  # two cohorts: half of it is enough for each
+        (2, {2: 1.0, 4: 1.0, 9: 1.0, 100: 1.0}),  # a part would leave the other one idle
+    ],
+)
+def test_a_small_cohort_gets_a_part_of_a_gpu_where_there_are_more_cohorts_than_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, expected: dict[int, float]
 ) -> None:
     bench = Bench(tmp_path, device="cuda")
+    bench.engine.slots = lambda share: int(gpus / share)  # type: ignore[method-assign]
     shares = {}
     for limit in (2, 4, 9, 100):
         monkeypatch.setattr(dispatcher_module, "cohort_limit", lambda config, task, device, limit=limit: limit)
         shares[limit] = bench.dispatcher()._share(bench.jobs[:2])
-    assert shares == {2: 1.0, 4: 0.5, 9: 0.25, 100: 0.125}
+    assert shares == expected
     assert Dispatcher(bench.cohorts, bench.store, runtime(), bench.engine, Settings(True), print)._share([]) == 1.0
 
 

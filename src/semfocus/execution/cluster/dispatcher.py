@@ -123,16 +123,17 @@ class Dispatcher:
 
     def _submit(self) -> None:
         while self.queue:
-            slots = self.transport.slots(self._share(self.queue[0].jobs))
+            share = self._share(self.queue[0].jobs)
+            slots = self.transport.slots(share)
             if len(self.flights) >= slots + max(2, slots // 4):
                 return
-            self._send(self.queue.popleft())
+            self._send(self.queue.popleft(), share)
 
-    def _send(self, load: Load) -> None:
+    def _send(self, load: Load, share: float) -> None:
         load.jobs = self._unfinished(load.jobs)
         if not load.jobs:
             return
-        attempt, flight = new_attempt(), Flight(load, self._share(load.jobs))
+        attempt, flight = new_attempt(), Flight(load, share)
         self.flights[attempt] = flight  # from here on its locks are given back whatever happens
         parcel = None
         if self.settings.hand_back:
@@ -182,11 +183,13 @@ class Dispatcher:
         return job.config.task.name in self.data
 
     def _share(self, jobs: Sequence[Job]) -> float:
-        """The part of a GPU that the cohort needs by its activations; small ones share one."""
+        """The part of a GPU for this cohort: what its activations need, more where there is enough for all cohorts."""
         if self.settings.device == "cpu" or not jobs:
             return 1.0
-        need = len(jobs) / cohort_limit(jobs[0].config, jobs[0].task, "cuda")
-        return min(share for share in SHARES if share >= min(need, 1.0))
+        need = min(len(jobs) / cohort_limit(jobs[0].config, jobs[0].task, "cuda"), 1.0)
+        enough = [share for share in SHARES if share >= need]
+        cohorts = len(self.flights) + len(self.queue)
+        return next((share for share in enough if self.transport.slots(share) >= cohorts), enough[-1])
 
     def _adopt(self, alive: Sequence[Adopted]) -> None:
         """Go on watching what an earlier driver has sent out."""
