@@ -172,7 +172,7 @@ class Timers:
         words: list[Message | Gone] = []
         for _ in range(min(10, len(self.ends))):
             self.now, _, work, parcel = heapq.heappop(self.ends)
-            hello = {"node": "timer", "pid": 1, "device": "cpu", "versions": work.versions}
+            hello = {"node": "timer", "place": "", "pid": 1, "device": "cpu", "versions": work.versions}
             words.append(Message(work.attempt, "began", hello))
             words.append(Message(work.attempt, "runs", {}, finished(parcel)))
             words.append(Message(work.attempt, "ended", {"failed": [], "held": []}))
@@ -182,7 +182,7 @@ class Timers:
 
     def stop(self, attempts: Sequence[str]) -> None: ...
     def forget(self, attempt: str) -> None: ...
-    def avoid(self, node: str) -> None: ...
+    def avoid(self, place: str) -> None: ...
     def detach(self) -> bool:
         return False
 

@@ -12,7 +12,7 @@ import pytest
 
 from semfocus.archive.contents import read_files
 from semfocus.archive.parcel import unwrap, wrap
-from semfocus.errors import CorruptData, Locked, UsageError
+from semfocus.errors import CorruptData, Locked, StorageError, UsageError
 from semfocus.execution import train
 from semfocus.execution.cluster import dispatcher as dispatcher_module
 from semfocus.execution.cluster.dispatcher import DifferentBuilds, Dispatcher, LostWorker, Settings
@@ -60,8 +60,8 @@ class MadeUp:
     def forget(self, attempt: str) -> None:
         self.forgotten.append(attempt)
 
-    def avoid(self, node: str) -> None:
-        self.avoided.append(node)
+    def avoid(self, place: str) -> None:
+        self.avoided.append(place)
 
     def detach(self) -> bool:
         return False
@@ -71,7 +71,7 @@ class MadeUp:
 
     def begin(self, work: Work, node: str = "one", torch: str | None = None) -> None:
         versions = work.versions | ({"torch": torch} if torch else {})
-        self.say(work, "began", node=node, pid=1, device="cpu", versions=versions)
+        self.say(work, "began", node=node, place=f"id of {node}", pid=1, device="cpu", versions=versions)
 
     def bring(self, work: Work, ids: Sequence[str] | None = None, checkpoints: str = "kept") -> None:
         runs = [RunStore(self.finished).open(run_id) for run_id in ids or work.ids]
@@ -289,8 +289,23 @@ def test_a_machine_whose_disk_is_full_gets_nothing_more(tmp_path: Path) -> None:
     bench.engine.on_submit = full_disk
     with pytest.warns(LostWorker, match="cannot store runs and gets no more of them"):
         assert bench.run() == []
-    assert bench.engine.avoided == ["full-disk"]
+    assert bench.engine.avoided == ["id of full-disk"]
     bench.assert_all_there()
+
+
+def test_when_every_disk_is_full_the_study_ends_with_that(tmp_path: Path) -> None:
+    """Each try would fill time, and in the end runs would be called too large for memory."""
+    bench = Bench(tmp_path)
+
+    def full_disk(work: Work) -> None:
+        bench.engine.begin(work, "the-last")
+        bench.engine.room = 0
+        bench.engine.say(work, "raised", kind="StorageError", text="cannot write x: No space left", trace="...")
+
+    bench.engine.on_submit = full_disk
+    with pytest.raises(StorageError, match="on the-last: cannot write x: No space left; no other machine is left"):
+        bench.run()
+    assert all(job.run.holder() is None for job in bench.jobs)
 
 
 def test_a_worker_whose_runs_did_not_arrive_has_not_ended(tmp_path: Path) -> None:

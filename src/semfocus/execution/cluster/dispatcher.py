@@ -224,7 +224,8 @@ class Dispatcher:
         getattr(self, f"_on_{word.kind}")(word, flight)
 
     def _on_began(self, word: Message, flight: Flight) -> None:
-        flight.node, flight.device = str(word.body["node"]), str(word.body["device"])
+        flight.node, flight.place = str(word.body["node"]), str(word.body["place"])
+        flight.device = str(word.body["device"])
         build = str(word.body["versions"]["torch"])
         if build not in self.builds:
             self.builds.add(build)
@@ -284,9 +285,11 @@ class Dispatcher:
         kind, text = str(word.body["kind"]), str(word.body["text"])
         flight.log += str(word.body["trace"])
         if kind == "StorageError" and self.settings.hand_back:  # this machine's disk, not ours
-            self.transport.avoid(flight.node)
-            self._again(word.attempt, f"cannot store runs and gets no more of them ({text})")
-            return
+            self.transport.avoid(flight.place)
+            if self.transport.slots(flight.share):
+                self._again(word.attempt, f"cannot store runs and gets no more of them ({text})")
+                return
+            text = f"on {flight.node}: {text}; no other machine is left that can store runs"
         error = raised(kind, text, str(word.body["trace"]))
         if not isinstance(error, SemfocusError) and flight.load.losses + 1 < self.settings.retries:
             self._again(word.attempt, f"failed with {kind}: {text[:200]}")  # a sick machine? A mistake comes again

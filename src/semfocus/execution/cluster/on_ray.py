@@ -52,7 +52,8 @@ def attempt_task(work_text: str, parcel: bytes | None, files: dict[str, list[Any
         except ray.exceptions.RayActorError as error:  # the driver is gone, or its mailbox is
             raise NobodyListens(str(error)) from error
 
-    return encoded(Attempt(work, parcel, lambda name: ray.get(files[name][0]), tell).run())
+    place = ray.get_runtime_context().get_node_id()  # several nodes may share the name of a host
+    return encoded(Attempt(work, parcel, lambda name: ray.get(files[name][0]), tell, place).run())
 
 
 def sees(path: str, token: str) -> bool:

@@ -90,7 +90,7 @@ class RayTransport:
         if self.executor.device == "cuda":
             options["num_gpus"] = share
         if self.avoided:
-            ids = [node["NodeID"] for node in self.executor.nodes() if node["NodeManagerHostname"] in self.avoided]
+            ids = [node["NodeID"] for node in self.executor.nodes() if node["NodeID"] in self.avoided]
             if len(ids) < len(self.executor.nodes()):
                 options["label_selector"] = {"ray.io/node-id": f"!in({','.join(ids)})"}
         ref = self.task.options(**options).remote(work.encode(), parcel, files, self.mailbox)
@@ -150,8 +150,9 @@ class RayTransport:
                 with suppress(self.ray.exceptions.RayError):
                     self.ray.cancel(ref, force=True)
 
-    def avoid(self, node: str) -> None:
-        self.avoided.add(node)
+    def avoid(self, place: str) -> None:
+        self.avoided.add(place)
+        self.counted.clear()
 
     def detach(self) -> bool:
         return False
