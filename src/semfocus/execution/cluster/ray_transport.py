@@ -42,7 +42,7 @@ class RayTransport:
         self.files: dict[str, Any] = {}  # data files that Ray has, by their sums
         self.avoided: set[str] = set()
         self.counted: dict[float, int] = {}  # slots by share
-        self.counted_at = -SLOTS_SECONDS
+        self.looked_at = -SLOTS_SECONDS
         self.head = self.ray.get_runtime_context().gcs_address
         self.head_seen = time.monotonic()
 
@@ -53,14 +53,18 @@ class RayTransport:
         return self.ray.remote(num_cpus=0, max_restarts=0)(Mailbox).options(scheduling_strategy=here).remote()
 
     def slots(self, share: float) -> int:
-        now = time.monotonic()
-        if now - self.counted_at > SLOTS_SECONDS:
-            self.counted_at = now
-            if self._head_answers(now):
-                self.counted = {}
+        self._look()
         if share not in self.counted:
             self.counted[share] = self.executor.slots(share, self.avoided)
         return self.counted[share]
+
+    def _look(self) -> None:
+        """Now and then: whether the head lives, and then which machines there are is no longer known."""
+        now = time.monotonic()
+        if now - self.looked_at > SLOTS_SECONDS:
+            self.looked_at = now
+            if self._head_answers(now):
+                self.counted = {}
 
     def _head_answers(self, now: float) -> bool:
         """Ray would end this process, in a minute and without saying what to do."""
@@ -97,6 +101,7 @@ class RayTransport:
         self.refs[ref] = work.attempt
 
     def poll(self, seconds: float) -> list[Message | Gone]:
+        self._look()  # also when nothing waits to be sent
         refs = list(self.refs)
         if refs:
             ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=0)
