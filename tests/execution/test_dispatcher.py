@@ -178,17 +178,49 @@ def test_a_lost_worker_is_replaced_and_what_it_brings_later_is_refused(tmp_path:
     bench.assert_all_there()
 
 
-def test_a_run_that_was_not_asked_of_a_worker_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["another run", "a flipped bit"])
+def test_what_a_sick_machine_brings_is_refused_and_its_runs_are_trained_elsewhere(tmp_path: Path, fault: str) -> None:
     bench = Bench(tmp_path)
 
+    def bring_wrong(work: Work) -> None:
+        bench.engine.on_submit = bench.engine.succeed
+        bench.engine.begin(work, "sick")
+        if fault == "another run":
+            bench.engine.bring(work, [job.id for job in bench.jobs if job.id not in work.ids])
+            return
+        bench.engine.bring(work)
+        message = bench.engine.said.pop()
+        assert isinstance(message, Message)
+        parcel = bytearray(message.parcel or b"")
+        parcel[len(parcel) // 2] ^= 1
+        bench.engine.said.append(Message(work.attempt, "runs", {}, bytes(parcel)))
+
+    bench.engine.on_submit = bring_wrong
+    with pytest.warns(LostWorker, match="on sick that trained .* brought what is refused .*: they go on"):
+        assert bench.run() == []
+    bench.assert_all_there()
+
+
+def test_a_run_that_is_refused_again_and_again_is_given_up_with_the_reason(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, retries=2)
+    culprit = bench.jobs[0].id
+    other = bench.jobs[2].id
+
     def wrong(work: Work) -> None:
-        bench.engine.begin(work)
-        bench.engine.bring(work, [job.id for job in bench.jobs if job.id not in work.ids])
+        bench.engine.begin(work, "sick")
+        if culprit in work.ids:
+            bench.engine.bring(work, [other])
+        else:
+            bench.engine.bring(work)
+            bench.engine.say(work, "ended", failed=[], held=[])
 
     bench.engine.on_submit = wrong
-    with pytest.raises(CorruptData, match="which it was not given"):
-        bench.run()
-    assert all(job.state == "new" for job in bench.jobs)
+    with pytest.warns(LostWorker):
+        assert bench.run() == [culprit]
+    assert [job.state for job in bench.jobs] == ["failed", "done", "done", "done"]
+    reason = (bench.jobs[0].run.status() or {})["reason"]
+    assert f"brings run {other}, which it was not given), 2 times in a row" in reason
+    assert "memory" not in reason
 
 
 def test_a_cohort_that_is_lost_again_and_again_is_split_and_the_run_at_fault_alone_given_up(tmp_path: Path) -> None:
