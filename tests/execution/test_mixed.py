@@ -11,6 +11,8 @@ import torch
 from semfocus.config import RunConfig
 from semfocus.execution import train
 from semfocus.execution.cohorts import form_cohorts, plan_jobs
+from semfocus.experiments.registry import studies
+from semfocus.experiments.run import plan
 from semfocus.store import RunStore
 from semfocus.training import Progress
 from semfocus.training.cohort import Cohort, spec_of
@@ -127,3 +129,14 @@ def test_a_cohort_is_split_until_each_gpu_of_a_cluster_has_a_part(tmp_path: Path
     assert [len(cohort) for cohort in form_cohorts(jobs, runtime(), "cuda", 3)] == [2, 2, 4]
     assert [len(cohort) for cohort in form_cohorts(jobs, runtime(), "cuda", 100)] == [1] * 8
     assert [len(cohort) for cohort in form_cohorts(jobs, runtime(cohort_size=4), "cuda", 100)] == [4, 4]
+
+
+def test_every_study_forms_cohorts_for_gpus_that_the_driver_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for study in studies():
+        jobs = plan(study.experiment(seeds=1), tmp_path).jobs
+        cohorts = form_cohorts(jobs, runtime(), "cuda", 8)
+        assert {job.id for cohort in cohorts for job in cohort} == {job.id for job in jobs}
+        assert len(cohorts) >= min(8, len({job.id for job in jobs}))
