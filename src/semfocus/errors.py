@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -80,6 +81,12 @@ def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> Us
     nearest = difflib.get_close_matches(str(name), names, n=1)
     guess = f"; did you mean {nearest[0]!r}?" if nearest else ";"
     return UsageError(f"unknown {kind} {name!r}{guess} known: {', '.join(names) or 'none'}{hint}")
+
+
+def nearby(path: Path) -> str:
+    """Return a path relative to the working directory where it is below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def printable(text: str) -> str:
