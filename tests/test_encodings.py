@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from semfocus.attention.inspection import observing
-from semfocus.config import POSITIONS, recorded_run_id
+from semfocus.config.model import POSITIONS
+from semfocus.config.run import recorded_run_id
 from semfocus.encodings import distance_bias, random_positions, rotated, sinusoidal_encoding, slopes
 from semfocus.errors import UsageError
 from semfocus.fused.block import refuses

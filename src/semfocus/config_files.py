@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from semfocus.config import OLD_NAMES, RunConfig
+from semfocus.config import RunConfig
+from semfocus.config.training import OLD_NAMES
 from semfocus.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from semfocus.analysis.records import Record
 from semfocus.analysis.verdicts import CLAIMS, Verdict
 from semfocus.analysis.verdicts.evidence import conclude
 from semfocus.analysis.verdicts.settings import TASKS, settings_from
-from semfocus.config import recorded_run_id
+from semfocus.config.run import recorded_run_id
 from semfocus.config_files import apply_overrides
 from semfocus.measurements import Malformed, Measurement
 from semfocus.measurements.store import KINDS

@@ -143,6 +143,15 @@ def test_the_fast_choices_equal_the_definition_on_tied_rows(data, mask, k) -> No
     assert sorted(listed[listed >= 0].tolist()) == sorted(ranked[:k])
 
 
+def test_a_compiled_choice_takes_candidates_of_minus_infinity_and_no_key_that_is_none() -> None:
+    low, high = float("-inf"), float("inf")
+    priority = torch.tensor([[low, low, 2.0, low, high, low], [low] * 6, [1.0, low, 1.0, low, low, 3.0]], device=DEVICE)
+    candidates = torch.tensor([[0, 1, 1, 1, 0, 1], [0, 0, 1, 0, 1, 1], [1, 1, 0, 0, 1, 1]], device=DEVICE).bool()
+    defined = topk_mask_by_sorting(priority, candidates, 3)
+    compiled = torch.compile(topk_mask, backend="eager", dynamic=False)
+    assert torch.equal(compiled(priority, candidates, 3), defined)
+
+
 @pytest.mark.parametrize(
     "mechanism", [Banded(3), Banded(4, globals=2), BlockLocal(3), BlockLocal(5, globals=1)], ids=str
 )

@@ -70,6 +70,13 @@ def test_a_cohort_is_cut_to_what_memory_holds() -> None:
     assert cohort_limit(config, task, "cpu", {"cpu": 1}) == 1
 
 
+def test_what_memory_splits_is_split_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semfocus.execution.cohorts.cohort_limit", lambda *args: 9)
+    jobs = plan_jobs([tiny(seed) for seed in range(20)], RunStore(tmp_path))
+    assert [len(cohort) for cohort in form_cohorts(jobs, runtime())] == [7, 7, 6]
+    assert [len(cohort) for cohort in form_cohorts(jobs[:9], runtime())] == [9]
+
+
 def test_finished_runs_are_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configs = [tiny(1), tiny(2)]
     before = [tensors(run) for run in trained(configs, tmp_path)]

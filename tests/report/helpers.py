@@ -12,7 +12,8 @@ import numpy as np
 
 from semfocus import recipes
 from semfocus.analysis.records import Record
-from semfocus.config import RunConfig, recorded_run_id
+from semfocus.config import RunConfig
+from semfocus.config.run import recorded_run_id
 from semfocus.store import RunDirectory, RunStore
 from semfocus.training.loading import document
 

@@ -13,6 +13,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from semfocus.analysis.comparability import setting_text
 from semfocus.analysis.results import Results
 from semfocus.errors import UsageError
 from semfocus.execution.executor import train_jobs
@@ -26,6 +27,7 @@ from semfocus.report.figures.drawing import keeping_figures
 from semfocus.report.figures.panel_values import field_value
 from semfocus.report.figures.places import sizes_of
 from semfocus.report.figures.style import mechanism_style
+from semfocus.report.page.page import render
 from semfocus.training.runtime import Runtime
 from tests.report import measured as made_up
 from tests.report.helpers import configs, made, rows
@@ -77,6 +79,18 @@ def labels(axes: Sequence[Axes]) -> list[str]:
     return [axis.get_ylabel() for axis in axes if axis.get_ylabel()]
 
 
+def test_a_field_that_a_config_leaves_out_is_named_by_its_default(tmp_path: Path) -> None:
+    for place in ("sine", "none"):
+        for config in configs(("parity",), ("full",), 2, training__epochs=12, model__positions=place):
+            made(tmp_path, config)
+    (figure,) = drawn(Panel("loss", ("train_loss",), each=("model.positions",)), Results.load(tmp_path))
+    assert sorted(axis.get_title(loc="left") for axis in figure.axes) == ["positions none", "positions sine"]
+    assert setting_text("model.positions", None) == "positions sine"
+    assert setting_text("model.final_norm", None) == "final norm: no"
+    assert setting_text("training.tuned", None) == "tuned none"
+    assert setting_text("task.options.positions", None) == "positions none"
+
+
 def test_curves_have_a_column_for_each_value_and_a_row_for_each_metric(results: Results) -> None:
     (figure,) = drawn(Panel("speed", ("train_loss", "heldout_accuracy")), results)
     assert len(figure.axes) == 4
@@ -84,6 +98,17 @@ def test_curves_have_a_column_for_each_value_and_a_row_for_each_metric(results: 
     assert labels(figure.axes) == ["training loss", "held-out accuracy"]
     assert legend_of(figure) == ["full", "topk:5", "topk:9"]
     assert figure.get_suptitle().startswith("speed: median and quartiles over 3 seeds")
+
+
+def test_a_caption_says_where_some_lines_have_fewer_seeds(tmp_path: Path) -> None:
+    for config in [*configs(("parity",), ("full",), 4), *configs(("parity",), ("topk:5",), 2)]:
+        made(tmp_path, config)
+    results = Results.load(tmp_path)
+    sweep = Panel("sweep", ("converged_at",), kind="sweep", along="attention.mechanism")
+    for panel in (Panel("speed", ("train_loss",)), sweep):
+        (figure,) = drawn(panel, results)
+        assert "over 2 to 4 seeds" in figure.get_suptitle().replace("\n", " ")
+    assert "Median and quartiles over 2 to 4 seeds" in render(results)
 
 
 def test_lines_may_differ_in_a_setting_too(blocks: Results) -> None:
@@ -261,7 +286,7 @@ def test_every_panel_of_every_study_is_drawn_from_its_runs(study: Study, smoke_r
         stem = tmp_path / f"{study.name}-{place}"
         files = draw_panels([panel], results, stem, shown=lambda _, shown=shown: shown, formats=("svg",))
         needs = {kind for kind in KINDS if any(kind in name for name in (panel.along, *panel.metrics))}
-        assert needs or panel.kind in ("curves", "sweep")
+        assert needs or panel.kind in ("curves", "sweep", "map")
         assert bool(files) == (not needs), panel.title
         assert all(path.stat().st_size > 1000 for path in files)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from semfocus.config import recorded_run_id
+from semfocus.config.run import recorded_run_id
 from semfocus.store import RunDirectory, RunStore, RunWriter, checkpoints, formats
 
 RUN = "0123456789abcdef"
@@ -115,11 +115,19 @@ def reseal(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def forge(run: RunDirectory, change: Callable[[dict[str, Any]], object]) -> RunDirectory:
-    """Change the configuration of a run, and give the run the id that belongs to it; the old directory is gone."""
+    """Change the configuration of a run, and give the run the id that belongs to it; the old directory is gone.
+
+    Status and checkpoints say that they are of the new run, as who wants to deceive would have them say.
+    """
     fields = run.config()
     change(fields)
     forged = run.path.with_name(recorded_run_id(fields) or run.id)
     reseal(run.path / "config.json", lambda document: document.update(config=fields, id=forged.name))
+    if (run.path / "status.json").exists():
+        reseal(run.path / "status.json", lambda document: document.update({formats.RUN: forged.name}))
+    for manifest in run.path.glob(f"checkpoints/*/{checkpoints.MANIFEST}"):
+        body = json.loads(manifest.read_text())["body"]
+        manifest.write_bytes(checkpoints.seal({**body, formats.RUN: forged.name}))
     run.path.rename(forged)
     return RunDirectory(forged)
 

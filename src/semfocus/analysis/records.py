@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from semfocus.analysis.metrics import Column, Metrics, read_metrics, read_seconds
-from semfocus.config import check_recorded_id
+from semfocus.config.run import check_recorded_id
 from semfocus.errors import CorruptData, SemfocusError, UsageError
 from semfocus.measurements import Measurement, Measurements, read_all
 from semfocus.store import Entry, RunDirectory

@@ -61,7 +61,7 @@ def topk_mask(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:
         return allowed
     ranked = _without_nan(ranked)
     if torch.compiler.is_compiling() and k <= FEW:
-        return _keep_by_rounds(ranked, k) & allowed
+        return _keep_by_rounds(ranked, allowed, k)
     kth = ranked.topk(k, dim=-1).values[..., -1:]
     above = ranked > kth
     tied = (ranked == kth) & allowed
@@ -82,17 +82,15 @@ def _border(ranked: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return torch.where(best[..., 0].isnan(), best[..., 0], best[..., k - 1]), best[..., k]
 
 
-def _keep_by_rounds(ranked: Tensor, k: int) -> Tensor:
+def _keep_by_rounds(ranked: Tensor, candidates: Tensor, k: int) -> Tensor:
     """k rounds of argmax: a compiler keeps the priorities of a query in registers through all of them."""
     index = torch.arange(ranked.shape[-1], device=ranked.device)
-    keep = torch.zeros_like(ranked, dtype=torch.bool)
+    left = candidates  # a candidate of priority -inf is one until it is taken, and other keys never are
     for _ in range(k):
-        best = ranked.amax(dim=-1, keepdim=True)
-        first = torch.where((ranked == best) & ~keep, index, ranked.shape[-1]).amin(dim=-1, keepdim=True)
-        chosen = index == first
-        keep = keep | chosen
-        ranked = torch.where(chosen, MINUS_INF, ranked)
-    return keep
+        best = torch.where(left, ranked, MINUS_INF).amax(dim=-1, keepdim=True)
+        first = torch.where(left & (ranked == best), index, ranked.shape[-1]).amin(dim=-1, keepdim=True)
+        left = left & (index != first)
+    return candidates & ~left
 
 
 def best_indices(priority: Tensor, candidates: Tensor | None, k: int) -> Tensor:

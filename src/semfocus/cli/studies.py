@@ -184,11 +184,16 @@ def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: 
 
 def _measure(outcome: Outcome, runtime: Runtime) -> int:
     """Make the measurements that are missing, kept with each run; how many runs there were to measure."""
+    from semfocus.archive.merge import by_reason
     from semfocus.cli.shared import progress_bar
     from semfocus.diagnostics.measuring import MEASURES, missing
 
     names = outcome.experiment.measures
-    waiting = [(each.run, name) for each in outcome.runs if each.state == "done" for name in missing(each.run, names)]
+    lacking = [(each.run, name) for each in outcome.runs if each.state == "done" for name in missing(each.run, names)]
+    bare = {run.id: "its checkpoints are not here" for run, _ in lacking if not run.checkpoint_steps()}
+    for text in by_reason(bare):
+        say(f"not measured: {text}; to measure it, train it again in another store (--out), with --measure", err=True)
+    waiting = [(run, name) for run, name in lacking if run.id not in bare]
     with progress_bar(f"measuring {', '.join(names)}") as bar:
         for done, (directory, name) in enumerate(waiting):
             bar(done, len(waiting))

@@ -5,19 +5,9 @@
 Device, threads, the cadence of evaluations and kept checkpoints are not part of it: they do not change the result.
 """
 
-from semfocus.config.model import POSITIONS, AttentionConfig, ModelConfig
-from semfocus.config.run import RunConfig, check_recorded_id, recorded_run_id
+from semfocus.config.model import AttentionConfig, ModelConfig
+from semfocus.config.run import RunConfig
 from semfocus.config.task import TaskConfig
-from semfocus.config.training import OLD_NAMES, TrainingConfig
+from semfocus.config.training import TrainingConfig
 
-__all__ = [
-    "OLD_NAMES",
-    "POSITIONS",
-    "AttentionConfig",
-    "ModelConfig",
-    "RunConfig",
-    "TaskConfig",
-    "TrainingConfig",
-    "check_recorded_id",
-    "recorded_run_id",
-]
+__all__ = ["AttentionConfig", "ModelConfig", "RunConfig", "TaskConfig", "TrainingConfig"]

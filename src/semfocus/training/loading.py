@@ -8,13 +8,8 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from semfocus.config import (
-    AttentionConfig,
-    ModelConfig,
-    RunConfig,
-    TrainingConfig,
-    check_recorded_id,
-)
+from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TrainingConfig
+from semfocus.config.run import check_recorded_id
 from semfocus.errors import CorruptData, UsageError, check_int
 from semfocus.model import Encoder
 from semfocus.spec import Spec

@@ -123,7 +123,7 @@ def _draw_curves(sheet: Sheet) -> list[Path]:
             curves.append(Curve(label, style, own.records, median_epoch(own.records, horizon)))
         if curves:
             learned = runs.records[0].objective.learned
-            columns.append(Column(title, curves, horizon, runs.seeds, runs.baselines, learned))
+            columns.append(Column(title, curves, horizon, runs.baselines, learned))
     written = []
     for stem, part in sheet.parts(columns, ACROSS):
         written += draw_grid(part, panel.metrics, stem, title=panel.title, quantiles=panel.quantiles,
@@ -207,7 +207,9 @@ def _draw_point_grid(sheet: Sheet, columns: Sequence[PointColumn], places: Place
             across[0].set_ylabel("\n".join(textwrap.wrap(metric_text(metric), 32)))
             for axis in across:  # when all are drawn: they share an axis, and to set its end stops it from growing
                 _label_axes(axis, metric, sheet.theme, places)
-        text = about_seeds(max(column.runs.seeds for column in columns), panel.quantiles, panel.title)
+        lines = [line for column in columns for row in column.rows for line in row]
+        seeds = [max(map(len, line.points.values())) for line in lines if line.points]
+        text = about_seeds(seeds, panel.quantiles, panel.title)
         text += f"; percentile {PERCENTILE}" if any(map(sheet.runs.percentiles, panel.metrics)) else ""
         text += "; dotted: full attention" if any(map(_has_reference, columns)) else ""
         caption(figure, text + ("; hollow: the median seed never converged" if never else ""))
