@@ -50,7 +50,7 @@ def draw_race(
             panel.axhline(
                 float(curves[BASE][2][-1]), color=PALETTES[theme].quiet, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1
             )
-        seeds = max(len(group.runs(name)) for name in group.mechanisms)
+        seeds = {len(group.runs(name)) for name in group.mechanisms}
         caption(figure, f"{about_seeds(seeds, title=title)}; dotted: where full attention ends")
         legend(figure, [panel])
         return save(figure, stem, formats)
