@@ -202,7 +202,8 @@ def _following(
     if padding.lengths is not None:
         valid = (torch.arange(k.shape[-2], device=k.device) < padding.lengths[..., None])[:, :, None]
     own = {name: weight.squeeze(1) for name, weight in learned.items()}
-    for name, gap in spec.mechanism.gaps(own, q, k, valid).items():
+    queries, keys = (spec.normaliser.prepared(part) for part in (q, k))
+    for name, gap in spec.mechanism.gaps(own, queries, keys, valid).items():
         attn_out = Follow.apply(attn_out, learned[name], gap.unsqueeze(1))
     return attn_out
 

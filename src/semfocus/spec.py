@@ -139,6 +139,11 @@ class Spec:
             )
 
     def _check_objective(self) -> None:
+        if self.is_causal and not parse_normaliser(self.attention.normaliser).serves_causal:
+            raise UsageError(
+                f"attention.normaliser = {self.attention.normaliser} sums over queries, and the task's objective is "
+                "causal: a query would learn of later ones; choose another, for example softmax"
+            )
         if self.is_causal and self.attention.globals:
             raise UsageError(
                 f"attention.mechanism = {self.attention.mechanism}: global tokens see the whole sequence, which a "

@@ -112,14 +112,16 @@ def test_a_score_that_is_no_number_shows_in_its_own_row_alone(name) -> None:
 def by_hand(
     name: str, scores: list[list[float]], allowed: list[list[bool]], keep: list[list[bool]]
 ) -> list[list[float]]:
-    """The definitions with lists of numbers."""
+    """The definitions with lists of numbers; for lssar, scores are log(D) times cosines."""
     rows = []
     for s, can, kept in zip(scores, allowed, keep, strict=True):
         n, used = sum(can), [j for j in range(len(s)) if kept[j]]
         if name == "ssmax":
             raw = {j: n ** (0.43 * s[j]) for j in used}
         elif name == "lssar:3":
-            raw = {j: math.log1p(math.exp(math.log(n) * s[j])) ** 3 for j in used}
+            plain = {j: math.log1p(math.exp(math.log(n) * s[j])) for j in used}
+            offset = 1 if len(used) > 3 else 0
+            raw = {j: max(len(used) * plain[j] / sum(plain.values()) - offset, 0) ** 3 for j in used}
         else:  # over queries first
             column = {j: sum(math.exp(row[j]) for row, k in zip(scores, keep, strict=True) if k[j]) for j in used}
             raw = {j: math.exp(s[j]) / column[j] for j in used}
@@ -128,7 +130,7 @@ def by_hand(
 
 
 @pytest.mark.parametrize("name", ["ssmax", "lssar:3", "doubly"])
-@pytest.mark.parametrize("mechanism", ["full", "topk:3"])
+@pytest.mark.parametrize("mechanism", ["full", "topk:3", "topk:5"])
 def test_weights_follow_the_definition_written_out(name, mechanism) -> None:
     q, k, v = qkv(6, 8, lead=())
     mask = torch.rand(6, 8, generator=torch.Generator().manual_seed(2)) > 0.3
@@ -136,6 +138,8 @@ def test_weights_follow_the_definition_written_out(name, mechanism) -> None:
     mask = mask.to(DEVICE)
     _, info = attend(q, k, v, mechanism, mask=mask, normaliser=name, return_info=True)
     scores = (q @ k.T) * q.shape[-1] ** -0.5
+    if name.startswith("lssar"):
+        scores = math.log(5) * torch.nn.functional.cosine_similarity(q[:, None], k[None], dim=-1)
     keep = torch.zeros(6, 9, dtype=torch.bool, device=DEVICE)
     keep = keep.scatter(-1, info.indices.where(info.indices >= 0, 8), True)[:, :8]
     wanted = torch.tensor(
@@ -159,6 +163,36 @@ def test_far_below_zero_lssar_keeps_the_ratios_of_its_weights() -> None:
     scores = torch.tensor([[-400.0, -401.0]], dtype=torch.float32, device=DEVICE)
     p = parse_normaliser("lssar:1").weights(scores, everything(scores))
     assert p[0, 1] / p[0, 0] == pytest.approx(0.5, rel=1e-4)  # exp(log(2) * -1)
+
+
+def test_lssar_goes_by_directions_and_drops_what_is_below_the_mean() -> None:
+    q, k, v = qkv(8, 12)
+    out, info = attend(q, k, v, normaliser="lssar:2", return_info=True)
+    close(attend(3 * q, k * torch.rand(12, 1, dtype=q.dtype, device=DEVICE).add(0.1), v, normaliser="lssar:2"), out)
+    cosines = torch.nn.functional.normalize(q, dim=-1) @ torch.nn.functional.normalize(k, dim=-1).mT
+    first = torch.nn.functional.softplus(math.log(5) * math.log(12) * cosines)
+    assert torch.equal(info.dense_weights(12) > 0, first > first.mean(dim=-1, keepdim=True))
+    cooler = attend(q, k, v, normaliser="lssar:2", scale=0.5 * 5**-0.5)
+    weights = torch.nn.functional.softplus(math.log(5) * math.log(12) / 2 * cosines)
+    weights = (12 * weights / weights.sum(dim=-1, keepdim=True) - 1).relu().square()
+    close(cooler, weights / weights.sum(dim=-1, keepdim=True) @ v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lssar_stays_finite_where_scores_tie_or_nearly_do(dtype) -> None:
+    value = parse_normaliser("lssar")
+    generator = torch.Generator().manual_seed(3)
+    close_by = 1e-6 * torch.randn(7, generator=generator, dtype=torch.float64)
+    rows = torch.stack([torch.zeros(7, dtype=torch.float64), torch.full((7,), -3.0), close_by, 300 * close_by - 400])
+    scores = rows.to(DEVICE, dtype).requires_grad_()
+    p = value.weights(scores, everything(scores))
+    torch.testing.assert_close(p[:2], torch.full_like(p[:2], 1 / 7))
+    torch.testing.assert_close(p.sum(dim=-1), torch.ones_like(p[:, 0]))
+    (grad,) = torch.autograd.grad((p * torch.arange(7, device=DEVICE, dtype=dtype)).sum(), scores, create_graph=True)
+    assert grad.isfinite().all()
+    assert (grad[:2] == 0).all()
+    (second,) = torch.autograd.grad(grad.square().sum(), scores)
+    assert second.isfinite().all()
 
 
 @pytest.mark.parametrize("name", NEW)
@@ -300,7 +334,7 @@ def test_an_alpha_outside_1_to_infinity_is_refused_with_what_to_write_instead(al
     [
         ({"normaliser": "doubly", "causal": True}, "normaliser doubly with causal=True: it sums over queries"),
         ({"normaliser": "entmax:x"}, r"'x' must be a number \(alpha\)"),
-        ({"normaliser": "lssar:0"}, "LSSAR.exponent = 0.0 must be a number from"),
+        ({"normaliser": "lssar:0.5"}, "LSSAR.exponent = 0.5 must be a number from 1"),
         ({"normaliser": "ssmax:nan"}, "SSMax.scale = nan must be a number"),
         ({"normaliser": "sparsemax:2"}, "sparsemax takes no number"),
         ({"normaliser": "ssmax", "learned": {"scale": torch.ones(7, 1)}}, r"learned\['scale'\] has shape \(7, 1\)"),

@@ -194,6 +194,7 @@ def test_the_text_form_leads_back_to_the_value(text, value) -> None:
         (lambda q: attend(q, q, q, "lsh:3+1b"), "LSH.buckets = 1 must be a whole number from 2"),
         (lambda q: attend(q, q, q, "lsh:3+0h"), "LSH.rounds = 0 must be a whole number from 1"),
         (lambda q: LSH(3).keep(q @ q.mT, queries=q, keys=q[..., :2]), "queries are 5 wide and keys 2"),
+        (lambda q: attend(q, q[..., :2], q, "lsh:3"), "last dimensions are 5, 2: project them to one width"),
         (lambda q: LSH(3).keep(q @ q.mT), "pass queries= and keys= to keep"),
         (lambda q: attend(q, q, q, "fast:2", normaliser="sigmoid"), "fast:2 weighs keys by itself"),
         (lambda q: attend(q, q, q, "fast:2", normaliser="fast:1"), "cannot serve the normaliser fast:1"),

@@ -70,6 +70,20 @@ def test_the_command_says_what_it_takes_and_what_it_found(tmp_path: Path) -> Non
     assert (tmp_path / "overlaps-topk-2.png").exists()
 
 
+def test_with_two_tokens_it_is_the_sources_model_with_full_attention_alone(tmp_path: Path) -> None:
+    called = CliRunner().invoke(
+        app, ["theory", "positional-semantic", "--scale", "smoke", "--tokens", "2", "--json", "--out", str(tmp_path)]
+    )
+    assert called.exit_code == 0, called.output
+    answers = json.loads(called.stdout[: called.stdout.rindex("]") + 1])
+    assert [(one["target"], one["mechanism"]) for one in answers] == [("full", "full")]
+    assert (tmp_path / "overlaps-full.png").exists()
+    assert not (tmp_path / "overlaps-topk-2.png").exists()
+    assert not SMOKE.read(tmp_path)  # another setup
+    with pytest.raises(UsageError, match="tokens = 3 must be even"):
+        SolvableStudy.at_scale("smoke", tokens=3)
+
+
 def test_it_is_no_study_of_runs_and_a_scale_is_named(tmp_path: Path) -> None:
     called = CliRunner().invoke(app, ["run", "positional_semantic", "--out", str(tmp_path)])
     assert "semfocus theory positional-semantic" in str(called.exception)

@@ -25,7 +25,10 @@ from tests.integrations.tiny import (
     unpadded,
 )
 
-CAUSAL = ["topk:3", "bottomk:3", "randomk:3", "banded:4", "block_local:4", "topk:2+1s+2w", "full"]
+CAUSAL = [
+    "topk:3", "bottomk:3", "randomk:3", "banded:4", "block_local:4", "topk:2+1s+2w", "full", "lsh:3", "routing:3+1c",
+    "fast:2",
+]  # fmt: skip
 BY_POSITION = ["banded:4", "block_local:3", "topk:2+2s", "topk:2+2w", "topk:1+2s+2w"]
 SEQUENCES = [tokens(1, length, seed=10 + i)[0] for i, length in enumerate((9, 4, 1, 4, 6))]
 

@@ -13,6 +13,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from semfocus.analysis.comparability import setting_text
 from semfocus.analysis.results import Results
 from semfocus.errors import UsageError
 from semfocus.execution.executor import train_jobs
@@ -76,6 +77,18 @@ def legend_of(figure: Figure) -> list[str]:
 
 def labels(axes: Sequence[Axes]) -> list[str]:
     return [axis.get_ylabel() for axis in axes if axis.get_ylabel()]
+
+
+def test_a_field_that_a_config_leaves_out_is_named_by_its_default(tmp_path: Path) -> None:
+    for place in ("sine", "none"):
+        for config in configs(("parity",), ("full",), 2, training__epochs=12, model__positions=place):
+            made(tmp_path, config)
+    (figure,) = drawn(Panel("loss", ("train_loss",), each=("model.positions",)), Results.load(tmp_path))
+    assert sorted(axis.get_title(loc="left") for axis in figure.axes) == ["positions none", "positions sine"]
+    assert setting_text("model.positions", None) == "positions sine"
+    assert setting_text("model.final_norm", None) == "final norm: no"
+    assert setting_text("training.tuned", None) == "tuned none"
+    assert setting_text("task.options.positions", None) == "positions none"
 
 
 def test_curves_have_a_column_for_each_value_and_a_row_for_each_metric(results: Results) -> None:

@@ -106,7 +106,7 @@ def test_rows_that_break_the_rule_are_refused(name, text, message) -> None:
 
 
 def test_lengths_beyond_the_given_digits_are_refused_by_number() -> None:
-    with pytest.raises(UsageError, match=r"copy counts given digits, at most length = 5"):
+    with pytest.raises(UsageError, match=r"longest <= 5, the number of given digits"):
         get_task("copy", length=5).sample(3, seed=1, lengths=(2, 9))
     with pytest.raises(UsageError, match="length = 3 is too short for flip_flop; choose length >= 4"):
         get_task("flip_flop", length=3)

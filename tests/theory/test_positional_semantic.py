@@ -62,6 +62,21 @@ def test_full_attention_has_the_positional_overlap_of_the_source() -> None:
     assert positional.theta < 0.1
 
 
+def test_full_attention_turns_to_meaning_where_the_source_says() -> None:
+    """At L = 2 the source's free energies cross at a ratio of 1.26; theta sigma^2 is 0.159 at a ratio of 2."""
+    setup = Setup(width=400, tokens=2, steps=600, test_rows=10)
+
+    def trained(alpha: float):
+        semantic, positional = train(World.draw(setup, alpha, 1), ("full",))
+        return semantic, semantic.loss < positional.loss
+
+    assert not trained(0.7)[1]
+    semantic, is_lower = trained(2.0)
+    assert is_lower
+    assert semantic.theta * setup.sigma**2 == pytest.approx(0.159, abs=0.03)
+    assert semantic.m < 0.05
+
+
 def test_more_examples_turn_the_layer_from_position_to_meaning() -> None:
     setup = Setup(width=100, steps=600, test_rows=10)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from semfocus import Attention
 from semfocus.attention.learned import starting_value
 from semfocus.attention.routing import DECAY, Routing
 from semfocus.attention.weights import Learned
@@ -137,6 +139,23 @@ def test_centroids_follow_the_mean_of_what_they_attract_and_no_optimiser(optimiz
     assert not torch.equal(old, new)
 
 
+def test_centroids_follow_the_vectors_by_which_keys_are_chosen(monkeypatch) -> None:
+    seen = []
+    gaps = Routing.gaps
+
+    def watched(self, learned, queries, keys, valid):
+        seen.append((queries, keys))
+        return gaps(self, learned, queries, keys, valid)
+
+    monkeypatch.setattr(Routing, "gaps", watched)
+    stepped(tiny(1, "routing:3+2c", attention={"normaliser": "fast:2"}))
+    layer = Attention(8, 2, "routing:3+2c", normaliser="fast:2")
+    layer(torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0)))
+    assert len(seen) == 2
+    for vectors in (part for pair in seen for part in pair):
+        torch.testing.assert_close(vectors.mean(dim=-1), torch.zeros_like(vectors[..., 0]), rtol=0, atol=1e-5)
+
+
 def test_padding_attracts_no_centroid() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 3, 2, 8, 4, generator=generator) for _ in range(2))  # (E, B, H, L, D)
@@ -196,6 +215,8 @@ def test_fused_kernels_refuse_what_they_cannot_learn() -> None:
 def test_a_config_refuses_pairs_without_a_meaning_by_field() -> None:
     with pytest.raises(ValueError, match=r"attention\.mechanism = fast:2 weighs keys by itself"):
         tiny(1, "fast:2", attention={"normaliser": "sigmoid"})
+    with pytest.raises(UsageError, match=r"attention\.normaliser = doubly sums over queries, and the task's objective"):
+        replace(spec_of(attention={"normaliser": "doubly"}), is_causal=True)
     config = tiny(1, "routing:3+9c")
     with pytest.raises(UsageError, match=r"attention\.mechanism = routing:3\+9c: it has 9 clusters for 8 keys"):
         config.check(config.task.build())

@@ -67,7 +67,8 @@ def test_a_span_that_is_none_is_refused(lengths) -> None:
     [
         (spanned("1-9"), r"lengths = \(1, 9\) must satisfy 1 <= shortest <= longest <= 8"),
         (spanned("1-8", task="flip_flop"), r"lengths = \(1, 8\): flip_flop needs at least 4"),
-        (spanned("2-9", task="copy"), "copy counts given digits, at most length = 8"),
+        (spanned("2-9", task="copy"), "longest <= 8, the number of given digits that follows from the options of copy"),
+        (spanned("2-99", task="copy"), "longest <= 8, the number of given digits"),
         (spanned(drop_one_row=True), "training.drop_one_row breaks up batches"),
     ],
 )

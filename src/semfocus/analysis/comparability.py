@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from semfocus.config.fields import LATER
+
 Settings = dict[str, Any]  # dotted field of config.json -> value: {"model.blocks": 5}
 NOT_COMPARED = ("seed", "label", "sizes", "facts")  # the last two follow from the data
 DEFAULTS = {"precision": "fp32", "objective": "classification"}  # of runs whose configuration does not record them
@@ -30,7 +32,9 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
     task = _mapping(config.get("task"))
     data = config.get("data")
     data = dict(data) if isinstance(data, dict) else {"place": task.get("name"), "options": task.get("options")}
-    options = _mapping(data.pop("options", None))
+    options = dict(_mapping(data.pop("options", None)))
+    if "sha256" in data:
+        options.pop("metrics", None)  # of given data: the objective says the same
     rows = {name: value for name, value in task.items() if name not in ("name", "options")}
     attention = {name: value for name, value in _mapping(config.get("attention")).items() if name != "mechanism"}
     nested = ("task", "data", "attention")
@@ -68,10 +72,18 @@ def differing(many: Sequence[Settings]) -> list[str]:
 def setting_text(name: str, value: Any) -> str:
     """`blocks 6`, `padding visible`, `padding visible: no`, `stop accuracy none`."""
     title = setting_title(name)
+    value = default_of(name) if value is None else value
     if isinstance(value, bool):
         return title if value else f"{title}: no"
     text = f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
     return f"{title} {text if len(text) <= _MAX_VALUE_LENGTH else text[: _MAX_VALUE_LENGTH - 1] + '…'}"
+
+
+def default_of(name: str) -> Any:
+    """What a field means that a run's configuration does not hold: its default, if it is one that came later."""
+    part, _, field = name.partition(".")
+    default = LATER.get(field) if part in ("model", "training", "task") else None
+    return None if default == "" else default
 
 
 def setting_title(name: str) -> str:

@@ -18,7 +18,7 @@ from semfocus.archive import manifest, xz
 from semfocus.archive.contents import ENDED, UNFINISHED, Checkpoints, Files, read_files
 from semfocus.archive.manifest import PackedRun
 from semfocus.archive.merge import by_reason, check_run
-from semfocus.errors import SemfocusError, UsageError
+from semfocus.errors import SemfocusError, UsageError, expanded
 from semfocus.store import Entry, RunDirectory, RunStore, atomic
 
 SUFFIX = ".tar.xz"
@@ -83,7 +83,7 @@ def pack(
     parts = _parts(pieces, about, limit)
     paths = [out if len(parts) == 1 else _numbered(out, place) for place in range(1, len(parts) + 1)]
     for path, part in zip(paths, parts, strict=True):
-        atomic.write_chunks(path.expanduser().absolute(), _archive(part, about))
+        atomic.write_chunks(expanded(path).absolute(), _archive(part, about))
     return Packed(paths, {run_id: run for piece in pieces for run_id, run in piece.runs.items()}, left_out)
 
 

@@ -21,7 +21,7 @@ from semfocus.archive import manifest
 from semfocus.archive.contents import Files
 from semfocus.archive.merge import Arrivals, Merged
 from semfocus.archive.xz import Reader
-from semfocus.errors import CorruptData, StorageError, UsageError
+from semfocus.errors import CorruptData, StorageError, UsageError, expanded
 from semfocus.store import RunStore
 
 MAX_BYTES = 4 * 2**30  # that an archive may unpack to, unless the caller allows more
@@ -55,7 +55,7 @@ def unpack(paths: Sequence[Path], store: RunStore, max_bytes: int = MAX_BYTES, *
 def read_archive(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str, Files]]:
     """Each run of an archive with its files, after a check of sizes and checksums; one run is in memory at a time."""
     try:
-        file = path.expanduser().open("rb")
+        file = expanded(path).open("rb")
     except FileNotFoundError:
         raise UsageError(f"{path} is not there; give an archive that `semfocus pack` has written") from None
     except OSError as error:

@@ -30,7 +30,6 @@ class FastWeights(Normaliser):
 
     name = "fast"
     serves_lists = True
-    standardises = True
 
     degree: int = 2
 
@@ -38,6 +37,13 @@ class FastWeights(Normaliser):
         given: Any = self.degree  # a text form holds a float
         whole = int(given) if isinstance(given, float) and given.is_integer() else given
         object.__setattr__(self, "degree", check_int("FastWeights.degree", whole, 1, MAX_DEGREE))
+
+    def prepared(self, vectors: Tensor) -> Tensor:
+        """Each vector with mean 0 and variance 1, in its own type."""
+        import torch
+
+        wide = vectors if vectors.dtype == torch.float64 else vectors.float()
+        return torch.nn.functional.layer_norm(wide, wide.shape[-1:]).to(vectors.dtype)
 
     def weights(self, scores: Tensor, keep: Tensor) -> Tensor:
         import torch

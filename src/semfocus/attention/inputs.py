@@ -17,7 +17,7 @@ from torch import Tensor
 
 from semfocus.attention.base import Mechanism, SelectionInputs
 from semfocus.attention.normalisers import Normaliser
-from semfocus.attention.pairs import broadcasts, check_learned, own_normaliser, standardised
+from semfocus.attention.pairs import broadcasts, check_learned, own_normaliser
 from semfocus.attention.positions import Positions
 from semfocus.attention.scoring import capped, check_sinks, check_softcap, softmax_with_sinks
 from semfocus.attention.seeding import draw_seed
@@ -196,8 +196,7 @@ def prepare_inputs(
     normaliser = own_normaliser(mechanism, normaliser, causal)
     if (reason := mechanism.refuses(q.shape[-2], k.shape[-2])) is not None:
         raise UsageError(f"{mechanism} cannot serve this call: {reason}")
-    if normaliser.standardises:
-        q, k = standardised(q), standardised(k)
+    q, k = normaliser.prepared(q), normaliser.prepared(k)
     if scale is not None and not math.isfinite(scale):
         raise UsageError(f"scale = {scale!r} must be a finite number, or None for 1 / sqrt(D)")
     _check_heads(q, k, v, enable_gqa)
@@ -255,7 +254,8 @@ def _check_fit(q: Tensor, k: Tensor, v: Tensor) -> None:
                 raise UsageError(f"q and {name} differ in {kind}: {ours} and {theirs}; move or cast one of them")
     if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
         raise UsageError(
-            f"q and k must share a head width D >= 1; their last dimensions are {q.shape[-1]}, {k.shape[-1]}"
+            f"q and k must share a head width D >= 1; their last dimensions are {q.shape[-1]}, {k.shape[-1]}: project "
+            "them to one width"
         )
     if k.shape[-2] != v.shape[-2]:
         raise UsageError(f"k and v must have the same number of keys; they have {k.shape[-2]} and {v.shape[-2]}")

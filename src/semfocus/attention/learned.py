@@ -74,7 +74,7 @@ class LearnedParameters(nn.Module):
         """Move averaged parameters towards what they follow, in training. (..., H, L, D); `valid` (..., Lk) bool."""
         if not self.training or all(part.average is None for part in self.parts.values()):
             return
-        q, k = (tensor.reshape(-1, *tensor.shape[-3:]) for tensor in (queries, keys))
+        q, k = (self.normaliser.prepared(part).reshape(-1, *part.shape[-3:]) for part in (queries, keys))
         values = self._values()
         present = None if valid is None else valid.reshape(-1, 1, valid.shape[-1])
         for name, gap in self.mechanism.gaps(values, q, k, present).items():

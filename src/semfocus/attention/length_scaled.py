@@ -6,6 +6,7 @@ allows the query (mask, lengths, causality), kept or not: top-5 of 40 and top-5 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from semfocus.errors import check_float
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+FEW = 3  # keys, up to which LSSAR subtracts nothing
 
 
 class LengthScaled(Normaliser):
@@ -100,9 +103,14 @@ class ASEntmax(LengthScaled):
 @register_normaliser
 @dataclass(frozen=True)
 class LSSAR(LengthScaled):
-    """softplus(log(n) s)^p, divided by its sum: length-scaled softplus attention, re-weighted (arXiv 2501.13428).
+    """Length-scaled softplus attention, re-weighted, in two stages (Gao et al. 2025, arXiv 2501.13428):
 
-    Softplus grows linearly where exp explodes; the power p sharpens what the division by the sum left.
+        a = softplus(log(D) log(n) cos(q, k)), divided by its sum        cosines, not products: D is the head width
+        p = relu(m a - 1)^15, divided by its sum                         m keys are kept: what is below the mean drops
+
+    Softplus grows linearly where exp explodes; the power sharpens what the first sum left. Queries of three keys or
+    fewer subtract nothing, as published; if all weights are equal they stay so, where the published form gives zeros.
+    A `scale` of the call other than 1 / sqrt(D) multiplies the cosines by its ratio to that.
     """
 
     name = "lssar"
@@ -110,14 +118,46 @@ class LSSAR(LengthScaled):
     exponent: float = 15.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "exponent", check_float("LSSAR.exponent", self.exponent, 1e-6, 1e6))
+        object.__setattr__(self, "exponent", check_float("LSSAR.exponent", self.exponent, 1.0, 1e6))
+
+    def prepared(self, vectors: Tensor) -> Tensor:
+        """Each vector at a length such that the scaled product of two is log(D) times their cosine."""
+        import torch
+
+        wide = vectors if vectors.dtype == torch.float64 else vectors.float()
+        width = wide.shape[-1]
+        length = (width**0.5 * math.log(width)) ** 0.5
+        return (length * torch.nn.functional.normalize(wide, dim=-1)).to(vectors.dtype)
 
     def _weights(self, scores: Tensor, keep: Tensor, count: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
         import torch
-        from torch.nn.functional import softplus
 
-        scaled = torch.where(keep, scores, 0.0) * count.clamp(min=1).to(scores.dtype).log()
-        # Powers of tiny numbers underflow; their logarithms do not. softplus(x) is exp(x) far below zero.
-        small = scaled < -20
-        logs = torch.where(small, scaled, softplus(torch.where(small, 0.0, scaled)).log())
-        return softmax_over(self.exponent * logs, keep)
+        logs = _log_softplus(torch.where(keep, scores, 0.0) * count.clamp(min=1).to(scores.dtype).log())
+        top = _largest_kept(logs, keep)
+        below = torch.where(keep, torch.expm1(logs - torch.where(top == float("-inf"), 0.0, top)), 0.0)  # -1 .. 0
+        number = keep.sum(dim=-1, keepdim=True)
+        mean = below.sum(dim=-1, keepdim=True) / number.clamp(min=1)
+        above = below - torch.where(number > FEW, mean, -1.0)  # (m a - 1, or a) in a unit of its own
+        best = _largest_kept(above, keep)
+        is_level = best == 0
+        kept = keep & (is_level | ~(above <= 0))  # NaN stays, so that it shows
+        share = torch.where(kept, torch.where(is_level, 1.0, above / torch.where(is_level, 1.0, best)), 1.0)
+        power = torch.where(kept, share**self.exponent, 0.0)
+        return power / torch.where(number > 0, power.sum(dim=-1, keepdim=True), 1.0)
+
+
+def _log_softplus(x: Tensor) -> Tensor:
+    """log(log(1 + exp(x))), which is x far below zero, where softplus itself underflows."""
+    import torch
+    from torch.nn.functional import softplus
+
+    small = x < -20
+    return torch.where(small, x, softplus(torch.where(small, 0.0, x)).log())
+
+
+def _largest_kept(values: Tensor, keep: Tensor) -> Tensor:
+    """(..., Lq, 1): a constant for the gradient; -inf for a query without keys."""
+    import torch
+
+    kept = torch.where(keep, values.detach(), float("-inf"))
+    return kept.amax(dim=-1, keepdim=True) if kept.shape[-1] else kept.new_full((*kept.shape[:-1], 1), float("-inf"))

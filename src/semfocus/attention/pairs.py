@@ -30,12 +30,6 @@ def own_normaliser(mechanism: Mechanism, normaliser: Normaliser, causal: bool = 
     return normaliser
 
 
-def standardised(tensor: Tensor) -> Tensor:
-    """Each vector (..., D) with mean 0 and variance 1, in its own type."""
-    wide = tensor if tensor.dtype == torch.float64 else tensor.float()
-    return torch.nn.functional.layer_norm(wide, wide.shape[-1:]).to(tensor.dtype)
-
-
 def check_learned(
     learned: Mapping[str, Tensor] | None, mechanism: Mechanism, normaliser: Normaliser, lead: torch.Size, queries: int
 ) -> dict[str, Tensor]:

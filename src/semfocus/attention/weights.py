@@ -51,13 +51,16 @@ class Normaliser(ABC):
     serves_lists: ClassVar[bool] = False  # the weight of a key depends on the kept keys of its query alone
     serves_causal: ClassVar[bool] = True
     learns: ClassVar[tuple[str, ...]] = ()  # numbers of each head, or query and head, that a call may bring along
-    standardises: ClassVar[bool] = False  # scores are products of queries and keys of mean 0 and variance 1
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for claim in ("is_softmax", "serves_lists"):
             if claim not in vars(cls):
                 setattr(cls, claim, False)
+
+    def prepared(self, vectors: Tensor) -> Tensor:
+        """Queries or keys (..., D) as scores are made of them: as they are, or scaled one by one."""
+        return vectors
 
     @abstractmethod
     def weights(self, scores: Tensor, keep: Tensor) -> Tensor:

@@ -111,6 +111,9 @@ def positional_semantic_command(
         Literal["paper", "quick", "smoke"], typer.Option(help="The source's sizes, smaller ones, or a moment's.")
     ] = "quick",
     seeds: Annotated[int | None, typer.Option(help="How many seeds. Default: 10; of smoke 2.")] = None,
+    tokens: Annotated[
+        int, typer.Option(help="Tokens of an example. With 2 it is the source's model, with full attention alone.")
+    ] = 4,
     out: Annotated[Path, typer.Option("--out", help="The folder for results and figures.")] = Path("solvable"),
     dry_run: DryRun = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the transitions as JSON.")] = False,
@@ -122,12 +125,12 @@ def positional_semantic_command(
 
     \b
     semfocus theory positional-semantic --scale smoke
-    semfocus theory positional-semantic --dry-run
+    semfocus theory positional-semantic --tokens 2 --dry-run
     """
     from semfocus.experiments.solvable import SolvableStudy
     from semfocus.report.text import duration
 
-    study = SolvableStudy.at_scale(scale, seeds)
+    study = SolvableStudy.at_scale(scale, seeds, tokens)
     left = study.left(out)
     if dry_run:
         there = len(study.cells) - len(left)

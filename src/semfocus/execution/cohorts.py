@@ -66,11 +66,13 @@ def form_cohorts(
     """The jobs that have not ended, grouped by what may train together, as many together as memory allows.
 
     Runs that trained together before do so again: their results are then the same to the bit. What memory splits is
-    split evenly, since a small cohort costs more a member. Where several processes train on a CPU, new cohorts are
-    split until each process has one. `device` and `workers` are those of other machines, where others train; else
-    those of this one.
+    split evenly, since a small cohort costs more a member. `device` and `workers` are those of other machines, where
+    others train; else those of this one. New cohorts are split until each of the workers has one, which on this
+    machine are the processes on a CPU: a GPU of its own takes them all.
     """
     device = device or runtime.torch_device().type
+    if workers is None and device == "cpu":
+        workers = runtime.num_jobs()
     waiting = {job.id: job for job in jobs if job.state not in (*ENDED, CORRUPT)}
     former = _former_cohorts(list(waiting.values()))
     groups: dict[tuple[str, tuple[str, ...]], list[Job]] = {}
@@ -86,8 +88,8 @@ def form_cohorts(
         limit = len(group) if ids else cohort_limit(group[0].config, group[0].task, device)
         size = runtime.cohort_size or _even(len(group), limit)
         (kept if ids else new).extend(group[i : i + size] for i in range(0, len(group), size))
-    if device == "cpu" and runtime.cohort_size is None:
-        new = _split_for(new, (runtime.num_jobs() if workers is None else workers) - len(kept))
+    if workers is not None and runtime.cohort_size is None:
+        new = _split_for(new, workers - len(kept))
     return kept + new
 
 

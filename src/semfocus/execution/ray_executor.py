@@ -71,7 +71,7 @@ class RayExecutor(Executor):
 
     def slots(self, share: float = 1.0, without: Collection[str] = ()) -> int:
         """How many cohorts that need this share of a GPU find room at a time, on other machines than those."""
-        nodes = [node for node in self.nodes() if node["NodeManagerHostname"] not in without]
+        nodes = [node for node in self.nodes() if node["NodeID"] not in without]
         return count_slots(nodes, self.cpus, share if self.device == "cuda" else 0.0, self.options.workers)
 
     def nodes(self) -> list[dict[str, Any]]:

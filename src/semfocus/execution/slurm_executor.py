@@ -51,7 +51,9 @@ class SlurmExecutor(Executor):
         self.cpus = runtime.threads or self.options.cpus
 
     def form_cohorts(self, jobs: Sequence[Job]) -> list[list[Job]]:
-        return form_cohorts(jobs, self.runtime, self.device, self.slots())
+        # Half a cohort takes half the time on a CPU. On a GPU it may not, and SLURM does not say how many there are.
+        workers = self.slots() if self.device == "cpu" else self.options.workers
+        return form_cohorts(jobs, self.runtime, self.device, workers)
 
     def slots(self) -> int:
         return self.options.workers or self.options.queued

@@ -19,7 +19,7 @@ from semfocus.errors import CorruptData, unknown
 from semfocus.recipes import seeds as first_seeds
 from semfocus.store import atomic, locks
 from semfocus.store.logs import Log
-from semfocus.theory.positional_semantic import FULL, Setup, Trained, World, linear_error, train
+from semfocus.theory.positional_semantic import FULL, TOKENS, Setup, Trained, World, linear_error, train
 
 ROWS, LOCK = "rows.jsonl", "lock"
 MECHANISMS = (FULL, "topk:3", "topk:2")
@@ -49,12 +49,18 @@ class SolvableStudy:
     targets: tuple[str, ...] = TARGETS
 
     @staticmethod
-    def at_scale(scale: str, seeds: int | None = None) -> SolvableStudy:
-        """paper: the source's d = 1000; quick: half an hour of one core; smoke: a moment."""
+    def at_scale(scale: str, seeds: int | None = None, tokens: int = TOKENS) -> SolvableStudy:
+        """paper: the source's d = 1000; quick: some ten minutes of one core; smoke: a moment.
+
+        With two tokens it is the source's model, with full attention alone: top-1 cannot learn.
+        """
         if scale not in SCALES:
             raise unknown("scale", scale, SCALES)
         setup, alphas, count = SCALES[scale]
-        return SolvableStudy(setup, alphas, tuple(first_seeds(count if seeds is None else seeds)))
+        study = SolvableStudy(
+            replace(setup, tokens=tokens), alphas, tuple(first_seeds(count if seeds is None else seeds))
+        )
+        return replace(study, mechanisms=(FULL,), targets=(FULL,)) if tokens == 2 else study
 
     @property
     def cells(self) -> list[Cell]:

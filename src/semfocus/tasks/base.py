@@ -266,12 +266,18 @@ class Task(ABC):
             low, high = (check_int("lengths", bound) for bound in lengths)
         except (TypeError, ValueError) as error:
             raise UsageError(f"lengths = {lengths!r} must be two integers (shortest, longest)") from error
-        if not 1 <= low <= high <= self.seq_len:
+        most, what = self._longest
+        if not 1 <= low <= high <= most:
             raise UsageError(
-                f"lengths = ({low}, {high}) must satisfy 1 <= shortest <= longest <= {self.seq_len}, "
-                f"the seq_len that follows from the options of {self.name}"
+                f"lengths = ({low}, {high}) must satisfy 1 <= shortest <= longest <= {most}, {what} that follows from "
+                f"the options of {self.name}"
             )
         return low, high
+
+    @property
+    def _longest(self) -> tuple[int, str]:
+        """The largest of the lengths that `sample` may be asked for, and what it is."""
+        return self.seq_len, "the seq_len"
 
 
 @dataclass(frozen=True, kw_only=True)

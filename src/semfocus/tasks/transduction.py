@@ -42,6 +42,10 @@ class Transduction(Task):
     def row_len(self, length: int) -> int:
         return 2 * length + 1
 
+    @property
+    def _longest(self) -> tuple[int, str]:
+        return self.length, "the number of given digits"
+
     @abstractmethod
     def answers(self, given: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, N) the answers to digits (n, N), of which the first `lengths` (n,) of a row are given."""
@@ -52,10 +56,6 @@ class Transduction(Task):
 
     def draw(self, request: DrawRequest, rng: Stream) -> Rows:
         low, high = request.lengths or (self.length, self.length)
-        if high > self.length:
-            raise UsageError(
-                f"lengths = ({low}, {high}): {self.name} counts given digits, at most length = {self.length}"
-            )
         given_lengths = low + request.choose(high - low + 1, rng)
         given = rng.integers(len(DIGITS), (request.n, self.length))
         answers = self.answers(given, given_lengths)

@@ -39,6 +39,7 @@ STARTS: tuple[Start, Start] = ("semantic", "positional")
 FULL = "full"
 OWN_HALF = 0.6  # the weight that the positional part of the target gives to a token's own half
 MOMENTUM = 0.9
+TOKENS = 4
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Setup:
     """The sizes of the model and of its training."""
 
     width: int = 256  # d
-    tokens: int = 4  # L
+    tokens: int = TOKENS  # L
     sigma: float = 0.5
     omega: float = 0.3
     decay: float = 0.01  # lambda

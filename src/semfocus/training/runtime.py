@@ -148,6 +148,8 @@ class Runtime:
         is_plain = spec.plan.sole is not None and not spec.chooses_at_random and not spec.learned
         if not may_mix or not is_plain or spec.length > MAX_MIXED_LENGTH:
             return (spec.attention,)
+        if where.type == "cuda" and not torch.cuda.is_available():  # of machines that a driver has never seen
+            where = torch.device("meta")
         return spec.padded_len, spec.alignment_padding, spec.extra_tokens, refuses(spec, where) is None
 
     def as_before(self, status: Mapping[str, Any] | None) -> Runtime:

@@ -123,16 +123,17 @@ class Dispatcher:
 
     def _submit(self) -> None:
         while self.queue:
-            slots = self.transport.slots(self._share(self.queue[0].jobs))
+            share = self._share(self.queue[0].jobs)
+            slots = self.transport.slots(share)
             if len(self.flights) >= slots + max(2, slots // 4):
                 return
-            self._send(self.queue.popleft())
+            self._send(self.queue.popleft(), share)
 
-    def _send(self, load: Load) -> None:
+    def _send(self, load: Load, share: float) -> None:
         load.jobs = self._unfinished(load.jobs)
         if not load.jobs:
             return
-        attempt, flight = new_attempt(), Flight(load, self._share(load.jobs))
+        attempt, flight = new_attempt(), Flight(load, share)
         self.flights[attempt] = flight  # from here on its locks are given back whatever happens
         parcel = None
         if self.settings.hand_back:
@@ -182,11 +183,13 @@ class Dispatcher:
         return job.config.task.name in self.data
 
     def _share(self, jobs: Sequence[Job]) -> float:
-        """The part of a GPU that the cohort needs by its activations; small ones share one."""
+        """The part of a GPU for this cohort: what its activations need, more where there is enough for all cohorts."""
         if self.settings.device == "cpu" or not jobs:
             return 1.0
-        need = len(jobs) / cohort_limit(jobs[0].config, jobs[0].task, "cuda")
-        return min(share for share in SHARES if share >= min(need, 1.0))
+        need = min(len(jobs) / cohort_limit(jobs[0].config, jobs[0].task, "cuda"), 1.0)
+        enough = [share for share in SHARES if share >= need]
+        cohorts = len(self.flights) + len(self.queue)
+        return next((share for share in enough if self.transport.slots(share) >= cohorts), enough[-1])
 
     def _adopt(self, alive: Sequence[Adopted]) -> None:
         """Go on watching what an earlier driver has sent out."""
@@ -221,7 +224,8 @@ class Dispatcher:
         getattr(self, f"_on_{word.kind}")(word, flight)
 
     def _on_began(self, word: Message, flight: Flight) -> None:
-        flight.node, flight.device = str(word.body["node"]), str(word.body["device"])
+        flight.node, flight.place = str(word.body["node"]), str(word.body["place"])
+        flight.device = str(word.body["device"])
         build = str(word.body["versions"]["torch"])
         if build not in self.builds:
             self.builds.add(build)
@@ -253,12 +257,15 @@ class Dispatcher:
     def _on_runs(self, word: Message, flight: Flight) -> None:
         """Give the runs that a worker brings their places, each whole or not at all."""
         assert word.parcel is not None
-        with Arrivals(self.store, flight.writers) as arrivals:
-            for run_id, files in unwrap(word.parcel, f"what {flight.node} brings"):
-                if run_id not in flight.writers:
-                    raise CorruptData(f"{flight.node} brings run {run_id[:64]}, which it was not given")
-                arrivals.add(run_id, files)
-            arrivals.place().raise_if_refused()
+        try:
+            with Arrivals(self.store, flight.writers) as arrivals:
+                for run_id, files in unwrap(word.parcel, f"what {flight.node} brings"):
+                    if run_id not in flight.writers:
+                        raise CorruptData(f"{flight.node} brings run {run_id[:64]}, which it was not given")
+                    arrivals.add(run_id, files)
+                arrivals.place().raise_if_refused()
+        except CorruptData as error:  # a sick machine, or a wire: no reason for the others to stop
+            self._again(word.attempt, f"brought what is refused ({error})", killed=False)
 
     def _on_log(self, word: Message, flight: Flight) -> None:
         flight.log = (flight.log + str(word.body["text"]))[-MAX_LOG_BYTES:]
@@ -281,12 +288,14 @@ class Dispatcher:
         kind, text = str(word.body["kind"]), str(word.body["text"])
         flight.log += str(word.body["trace"])
         if kind == "StorageError" and self.settings.hand_back:  # this machine's disk, not ours
-            self.transport.avoid(flight.node)
-            self._again(word.attempt, f"cannot store runs and gets no more of them ({text})")
-            return
+            self.transport.avoid(flight.place)
+            if self.transport.slots(flight.share):
+                self._again(word.attempt, f"cannot store runs and gets no more of them ({text})", killed=False)
+                return
+            text = f"on {flight.node}: {text}; no other machine is left that can store runs"
         error = raised(kind, text, str(word.body["trace"]))
         if not isinstance(error, SemfocusError) and flight.load.losses + 1 < self.settings.retries:
-            self._again(word.attempt, f"failed with {kind}: {text[:200]}")  # a sick machine? A mistake comes again
+            self._again(word.attempt, f"failed with {kind}: {text[:200]}", killed=False)  # a mistake comes again
             return
         self._keep_log(word.attempt)
         self._drop(word.attempt)
@@ -313,8 +322,8 @@ class Dispatcher:
             if flight.heard is not None and now - flight.heard > self.settings.lease:
                 self._again(attempt, f"was not heard of for {self.settings.lease:g} s")
 
-    def _again(self, attempt: str, why: str, split: bool = False) -> None:
-        """Send the runs of a lost attempt out once more, or what is left of them."""
+    def _again(self, attempt: str, why: str, split: bool = False, killed: bool = True) -> None:
+        """Send the runs of a lost attempt out once more, or what is left of them. `killed`: it may be for memory."""
         where = self._keep_log(attempt)
         flight = self._drop(attempt)
         load, node = flight.load, flight.node or "a machine"
@@ -326,17 +335,18 @@ class Dispatcher:
             return
         load.losses = 1 if got_further(load, jobs) else load.losses + 1
         load.jobs = jobs
+        memory = "; out of memory?" if killed else ""
         ids = ", ".join(job.id for job in jobs[:4]) + (f" and {len(jobs) - 4} more" if len(jobs) > 4 else "")
         if load.losses < self.settings.retries and not (split and len(jobs) > 1):
             then = "they go on from their checkpoints elsewhere"
             self.queue.appendleft(load)
         elif len(jobs) > 1:
-            then = f"out of memory? They are tried again in two halves (losses in a row: {load.losses})"
+            then = f"they are tried again in two halves (losses in a row: {load.losses}{memory})"
             half = len(jobs) // 2
             self.queue.extendleft([Load(jobs[half:]), Load(jobs[:half])])
         else:
             then = f"given up after {load.losses} losses in a row"
-            self._give_up(jobs[0], f"its worker on {node} {why}, {load.losses} times in a row; out of memory?")
+            self._give_up(jobs[0], f"its worker on {node} {why}, {load.losses} times in a row{memory}")
         warnings.warn(f"the worker on {node} that trained {ids} {why}: {then}{told}", LostWorker, stacklevel=2)
 
     def _give_up(self, job: Job, reason: str) -> None:

@@ -30,7 +30,8 @@ class Flight:
     load: Load
     share: float
     heard: float | None = None  # when the worker last said something; None while it waits for a machine
-    node: str = ""
+    node: str = ""  # for people
+    place: str = ""  # what the engine calls it
     device: str = ""
     progress: Progress | None = None
     log: str = ""

@@ -119,8 +119,8 @@ class Transport(Protocol):
         """End this one by force; whatever it says from now on does not count."""
         ...
 
-    def avoid(self, node: str) -> None:
-        """Send nothing more to this machine."""
+    def avoid(self, place: str) -> None:
+        """Send nothing more to this machine, nor count it among the slots."""
         ...
 
     def detach(self) -> bool:

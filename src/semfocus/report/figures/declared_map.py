@@ -23,6 +23,7 @@ from semfocus.report.figures.panel_values import (
     metric_text,
 )
 from semfocus.report.figures.style import PALETTES, Theme
+from semfocus.report.text import counted
 
 DARK, LIGHT = "#1b1b1f", "#ffffff"
 SPREAD = 20.0  # largest / smallest value beyond which colours are logarithmic
@@ -95,7 +96,7 @@ def _draw(
         panel.grid(visible=False)
         for spine in panel.spines.values():
             spine.set_visible(False)
-        caption(figure, f"{metric_text(metric)}: median over {sheet.runs.seeds} seeds")
+        caption(figure, f"{metric_text(metric)}: median over {counted(sheet.runs.seeds, 'seed')}")
         return save(figure, stem, sheet.formats)
 
 

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from semfocus.analysis.comparability import differing, setting_text, setting_title, settings_of, task_label
+from semfocus.analysis.comparability import (
+    default_of,
+    differing,
+    setting_text,
+    setting_title,
+    settings_of,
+    task_label,
+)
 from semfocus.analysis.groups import Group, baselines_of, mechanism_order
 from semfocus.analysis.records import Record
 from semfocus.errors import UsageError
@@ -192,7 +199,7 @@ class Sheet:
 def field_value(record: Record, field: str) -> Any:
     """The value of a dotted field of a run's configuration; None where it has none.
 
-    A task's option that was not given has its default: two runs that say so and that do not are the same run.
+    What was not given has its default: two runs that say so and that do not are the same run.
     """
     if field == TASK:
         return task_label(record.config)
@@ -201,6 +208,7 @@ def field_value(record: Record, field: str) -> Any:
         value = value.get(name) if isinstance(value, Mapping) else None
     if value is None and field.startswith(OPTIONS):
         value = option_defaults(str(record.config["task"]["name"])).get(field.removeprefix(OPTIONS))
+    value = default_of(field) if value is None else value
     return value if isinstance(value, (str, int, float, type(None))) else str(value)
 
 
