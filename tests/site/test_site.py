@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
 from tests.chromium import CHROMIUM
 
 if TYPE_CHECKING:
@@ -151,6 +152,16 @@ def test_every_room_with_public_names_is_checked() -> None:
     names = hook("public_names")
     rooms = {module.path for module in names.public_modules(names.load("semfocus", ROOT / "src"))}
     assert {"semfocus", "semfocus.attention", "semfocus.theory", "semfocus.integrations.transformers"} <= rooms
+
+
+def test_the_reference_has_every_field_that_set_names(site: Path) -> None:
+    text = (site / "reference" / "training.html").read_text()
+    parts = {"task": TaskConfig, "attention": AttentionConfig, "model": ModelConfig, "training": TrainingConfig}
+    names = [name for name in RunConfig.model_fields if name not in parts]
+    names += [f"{part}.{name}" for part, cls in parts.items() for name in cls.model_fields]
+    assert not [name for name in names if f"<td><code>{name}</code></td>" not in text]
+    assert "<td>pre, post</td>" in text
+    assert "<td>factor of the learning rate, once an epoch</td>" in text
 
 
 @pytest.mark.parametrize(
