@@ -240,6 +240,14 @@ def test_where_several_k_were_trained_the_page_says_which_to_take(mechanisms: tu
     assert (advice in first_screen(render(results))) == ("banded:5" not in mechanisms)
 
 
+def test_learning_rates_that_were_chosen_stand_on_the_page(tmp_path: Path) -> None:
+    """They stood in the terminal only."""
+    for mechanism, lr in (("full", 0.1), ("topk:5", 0.3)):
+        store(tmp_path, ("parity",), (mechanism,), 2, training__epochs=6, training__lr=lr, training__tuned="lr of ...")
+    words = text_of(render(Results.load(tmp_path)))
+    assert "Learning rates chosen by tuning (lr of ...): full 0.1, topk:5 0.3." in words
+
+
 def test_goals_that_differ_are_named() -> None:
     """The page said "to what each task's objective says than full attention"."""
     goals = [Learned(), Learned(BALANCED_ACCURACY), Learned()]

@@ -21,7 +21,7 @@ from semfocus.report.page.payload import charts, metric_texts, shapes
 from semfocus.report.page.pictures import PictureMaker
 from semfocus.report.page.provenance import commands, commit, config_for_training, facts_of
 from semfocus.report.page.summary import About, summary_text
-from semfocus.report.text import at_odds, facts_text, seeds_text
+from semfocus.report.text import at_odds, facts_text, rates_text, seeds_text
 from semfocus.training.objective import CLASSIFICATION
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def group(place: int, group: Group, mechanisms: list[str], picture: PictureMaker
         "level": comparison.learned.level(),
         "settings": "; ".join(setting_text(n, group.settings[n]) for n in HEADING_SETTINGS if group.settings.get(n)),
         "findings": summary_text(group),
-        "facts": facts_text(group.comparison.facts),
+        "facts": [*facts_text(group.comparison.facts), rates_text(record.config for record in group.records)],
         "curve_note": _curve_note(group),
         "by_size": by_size_picture(group, picture),
         "convergence": convergence,
