@@ -118,8 +118,8 @@ class Finding:
             case "too_coarse":
                 epoch = self.epochs or 1.0
                 return (
-                    f"All runs had learned when they were first evaluated, after {_epochs(epoch)}: that says not which "
-                    f"learns faster. Evaluate more often: --evaluate-every {epoch / 10:g}, with another --out."
+                    f"All runs had learned when they were first evaluated, after {_epochs(epoch)}: this does not tell "
+                    f"which learns faster. Evaluate more often: --evaluate-every {epoch / 10:g}, with another --out."
                 )
             case "hint":
                 return f"A hint, not a proof: {self.doubt}."
