@@ -84,6 +84,12 @@ def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> Us
     return UsageError(f"unknown {kind} {name!r}{guess} known: {', '.join(names) or 'none'}{hint}")
 
 
+def nearby(path: Path) -> str:
+    """Return a path relative to the working directory where it is below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
 def printable(text: str) -> str:
     r"""Return a text in which control characters and halves of surrogate pairs stand as escapes; lines stay.
 

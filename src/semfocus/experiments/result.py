@@ -14,13 +14,14 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semfocus.analysis.comparison import Comparison
 from semfocus.analysis.recommend import Recommendation
 from semfocus.analysis.records import Record
-from semfocus.errors import MissingExtra, printable, unknown
+from semfocus.errors import MissingExtra, nearby, printable, unknown
 from semfocus.execution.executor import RunOutcome
 from semfocus.experiments.run import Outcome
 from semfocus.report.terminal.tables import comparison_table
@@ -114,11 +115,14 @@ class ComparisonResult(Comparison):
         """The table and the findings, for a console."""
         from rich.console import Console
 
-        console = Console(width=_UNLIMITED, soft_wrap=True, markup=False, emoji=False, color_system=None)
-        with console.capture() as captured:
-            console.print(comparison_table(self))
-        table = "\n".join(line.rstrip() for line in captured.get().splitlines())
-        where = ["", f"page: {self.page}"] if self.page else []
+        written = StringIO()
+        # In a notebook rich displays by itself what it prints, unless told not to.
+        console = Console(
+            file=written, force_jupyter=False, width=_UNLIMITED, soft_wrap=True, markup=False, emoji=False
+        )
+        console.print(comparison_table(self))
+        table = "\n".join(line.rstrip() for line in written.getvalue().splitlines())
+        where = ["", f"page: {nearby(self.page)}"] if self.page else []
         return printable("\n".join([self._title(), "", table, "", *self._texts(), *where]))
 
     def _title(self) -> str:
@@ -155,7 +159,7 @@ class ComparisonResult(Comparison):
         head = "".join(f"<th>{escape(text)}</th>" for text in heads)
         body = "".join(f"<tr>{line}</tr>" for line in lines)
         told = "".join(f"<li>{escape(text)}</li>" for text in self._texts())
-        where = f"<p>Everything: <code>{escape(str(self.page))}</code></p>" if self.page else ""
+        where = f"<p>Everything: <code>{escape(nearby(self.page))}</code></p>" if self.page else ""
         return (
             f"<p><b>{escape(self._title())}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
             f"<ul>{told}</ul>{where}"
