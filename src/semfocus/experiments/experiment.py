@@ -66,6 +66,7 @@ class Experiment:
     figure: str = ""  # the stem of its figures' file names; empty: the name
     measures: tuple[str, ...] = ()  # measurements of the trained models that the panels need
     keep_epochs: tuple[int, ...] = ()  # checkpoints that stay
+    keep_shares: tuple[float, ...] = ()  # the same by the share of training
     heads_page: bool = False  # whether its title and question are the headline of a page about its runs
 
     @property

@@ -53,6 +53,7 @@ class Study:
     recipe: Recipe = "paper"  # unless chosen otherwise
     # The same in all studies: whichever trains a run, it can be measured for any other.
     keep_epochs: tuple[int, ...] = (0, 20)
+    keep_shares: tuple[float, ...] = ()  # of training, where an epoch is long
 
     def experiment(self, tasks: Tasks | None = None, **choices: Unpack[Choices]) -> Experiment:
         """The experiment with these choices; what is left open is as the study says."""
@@ -69,6 +70,7 @@ class Study:
             tuple(panels),
             measures=self.measures,
             keep_epochs=self.keep_epochs,
+            keep_shares=self.keep_shares,
             heads_page=True,
         )
 

@@ -55,7 +55,7 @@ class Work:
         return [RunConfig.model_validate(fields) for fields in self.configs]
 
     def make_runtime(self) -> Runtime:
-        return Runtime(**self.runtime | {"keep_epochs": tuple(self.runtime["keep_epochs"])})
+        return Runtime(**self.runtime | {name: tuple(self.runtime[name]) for name in ("keep_epochs", "keep_shares")})
 
 
 @dataclass(frozen=True)
