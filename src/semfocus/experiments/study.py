@@ -17,7 +17,7 @@ from semfocus import recipes
 from semfocus.config import RunConfig
 from semfocus.config_files import apply_overrides, parse_config
 from semfocus.errors import UsageError, check_int
-from semfocus.experiments.experiment import Change, Experiment, Panel, distinct
+from semfocus.experiments.experiment import Change, Experiment, Panel, Tuning, distinct
 from semfocus.recipes import Recipe, Scale
 
 Tasks = Sequence[str]
@@ -54,6 +54,7 @@ class Study:
     # The same in all studies: whichever trains a run, it can be measured for any other.
     keep_epochs: tuple[int, ...] = (0, 20)
     keep_shares: tuple[float, ...] = ()  # of training, where an epoch is long
+    tuning: Tuning | None = None  # of learning rates
 
     def experiment(self, tasks: Tasks | None = None, **choices: Unpack[Choices]) -> Experiment:
         """The experiment with these choices; what is left open is as the study says."""
@@ -71,6 +72,7 @@ class Study:
             measures=self.measures,
             keep_epochs=self.keep_epochs,
             keep_shares=self.keep_shares,
+            tuning=self.tuning,
             heads_page=True,
         )
 
