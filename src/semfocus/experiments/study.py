@@ -111,6 +111,28 @@ def crossed(
     return distinct(configs)
 
 
+def seed_by_seed(
+    bases: Sequence[RunConfig],
+    mechanisms: Sequence[str] | Callable[[int], Sequence[str]],
+    *,
+    seeds: int,
+    overrides: Sequence[str] = (),
+    most: int = MANY,
+) -> list[RunConfig]:
+    """Every base with every seed and mechanism, where runs are long: what is cut off leaves whole comparisons behind.
+
+    Overrides belong to every run; what is varied is in the bases already.
+    """
+    _refuse_varied(overrides, set())
+    configs: list[RunConfig] = []
+    for base in (_changed(base, overrides) for base in bases):
+        chosen = mechanisms(base.task.build().seq_len) if callable(mechanisms) else mechanisms
+        check_count(len(bases) * len(chosen), seeds, most)
+        runs = [_changed(base, [f"attention.mechanism={json.dumps(mechanism)}"]) for mechanism in chosen]
+        configs += [run.model_copy(update={"seed": seed}) for seed in recipes.seeds(seeds) for run in runs]
+    return distinct(configs)
+
+
 def check_count(combinations: int, seeds: int, most: int) -> None:
     """Refuse more runs than are likely meant, before they are made."""
     count = combinations * check_int("seeds", seeds, at_least=1)

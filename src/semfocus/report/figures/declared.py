@@ -48,6 +48,7 @@ from semfocus.report.figures.panel_values import (
     Runs,
     Sheet,
     check_alike,
+    is_ratio,
     is_share,
     key_text,
     metric_text,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ACROSS = 4  # columns of one figure
+LOSSES = ("train_loss", "heldout_loss")
 SHORT = 4  # characters of a label that needs no slant
 Points = dict[float, list[float]]  # x -> a value for each seed; NaN for one that never converged
 
@@ -224,6 +226,8 @@ def _draw_point_line(axis: Axes, line: PointLine, sheet: Sheet, horizon: float, 
     With a `sequence` of places each mark has the colour of its place.
     """
     theme, places = sheet.theme, sorted(line.points)
+    if not places and not line.reference:  # it would have an entry of its own in the legend
+        return False
     bands = [quantiles(np.array(line.points[place])[:, None], sheet.panel.quantiles) for place in places]
     low, middle, high = ([float(band[i][0]) for band in bands] for i in range(3))
     colour, style = line.style.on(theme), line.style
@@ -278,9 +282,9 @@ def _label_axes(axis: Axes, metric: str, theme: Theme, places: Places) -> None:
         axis.set_ylim(top=1.02)
     elif is_wide(axis.dataLim.intervaly) or metric == "speed_up":
         logarithmic(axis, "y")
-    else:
+    elif not is_ratio(metric) and metric not in LOSSES:  # of these, small differences count
         axis.set_ylim(bottom=0)
-    if metric == "speed_up":
+    if metric == "speed_up" or is_ratio(metric):
         axis.axhline(1, color=PALETTES[theme].quiet, linewidth=0.9)
 
 

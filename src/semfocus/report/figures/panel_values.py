@@ -21,7 +21,9 @@ from semfocus.analysis.comparability import (
     settings_of,
     task_label,
 )
+from semfocus.analysis.comparison import BASE
 from semfocus.analysis.groups import Group, baselines_of, mechanism_order
+from semfocus.analysis.head_start import log_ratio, tokens_of
 from semfocus.analysis.records import Record
 from semfocus.errors import UsageError
 from semfocus.measurements import Measurements
@@ -33,6 +35,7 @@ from semfocus.training.objective import CLASSIFICATION, known_columns
 from semfocus.training.objective import is_share as is_share_column
 
 MECHANISM, TASK, OPTIONS = "attention.mechanism", "task.name", "task.options."
+TOKENS, PARAMETERS, HEAD_START = "tokens", "parameters", "head_start"
 NORMALISER = "attention.normaliser"
 PERCENTILE = USUAL_PERCENT
 CONFIG_PARTS = ("task", "attention", "model", "training")
@@ -49,7 +52,15 @@ LABELS = {
     "smoothness.lengths": "tokens",
     "smoothness.constants": "local Lipschitz constant of attention",
     "smoothness.exponent": "exponent of its growth with the length",
+    "induction.best_heads": "weight of the best induction head",
+    "induction.accuracies": "accuracy of copying",
+    "induction.tokens": "tokens",
+    "tokens": "tokens",
+    "parameters": "parameters of the blocks",
+    "seconds": "seconds of training",
+    **{f"head_start.{percent}": f"times fewer tokens, at {percent} %" for percent in (25, 50, 100)},
 }
+SHARES = ("mask_stability.kept", "lengths.area", "induction.best_heads", "induction.accuracies")  # of measurements
 T = TypeVar("T")
 Key = tuple[Any, ...]  # values of several fields
 
@@ -136,6 +147,10 @@ class Runs:
 
     def _value(self, record: Record, metric: str) -> float | None:
         kind, _, name = metric.partition(".")
+        if kind == HEAD_START:
+            return self._head_start(record, float(name) / 100)
+        if metric == "seconds":
+            return record.seconds if record.ended else None
         if metric == "converged_at":
             return (math.nan if record.converged_at is None else record.converged_at) if record.ended else None
         if kind in ("final", "best"):
@@ -143,13 +158,25 @@ class Runs:
         value = self.measured(record, metric)
         return number(value) if not isinstance(value, list) else _mean(value)
 
+    def _head_start(self, record: Record, share: float) -> float | None:
+        """How many times fewer tokens than full attention's run of the same seed a run needs; None of that run."""
+        group = next((own for own in self.groups if any(run.id == record.id for run in own.records)), None)
+        bases = [] if group is None or record.mechanism == BASE else group.runs(BASE)
+        full = next((run for run in bases if run.seed == record.seed and run.ended), None)
+        ratio = None if full is None or not record.ended else log_ratio(full, record, share)
+        return None if ratio is None else math.exp(ratio)
+
     def percentiles(self, field: str) -> list[str]:
         """The percentiles that a field of a measurement has; none for a single number."""
         values = [self._stored(record, field) for record in self.records]
         return list(dict.fromkeys(str(name) for value in values if isinstance(value, Mapping) for name in value))
 
     def measured(self, record: Record, field: str) -> Any:
-        """The value of a measurement's field; None where it was not measured."""
+        """The value of a measurement's field, or the values of a metric along training; None where there is none."""
+        if field == TOKENS:
+            return tokens_of(record).tolist()
+        if field in known_columns():
+            return record.column(field).tolist()
         value = self._stored(record, field)
         return value.get(PERCENTILE) if isinstance(value, Mapping) else value
 
@@ -203,6 +230,8 @@ def field_value(record: Record, field: str) -> Any:
     """
     if field == TASK:
         return task_label(record.config)
+    if field == PARAMETERS:
+        return parameters_of(record)
     value: Any = record.config
     for name in field.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -210,6 +239,15 @@ def field_value(record: Record, field: str) -> Any:
         value = option_defaults(str(record.config["task"]["name"])).get(field.removeprefix(OPTIONS))
     value = default_of(field) if value is None else value
     return value if isinstance(value, (str, int, float, type(None))) else str(value)
+
+
+def parameters_of(record: Record) -> int:
+    """The weights of a model's blocks: projections of attention, and the MLP."""
+    model = {name: field_value(record, f"model.{name}") for name in ("blocks", "heads", "d_model", "d_mlp")}
+    split = field_value(record, "model.head_width") == "split"
+    inner = model["d_model"] * (1 if split else model["heads"])
+    gated = field_value(record, "model.activation") == "swiglu"
+    return model["blocks"] * model["d_model"] * (4 * inner + (3 if gated else 2) * model["d_mlp"])
 
 
 def number(value: Any) -> float | None:
@@ -246,7 +284,12 @@ def metric_text(metric: str) -> str:
 
 def is_share(metric: str) -> bool:
     """Whether values are shares of 1, written in per cent."""
-    return is_share_column(metric.rpartition(".")[2]) or metric in ("mask_stability.kept", "lengths.area")
+    return is_share_column(metric.rpartition(".")[2]) or metric in SHARES
+
+
+def is_ratio(metric: str) -> bool:
+    """Whether values are ratios of one run to another, for which 1 means no difference."""
+    return metric.partition(".")[0] == HEAD_START
 
 
 def check_alike(title: str, name: str, records: Sequence[Record]) -> None:
