@@ -9,12 +9,13 @@ biases; AdamW with warm-up and a cosine. With bytes for tokens the embedding is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
 from semfocus.errors import UsageError, unknown
-from semfocus.tasks import get_task
+from semfocus.tasks import Task, get_task
 from semfocus.tasks.registry import task_class
 
 HEAD_WIDTH = 64
@@ -80,11 +81,12 @@ def smallest(task: str, mechanism: str, seed: int, options: dict[str, Any] | Non
 
 
 def configured(
-    size: Size, task: str, mechanism: str, seed: int, options: dict[str, Any], steps: int | None = None
-) -> RunConfig:
+    size: Size, task: str, mechanism: str, seed: int, options: dict[str, Any], steps: int | None = None,
+    build: Callable[..., Task] = get_task,
+) -> RunConfig:  # fmt: skip
     """The run of a language model of any size; without `steps`, of as many as the size says."""
     own = {"length": size.length} | ({} if size.tokenizer == "bytes" else {"tokenizer": size.tokenizer})
-    built = get_task(task, **own | options)
+    built = build(task, **own | options)
     wanted = (size.steps if steps is None else steps) * size.batch_size
     there = built.size("train") or wanted
     readings = -(-wanted // there)  # epochs

@@ -9,8 +9,10 @@ installed; `--set task.options.corpus=FILE` takes another text, which stays what
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, Unpack
 
 from semfocus.config import RunConfig, TaskConfig
@@ -20,6 +22,7 @@ from semfocus.experiments.experiment import Panel, Tuning
 from semfocus.experiments.registry import study
 from semfocus.experiments.study import Choices, Tasks, seed_by_seed
 from semfocus.recipes import Scale
+from semfocus.tasks import Task, get_task
 
 LENGTH, PAIRS, WIDTH = "task.options.length", "task.options.pairs", "model.d_model"
 PYTHON: dict[str, Any] = {
@@ -50,7 +53,17 @@ def _decoders(tasks: Tasks, sizes: Sequence[Size], scale: Scale, overrides: Sequ
     """The runs of these sizes, without a mechanism and a seed; a length that the user gives is that of all rows."""
     options = _options(scale, overrides)
     chosen = dict.fromkeys(_with_rows(size, options.get("length", size.length)) for size in sizes)
-    return [configured(size, task, "full", 0, options) for task in tasks for size in chosen]
+    return [configured(size, task, "full", 0, options, build=_built) for task in tasks for size in chosen]
+
+
+def _built(task: str, **options: Any) -> Task:
+    """The task, kept: only the length of its corpus matters here, and to look through all packages takes a second."""
+    return _kept(task, json.dumps(options))
+
+
+@cache
+def _kept(task: str, options: str) -> Task:
+    return get_task(task, **json.loads(options))
 
 
 def _with_rows(size: Size, length: int) -> Size:

@@ -39,6 +39,7 @@ from semfocus.report.figures.drawing import (
     save,
     sequential_colour,
 )
+from semfocus.report.figures.language_values import PARAMETERS, is_ratio
 from semfocus.report.figures.lines import draw_marked_line, quantiles
 from semfocus.report.figures.panel_values import (
     MECHANISM,
@@ -48,7 +49,6 @@ from semfocus.report.figures.panel_values import (
     Runs,
     Sheet,
     check_alike,
-    is_ratio,
     is_share,
     key_text,
     metric_text,
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 ACROSS = 4  # columns of one figure
 LOSSES = ("train_loss", "heldout_loss")
+MARKS = 12  # on a line of many points, about
 SHORT = 4  # characters of a label that needs no slant
 Points = dict[float, list[float]]  # x -> a value for each seed; NaN for one that never converged
 
@@ -233,7 +234,8 @@ def _draw_point_line(axis: Axes, line: PointLine, sheet: Sheet, horizon: float, 
     colour, style = line.style.on(theme), line.style
     if sequence is not None:
         colour, style = PALETTES[theme].quiet, line.style._replace(dash=(), marker="")
-    draw_marked_line(axis, places, middle, style, theme, label=line.label, color=colour, markersize=4)
+    every = max(1, len(places) // MARKS)
+    draw_marked_line(axis, places, middle, style, theme, label=line.label, color=colour, markersize=4, markevery=every)
     if any(len(values) > 1 for values in line.points.values()):
         axis.fill_between(places, low, high, color=colour, alpha=0.14, linewidth=0)
     for i, (place, value) in enumerate(zip(places, middle, strict=True)):
@@ -273,7 +275,7 @@ def _label_axes(axis: Axes, metric: str, theme: Theme, places: Places) -> None:
             range(len(places.names)), places.names, rotation=45 if slanted else 0, ha="right" if slanted else "center"
         )
         axis.set_xlim(-0.5, len(places.names) - 0.5)
-    elif is_wide(axis.dataLim.intervalx):
+    elif is_wide(axis.dataLim.intervalx) or places.title == metric_text(PARAMETERS):
         logarithmic(axis, "x")
     else:
         axis.xaxis.set_major_formatter(plain)

@@ -1,8 +1,8 @@
 """What a declared panel names, read from runs: fields of a configuration, metrics, fields of a stored measurement.
 
 A field is dotted: `model.blocks`. A metric is a column of metrics.jsonl, `final.` or `best.` of one, `converged_at`,
-`speed_up`, or a field of a measurement: `mask_stability.kept`, `dispersion.checkpoints.0.delta_full`. Where a
-measurement has percentiles, `PERCENTILE` is taken, unless the field names one: `mask_stability.separation.50`.
+`speed_up`, `seconds`, `head_start.25`, or a field of a measurement: `mask_stability.kept`. Where a measurement has
+percentiles, `PERCENTILE` is taken, unless the field names one: `mask_stability.separation.50`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,20 @@ from semfocus.analysis.comparability import (
     settings_of,
     task_label,
 )
-from semfocus.analysis.comparison import BASE
 from semfocus.analysis.groups import Group, baselines_of, mechanism_order
-from semfocus.analysis.head_start import log_ratio, tokens_of
+from semfocus.analysis.head_start import tokens_of
 from semfocus.analysis.records import Record
 from semfocus.errors import UsageError
 from semfocus.measurements import Measurements
 from semfocus.measurements.kinds import USUAL_PERCENT
+from semfocus.report.figures.language_values import (
+    HEAD_START,
+    LANGUAGE_LABELS,
+    PARAMETERS,
+    TOKENS,
+    head_start_of,
+    parameters_of,
+)
 from semfocus.report.figures.lines import Quantiles
 from semfocus.report.figures.style import STYLES, MechanismStyle, Theme, mechanism_style, step_style
 from semfocus.tasks.registry import option_defaults
@@ -35,7 +42,6 @@ from semfocus.training.objective import CLASSIFICATION, known_columns
 from semfocus.training.objective import is_share as is_share_column
 
 MECHANISM, TASK, OPTIONS = "attention.mechanism", "task.name", "task.options."
-TOKENS, PARAMETERS, HEAD_START = "tokens", "parameters", "head_start"
 NORMALISER = "attention.normaliser"
 PERCENTILE = USUAL_PERCENT
 CONFIG_PARTS = ("task", "attention", "model", "training")
@@ -55,10 +61,8 @@ LABELS = {
     "induction.best_heads": "weight of the best induction head",
     "induction.accuracies": "accuracy of copying",
     "induction.tokens": "tokens",
-    "tokens": "tokens",
-    "parameters": "parameters of the blocks",
     "seconds": "seconds of training",
-    **{f"head_start.{percent}": f"times fewer tokens, at {percent} %" for percent in (25, 50, 100)},
+    **LANGUAGE_LABELS,
 }
 SHARES = ("mask_stability.kept", "lengths.area", "induction.best_heads", "induction.accuracies")  # of measurements
 T = TypeVar("T")
@@ -148,7 +152,7 @@ class Runs:
     def _value(self, record: Record, metric: str) -> float | None:
         kind, _, name = metric.partition(".")
         if kind == HEAD_START:
-            return self._head_start(record, float(name) / 100)
+            return head_start_of(record, self.groups, float(name) / 100)
         if metric == "seconds":
             return record.seconds if record.ended else None
         if metric == "converged_at":
@@ -157,14 +161,6 @@ class Runs:
             return (record.final(name) if kind == "final" else record.best(name)) if record.ended else None
         value = self.measured(record, metric)
         return number(value) if not isinstance(value, list) else _mean(value)
-
-    def _head_start(self, record: Record, share: float) -> float | None:
-        """How many times fewer tokens than full attention's run of the same seed a run needs; None of that run."""
-        group = next((own for own in self.groups if any(run.id == record.id for run in own.records)), None)
-        bases = [] if group is None or record.mechanism == BASE else group.runs(BASE)
-        full = next((run for run in bases if run.seed == record.seed and run.ended), None)
-        ratio = None if full is None or not record.ended else log_ratio(full, record, share)
-        return None if ratio is None else math.exp(ratio)
 
     def percentiles(self, field: str) -> list[str]:
         """The percentiles that a field of a measurement has; none for a single number."""
@@ -231,7 +227,7 @@ def field_value(record: Record, field: str) -> Any:
     if field == TASK:
         return task_label(record.config)
     if field == PARAMETERS:
-        return parameters_of(record)
+        return parameters_of(record.config["model"])
     value: Any = record.config
     for name in field.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -239,15 +235,6 @@ def field_value(record: Record, field: str) -> Any:
         value = option_defaults(str(record.config["task"]["name"])).get(field.removeprefix(OPTIONS))
     value = default_of(field) if value is None else value
     return value if isinstance(value, (str, int, float, type(None))) else str(value)
-
-
-def parameters_of(record: Record) -> int:
-    """The weights of a model's blocks: projections of attention, and the MLP."""
-    model = {name: field_value(record, f"model.{name}") for name in ("blocks", "heads", "d_model", "d_mlp")}
-    split = field_value(record, "model.head_width") == "split"
-    inner = model["d_model"] * (1 if split else model["heads"])
-    gated = field_value(record, "model.activation") == "swiglu"
-    return model["blocks"] * model["d_model"] * (4 * inner + (3 if gated else 2) * model["d_mlp"])
 
 
 def number(value: Any) -> float | None:
@@ -285,11 +272,6 @@ def metric_text(metric: str) -> str:
 def is_share(metric: str) -> bool:
     """Whether values are shares of 1, written in per cent."""
     return is_share_column(metric.rpartition(".")[2]) or metric in SHARES
-
-
-def is_ratio(metric: str) -> bool:
-    """Whether values are ratios of one run to another, for which 1 means no difference."""
-    return metric.partition(".")[0] == HEAD_START
 
 
 def check_alike(title: str, name: str, records: Sequence[Record]) -> None:
