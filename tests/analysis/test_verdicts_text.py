@@ -10,8 +10,10 @@ import pytest
 
 from semfocus.analysis.head_start import first_at, head_start, log_ratio, tokens_of
 from semfocus.analysis.records import Record
+from semfocus.analysis.verdicts.evidence import Part
 from semfocus.analysis.verdicts.recall import NUMBERS, WIDTHS
 from semfocus.analysis.verdicts.text import ARMS, BAND, FIGURE_19, FIGURE_20, LENGTHS, SIZES, TextFigure
+from semfocus.analysis.verdicts.token_ratios import after_holm
 from tests.analysis.made import arm, measure, run, verdict
 
 TUNED = {"training.tuned": "lr of 1, 2, 3; 1 seed; last loss"}
@@ -126,6 +128,16 @@ def test_c19_adjusts_over_the_arms_and_five_seeds_decide_nothing() -> None:
     few = verdict("C19", [record for record in records if record.seed < 5])
     assert few.outcome == "not decided"
     assert "not enough data" in few.because
+
+
+def test_an_arm_that_is_ahead_by_chance_alone_is_not_shown_after_holm_and_a_refutation_keeps_its_p() -> None:
+    clear, likely = Part("a", "yes", p=0.001, effect="1.2x"), Part("b", "yes", p=0.03, effect="1.1x")
+    behind = Part("c", "no", p=0.04, effect="0.9x")
+    shown, lost, kept = after_holm({"a": clear, "b": likely, "c": behind})
+    assert (shown.decision, shown.p) == ("yes", pytest.approx(0.003))
+    assert (lost.decision, lost.p) == ("undecided", pytest.approx(0.06))
+    assert "not after Holm" in lost.why
+    assert kept == behind
 
 
 def scaled(leads: Mapping[str, float], seeds: int = 4) -> list[Record]:

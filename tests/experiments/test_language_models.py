@@ -66,6 +66,11 @@ def test_a_text_of_ones_own_replaces_the_sources_of_python(notes: str) -> None:
         pretraining(overrides=["task.options.corpus=/no/such/file.txt"])
 
 
+def test_a_task_that_is_no_text_is_refused() -> None:
+    with pytest.raises(UsageError, match="task parity has no language models"):
+        pretraining(["parity"])
+
+
 def test_recall_varies_pairs_and_width_and_its_band_is_a_quarter_of_the_row() -> None:
     configs = recall(seeds=1)
     assert {(c.model.d_model, c.task.options["pairs"]) for c in configs} == {

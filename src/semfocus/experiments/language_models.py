@@ -18,11 +18,13 @@ from typing import Any, Unpack
 from semfocus.config import RunConfig, TaskConfig
 from semfocus.config_files import apply_overrides
 from semfocus.decoders import SIZES, Size, configured, model_of, training_of
+from semfocus.errors import UsageError
 from semfocus.experiments.experiment import Panel, Tuning
 from semfocus.experiments.registry import study
 from semfocus.experiments.study import Choices, Tasks, seed_by_seed
 from semfocus.recipes import Scale
 from semfocus.tasks import Task, get_task
+from semfocus.tasks.registry import task_class
 
 LENGTH, PAIRS, WIDTH = "task.options.length", "task.options.pairs", "model.d_model"
 PYTHON: dict[str, Any] = {
@@ -51,6 +53,9 @@ def _options(scale: Scale, overrides: Sequence[str]) -> dict[str, Any]:
 
 def _decoders(tasks: Tasks, sizes: Sequence[Size], scale: Scale, overrides: Sequence[str]) -> list[RunConfig]:
     """The runs of these sizes, without a mechanism and a seed; a length that the user gives is that of all rows."""
+    for task in tasks:
+        if task_class(task).language_size is None:
+            raise UsageError(f"task {task} has no language models: these studies are about text; leave it out")
     options = _options(scale, overrides)
     chosen = dict.fromkeys(_with_rows(size, options.get("length", size.length)) for size in sizes)
     return [configured(size, task, "full", 0, options, build=_built) for task in tasks for size in chosen]
