@@ -56,7 +56,8 @@ class Work:
         return [RunConfig.model_validate(fields) for fields in self.configs]
 
     def make_runtime(self) -> Runtime:
-        return Runtime(**self.runtime | {"keep_epochs": tuple(self.runtime["keep_epochs"])})
+        kept: dict[str, Any] = {name: tuple(self.runtime[name]) for name in ("keep_epochs", "keep_shares")}
+        return Runtime(**self.runtime | kept)
 
 
 @dataclass(frozen=True)
