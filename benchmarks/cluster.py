@@ -34,8 +34,9 @@ import torch
 from semfocus.archive.parcel import unwrap, wrap
 from semfocus.config import ModelConfig, RunConfig, TaskConfig, TrainingConfig
 from semfocus.execution import train
-from semfocus.execution.cluster.dispatcher import Dispatcher, Settings
+from semfocus.execution.cluster.dispatcher import Dispatcher
 from semfocus.execution.cluster.messages import Adopted, Gone, Message, Work
+from semfocus.execution.cluster.packing import Settings
 from semfocus.execution.cohorts import form_cohorts, open_runs, plan_jobs
 from semfocus.execution.executor import make_executor
 from semfocus.plugins import load_plugin

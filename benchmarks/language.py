@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
-from semfocus.decoders import HEAD_WIDTH, SIZES, Size
+from semfocus.decoders import SIZES, Size, model_of
 from semfocus.model import EAGER, ForwardFns
 from semfocus.spec import Spec, initial
 from semfocus.training.cohort import MOMENTS, Cohort
@@ -65,11 +65,7 @@ class Setting:
 
     @property
     def model(self) -> ModelConfig:
-        return ModelConfig(
-            blocks=self.size.blocks, d_model=self.size.d_model, heads=max(1, self.size.d_model // HEAD_WIDTH),
-            head_width="split", d_mlp=4 * self.size.d_model, activation="relu2", norm_function="rmsnorm",
-            final_norm=True, biases=False, tied_head=True, init="normal", positions="rope", dropout=0.0,
-        )  # fmt: skip
+        return model_of(self.size)
 
     def spec(self, mechanism: str = "full") -> Spec:
         attention = AttentionConfig(mechanism=mechanism)

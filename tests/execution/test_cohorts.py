@@ -62,6 +62,13 @@ def test_a_cohort_is_no_larger_than_asked_for(tmp_path: Path) -> None:
     assert [len(_cohort(config, tmp_path)) for config in configs] == [2, 2, 2, 2, 1]
 
 
+def test_cohorts_of_single_runs_come_seed_by_seed_where_they_were_asked_for_so(tmp_path: Path) -> None:
+    """Cut off after some of them, the mechanisms of a seed are there or missing together."""
+    configs = [tiny(seed, mechanism) for seed in (1, 2, 3) for mechanism in ("full", "topk:3", "banded:3")]
+    formed = form_cohorts(plan_jobs(configs, RunStore(tmp_path)), runtime(cohort_size=1))
+    assert [job.config for cohort in formed for job in cohort] == configs
+
+
 def test_a_cohort_is_cut_to_what_memory_holds() -> None:
     config = tiny()
     task = config.task.build()

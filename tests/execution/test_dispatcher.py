@@ -14,10 +14,12 @@ from semfocus.archive.contents import read_files
 from semfocus.archive.parcel import unwrap, wrap
 from semfocus.errors import CorruptData, Locked, StorageError, UsageError
 from semfocus.execution import train
-from semfocus.execution.cluster import dispatcher as dispatcher_module
-from semfocus.execution.cluster.dispatcher import DifferentBuilds, Dispatcher, LostWorker, Settings
+from semfocus.execution.cluster import flights, packing
+from semfocus.execution.cluster.dispatcher import Dispatcher
 from semfocus.execution.cluster.flights import shortest_first
-from semfocus.execution.cluster.messages import Adopted, Gone, Message, Work
+from semfocus.execution.cluster.losing import LostWorker
+from semfocus.execution.cluster.messages import Adopted, DifferentBuilds, Gone, Message, Work
+from semfocus.execution.cluster.packing import Settings
 from semfocus.execution.cohorts import open_runs, plan_jobs
 from semfocus.store import RunStore
 from semfocus.store.board import open_board, read_boards
@@ -450,7 +452,7 @@ def test_locks_are_given_back_when_a_run_cannot_be_read_to_be_sent(
     def torn(run: Any, checkpoints: str) -> Any:
         raise CorruptData("torn")
 
-    monkeypatch.setattr(dispatcher_module, "read_files", torn)
+    monkeypatch.setattr(packing, "read_files", torn)
     with pytest.raises(CorruptData, match="torn"):
         bench.run()
     assert all(job.run.holder() is None for job in bench.jobs)
@@ -471,7 +473,7 @@ def test_a_small_cohort_gets_a_part_of_a_gpu_where_there_are_more_cohorts_than_g
     bench.engine.slots = lambda share: int(gpus / share)  # type: ignore[method-assign]
     shares = {}
     for limit in (2, 4, 9, 100):
-        monkeypatch.setattr(dispatcher_module, "cohort_limit", lambda config, task, device, limit=limit: limit)
+        monkeypatch.setattr(flights, "cohort_limit", lambda config, task, device, limit=limit: limit)
         shares[limit] = bench.dispatcher()._share(bench.jobs[:2])
     assert shares == expected
     assert Dispatcher(bench.cohorts, bench.store, runtime(), bench.engine, Settings(True), print)._share([]) == 1.0
@@ -483,7 +485,7 @@ def test_as_many_cohorts_go_out_as_find_room_by_their_share(tmp_path: Path, monk
     asked: list[float] = []
     bench.engine.slots = lambda share: asked.append(share) or 1  # type: ignore[method-assign, func-returns-value]
     bench.engine.on_submit = lambda work: None
-    monkeypatch.setattr(dispatcher_module, "cohort_limit", lambda *args: 1)
+    monkeypatch.setattr(flights, "cohort_limit", lambda *args: 1)
     dispatcher = bench.dispatcher()
     with open_board(bench.store.root, "test") as dispatcher.board:
         dispatcher._submit()

@@ -23,7 +23,7 @@ import pytest
 from semfocus.config import RunConfig, TaskConfig
 from semfocus.execution import train
 from semfocus.execution.cluster import ray_access
-from semfocus.execution.cluster.dispatcher import LostWorker
+from semfocus.execution.cluster.losing import LostWorker
 from semfocus.tasks.registry import TASKS
 from semfocus.training import Interrupted, Progress
 from semfocus.training.objective import OBJECTIVES

@@ -15,7 +15,7 @@ from semfocus.config import RunConfig
 from semfocus.errors import MissingExtra, UsageError
 from semfocus.execution import train
 from semfocus.execution.cluster import leaving
-from semfocus.execution.cluster.dispatcher import LostWorker
+from semfocus.execution.cluster.losing import LostWorker
 from semfocus.execution.executor import make_executor
 from semfocus.training import Interrupted, Progress
 from tests.faults import slurm

@@ -66,9 +66,11 @@ def form_cohorts(
     """The jobs that have not ended, grouped by what may train together, as many together as memory allows.
 
     Runs that trained together before do so again: their results are then the same to the bit. What memory splits is
-    split evenly, since a small cohort costs more a member. `device` and `workers` are those of other machines, where
-    others train; else those of this one. New cohorts are split until each of the workers has one, which on this
-    machine are the processes on a CPU: a GPU of its own takes them all.
+    split evenly, since a small cohort costs more a member. New cohorts come in the order of their first jobs: where the
+    seeds of a mechanism do not fit into one and jobs are listed seed by seed, so are the cohorts, and what is cut off
+    leaves whole seeds behind. `device` and `workers` are those of other machines, where others train; else those of
+    this one. New cohorts are split until each of the workers has one, which on this machine are the processes on a CPU:
+    a GPU of its own takes them all.
     """
     device = device or runtime.torch_device().type
     if workers is None and device == "cpu":
@@ -88,6 +90,8 @@ def form_cohorts(
         limit = len(group) if ids else cohort_limit(group[0].config, group[0].task, device)
         size = runtime.cohort_size or _even(len(group), limit)
         (kept if ids else new).extend(group[i : i + size] for i in range(0, len(group), size))
+    places = {id: place for place, id in enumerate(waiting)}
+    new.sort(key=lambda cohort: min(places[job.id] for job in cohort))
     if workers is not None and runtime.cohort_size is None:
         new = _split_for(new, workers - len(kept))
     return kept + new

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from semfocus.errors import UsageError
-from semfocus.execution.cluster.dispatcher import Dispatcher, Settings
+from semfocus.execution.cluster.dispatcher import Dispatcher
 from semfocus.execution.cluster.on_ray import sees
 from semfocus.execution.cluster.options import parse_options
+from semfocus.execution.cluster.packing import Settings
 from semfocus.execution.cluster.ray_connection import connect, explained
 from semfocus.execution.cluster.ray_transport import RayTransport
 from semfocus.execution.cohorts import form_cohorts

@@ -16,8 +16,9 @@ import shutil
 from collections.abc import Sequence
 
 from semfocus.errors import MissingExtra, UsageError
-from semfocus.execution.cluster.dispatcher import Dispatcher, Settings
+from semfocus.execution.cluster.dispatcher import Dispatcher
 from semfocus.execution.cluster.options import parse_options
+from semfocus.execution.cluster.packing import Settings
 from semfocus.execution.cluster.shared_disk import lock_problem
 from semfocus.execution.cluster.slurm_jobs import SlurmOptions, SlurmTransport
 from semfocus.execution.cohorts import form_cohorts

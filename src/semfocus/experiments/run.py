@@ -77,7 +77,8 @@ def run(plan: Plan, runtime: Runtime = Runtime(), on_progress: Callable | None =
     """
     experiment = plan.experiment
     outcomes = train_jobs(plan.jobs, plan.store, keeping(experiment, runtime), on_progress, executor)
-    _write_samples(plan, runtime)
+    if not experiment.heads_page:  # a study declares what it measures and draws
+        _write_samples(plan, runtime)
     everything = Results.load(plan.store)
     ids = {job.id for job in plan.jobs}
     results, faults = everything.only(ids), [fault for fault in everything.faults if fault.name in ids]
@@ -148,7 +149,8 @@ def _draw_races(plan: Plan, results: Results) -> list[Path]:
     """Of language models, held-out loss by tokens."""
     from semfocus.report.figures.race import draw_race
 
-    groups = [group for group in results.groups if group.comparison.race is not None]
+    is_study = plan.experiment.heads_page
+    groups = [group for group in results.groups if group.comparison.race is not None and not is_study]
     stem = plan.store.root / f"tokens-{plan.experiment.name}"
     places = [stem if len(groups) == 1 else stem.with_name(f"{stem.name}-{i + 1}") for i in range(len(groups))]
     drawn = [draw_race(group, place, formats=("svg", "png")) for group, place in zip(groups, places, strict=True)]

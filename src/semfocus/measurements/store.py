@@ -33,6 +33,7 @@ import numpy as np
 
 from semfocus.errors import CorruptData, OtherFormat, SemfocusError, StorageError
 from semfocus.measurements.by_length import LengthCurve, Smoothness
+from semfocus.measurements.by_step import Induction
 from semfocus.measurements.fields import LARGEST, Malformed
 from semfocus.measurements.kinds import (
     DIRECTIONS,
@@ -77,6 +78,7 @@ KINDS: dict[str, type[Measurement]] = {
     KeptKeys.NAME: KeptKeys,
     Smoothness.NAME: Smoothness,
     Sample.NAME: Sample,
+    Induction.NAME: Induction,
 }  # by plain name
 
 
