@@ -56,7 +56,7 @@ def test_a_comparison_says_how_many_tokens_and_shows_what_models_write(
     told = CliRunner().invoke(
         app,
         ["compare", "text", "--attention", "full,topk:4", "--seeds", "1", "--option", f"corpus={corpus}",
-         "--out", str(out), "--device", "cpu", "--threads", "1", "--jobs", "1", "--micro-batch", "2",
+         "--out", str(out), "--device", "cpu", "--threads", "1", "--jobs", "1", "--micro-batch", "2", "--keep", "0,50%",
          *(part for field in SMALL for part in ("--set", field))],
     )  # fmt: skip
     assert told.exit_code == 0, told.output
@@ -68,6 +68,7 @@ def test_a_comparison_says_how_many_tokens_and_shows_what_models_write(
     runs = [RunStore(out).open(entry.name) for entry in RunStore(out).entries() if entry.config]
     assert len(runs) == 2
     assert all((run.status() or {})["micro_batch"] == 2 for run in runs)
+    assert all(sorted(run.kept_steps()) == [0, 5] for run in runs)
     samples = [read(run, Sample) for run in runs]
     assert len({sample.prompt for sample in samples if sample}) == 1
     first = (out / "report.html").read_text()

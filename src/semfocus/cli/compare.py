@@ -115,7 +115,7 @@ def compare_command(
     from semfocus.experiments.tuning import choose_rates, plan_tuning
     from semfocus.integrations.trackers import tracking
     from semfocus.report.terminal.progress import StudyProgressTable
-    from semfocus.training import Runtime, parse_epochs
+    from semfocus.training import Runtime, parse_epochs, parse_shares
 
     if until is not None:
         say("--until is now --stop-accuracy; the old name will go", err=True)
@@ -146,6 +146,7 @@ def compare_command(
         fit_memory=fit_memory,
         evaluate_every=evaluate_every,
         keep_epochs=parse_epochs(keep),
+        keep_shares=parse_shares(keep),
     )
     first = None if tune is None else plan_tuning(experiment, tune, out)
     if dry_run:
@@ -204,11 +205,11 @@ def train_command(
     from semfocus.execution import train
     from semfocus.integrations.trackers import tracking
     from semfocus.report.terminal.progress import ProgressTable
-    from semfocus.training import Runtime, parse_epochs
+    from semfocus.training import Runtime, parse_epochs, parse_shares
 
     runtime = Runtime(
         device=device, threads=threads, compile=compile, micro_batch=micro_batch, fit_memory=fit_memory,
-        keep_epochs=parse_epochs(keep),
+        keep_epochs=parse_epochs(keep), keep_shares=parse_shares(keep),
     )  # fmt: skip
     run = parse_config(apply_overrides(read_config(config), sets or []))
     with ProgressTable({run.attention.mechanism: 1}) as table, tracking(table, track or []) as on_progress:
@@ -246,7 +247,7 @@ def resume_command(
     from semfocus.integrations.trackers import tracking
     from semfocus.report.terminal.progress import StudyProgressTable
     from semfocus.store import DamagedRuns, RunStore
-    from semfocus.training import Runtime, parse_epochs
+    from semfocus.training import Runtime, parse_epochs, parse_shares
 
     store = RunStore(out)
     chosen = [store.find(run) for run in runs] if runs else unfinished(store)
@@ -261,7 +262,7 @@ def resume_command(
         say(f"give {', '.join(others)} too for results to the bit: they trained together", err=True)
     runtime = Runtime(
         device=device, threads=threads, jobs=jobs, compile=compile, micro_batch=micro_batch, fit_memory=fit_memory,
-        keep_epochs=parse_epochs(keep),
+        keep_epochs=parse_epochs(keep), keep_shares=parse_shares(keep),
     )  # fmt: skip
     try:
         with StudyProgressTable(work_of_runs(chosen)) as table, tracking(table, track or []) as on_progress:

@@ -31,7 +31,7 @@ from semfocus.store import RunStore
 from semfocus.tasks import Task, given
 from semfocus.tasks.table import TableTask
 from semfocus.training.objective import get_objective
-from semfocus.training.runtime import Runtime, parse_epochs
+from semfocus.training.runtime import Runtime, parse_epochs, parse_shares
 
 LADDER = "auto"  # as attention: full, and a short ladder of k
 
@@ -180,6 +180,7 @@ def compare(
     runtime = Runtime(
         device=device, threads=threads, jobs=jobs, mix=mix, compile=compile, micro_batch=micro_batch,
         fit_memory=fit_memory, evaluate_every=evaluate_every, keep_epochs=parse_epochs(keep),
+        keep_shares=parse_shares(keep),
     )  # fmt: skip
     lines: list[str] = []
     if tune is not None:
