@@ -274,7 +274,7 @@ def test_every_panel_of_every_study_is_drawn_from_its_runs(study: Study, smoke_r
         stem = tmp_path / f"{study.name}-{place}"
         files = draw_panels([panel], results, stem, shown=lambda _, shown=shown: shown, formats=("svg",))
         needs = {kind for kind in KINDS if any(kind in name for name in (panel.along, *panel.metrics))}
-        assert needs or panel.kind in ("curves", "sweep")
+        assert needs or panel.kind in ("curves", "sweep", "map")
         assert bool(files) == (not needs), panel.title
         assert all(path.stat().st_size > 1000 for path in files)
 
