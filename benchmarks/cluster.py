@@ -1,8 +1,9 @@
 """What does a cluster cost? Overhead of a run, scaling over workers, and the driver alone with a thousand machines.
 
-    python benchmarks/cluster.py --runs 1000                  # runs of one second: serial, and Ray with 1, 2, 4 workers
-    python benchmarks/cluster.py --runs 100 --shared no       # workers bring their runs as archives
-    python benchmarks/cluster.py --simulate                   # up to 1000 workers and 100 000 runs, trainers are timers
+    python benchmarks/cluster.py --runs 1000                          # of one second: serial, Ray with 1, 2, 4 workers
+    python benchmarks/cluster.py --runs 1000 --rounds 4 --workers 2   # in four rounds, by turns: half an hour
+    python benchmarks/cluster.py --runs 100 --shared no               # workers bring their runs as archives
+    python benchmarks/cluster.py --simulate                           # up to 1000 workers, whose trainers are timers
 
 A run waits for one second in its steps (benchmarks/timed_task.py), so that four workers on two cores are as good as
 four machines; what is left is the machinery. Overhead is the time beyond that of the serial executor divided by the
@@ -24,15 +25,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
 
 from semfocus.archive.parcel import unwrap, wrap
 from semfocus.config import ModelConfig, RunConfig, TaskConfig, TrainingConfig
 from semfocus.execution import train
-from semfocus.execution.cluster.dispatcher import Dispatcher, Settings
+from semfocus.execution.cluster.dispatcher import Dispatcher
 from semfocus.execution.cluster.messages import Adopted, Gone, Message, Work
+from semfocus.execution.cluster.packing import Settings
 from semfocus.execution.cohorts import form_cohorts, open_runs, plan_jobs
 from semfocus.execution.executor import make_executor
 from semfocus.plugins import load_plugin
@@ -75,29 +79,69 @@ def timed(configs: Sequence[RunConfig], executor: str) -> tuple[float, float]:
         return took
 
 
-def overhead(runs: int, shared: str) -> None:
+@dataclass(frozen=True)
+class Taken:
+    """What one executor took for one round of runs."""
+
+    seconds: float
+    driver: float = 0.0  # seconds of its processor
+    start: float = 0.0  # seconds, once
+
+    def overhead(self, serial: Taken, workers: int) -> float:
+        return self.seconds * workers / serial.seconds - 1
+
+
+def taken(workers: int, configs: Sequence[RunConfig], shared: str) -> Taken:
+    """By so many workers of a Ray that is started for it; by the serial executor for 0."""
+    if not workers:
+        return Taken(*timed(configs, "serial"))
+    executor = f"ray:workers={workers},shared={shared}"
+    began = time.perf_counter()
+    cluster = make_executor(executor, RUNTIME)
+    try:
+        # Each worker imports torch once; that is part of the start, as Ray's own is.
+        timed([config(10_000_000 + seed, "timed") for seed in range(2 * workers)], executor)
+        start = time.perf_counter() - began
+        return Taken(*timed(configs, executor), start)
+    finally:
+        cluster.close()
+
+
+def overhead(runs: int, shared: str, workers: Sequence[int], rounds: int) -> None:
+    """Serial and Ray in turn, the other way round every other time: what drifts meanwhile cancels in the median."""
     load_plugin(str(Path(__file__).with_name("timed_task.py")))
-    configs = [config(seed, "timed") for seed in range(runs)]
-    serial, _ = timed(configs, "serial")
-    print(f"{runs} runs of one second, {'in place' if shared == 'yes' else 'brought as archives'}\n")
-    print("| executor | seconds | a run, s | overhead | driver, ms a run | start, once, s |\n|---|---|---|---|---|---|")
-    print(f"| serial | {serial:.1f} | {serial / runs:.3f} | | | |", flush=True)
-    for workers in (1, 2, 4):
-        executor = f"ray:workers={workers},shared={shared}"
-        began = time.perf_counter()
-        cluster = make_executor(executor, RUNTIME)
-        try:
-            # Each worker imports torch once; that is part of the start, as Ray's own is.
-            timed([config(10_000_000 + seed, "timed") for seed in range(2 * workers)], executor)
-            start = time.perf_counter() - began
-            seconds, driver = timed(configs, executor)
-        finally:
-            cluster.close()
-        beyond = seconds * workers / serial - 1
+    size = runs // rounds
+    how = "in place" if shared == "yes" else "brought as archives"
+    print(f"{rounds} rounds of {size} runs of one second, {how}\n")
+    print("| round | executor | seconds | a run, s | overhead | driver, ms a run | start, once, s | load before |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    rows: dict[int, list[Taken]] = {count: [] for count in (0, *workers)}
+    for number in range(rounds):
+        configs = [config(number * size + seed, "timed") for seed in range(size)]
+        loads = {}
+        for count in list(rows)[:: -1 if number % 2 else 1]:
+            loads[count] = os.getloadavg()[0]
+            rows[count].append(taken(count, configs, shared))
+        serial = rows[0][-1]
+        print(f"| {number + 1} | serial | {serial.seconds:.1f} | {serial.seconds / size:.3f} | | | | {loads[0]:.1f} |")
+        for count in workers:
+            row = rows[count][-1]
+            print(
+                f"| {number + 1} | ray, {count} workers | {row.seconds:.1f} | {row.seconds * count / size:.3f} "
+                f"| {row.overhead(serial, count):.1%} | {row.driver / size * 1e3:.1f} | {row.start:.1f} "
+                f"| {loads[count]:.1f} |",
+                flush=True,
+            )
+    print("\n| median of rounds | a run, s | overhead | from, to | driver, ms a run | start, once, s |")
+    print("|---|---|---|---|---|---|")
+    print(f"| serial | {median(row.seconds for row in rows[0]) / size:.3f} | | | | |")
+    for count in workers:
+        beyond = [row.overhead(serial, count) for row, serial in zip(rows[count], rows[0], strict=True)]
         print(
-            f"| ray, {workers} workers | {seconds:.1f} | {seconds * workers / runs:.3f} | {beyond:.1%} "
-            f"| {driver / runs * 1e3:.1f} | {start:.1f} |",
-            flush=True,
+            f"| ray, {count} workers | {median(row.seconds for row in rows[count]) * count / size:.3f} "
+            f"| {median(beyond):.1%} | {min(beyond):.1%}, {max(beyond):.1%} "
+            f"| {median(row.driver for row in rows[count]) / size * 1e3:.1f} "
+            f"| {median(row.start for row in rows[count]):.1f} |"
         )
 
 
@@ -129,7 +173,7 @@ class Timers:
         words: list[Message | Gone] = []
         for _ in range(min(10, len(self.ends))):
             self.now, _, work, parcel = heapq.heappop(self.ends)
-            hello = {"node": "timer", "pid": 1, "device": "cpu", "versions": work.versions}
+            hello = {"node": "timer", "place": "", "pid": 1, "device": "cpu", "versions": work.versions}
             words.append(Message(work.attempt, "began", hello))
             words.append(Message(work.attempt, "runs", {}, finished(parcel)))
             words.append(Message(work.attempt, "ended", {"failed": [], "held": []}))
@@ -139,7 +183,7 @@ class Timers:
 
     def stop(self, attempts: Sequence[str]) -> None: ...
     def forget(self, attempt: str) -> None: ...
-    def avoid(self, node: str) -> None: ...
+    def avoid(self, place: str) -> None: ...
     def detach(self) -> bool:
         return False
 
@@ -195,6 +239,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--shared", choices=("yes", "no"), default="yes")
+    parser.add_argument("--rounds", type=int, default=1, help="serial and Ray by turns; the runs are shared out")
+    parser.add_argument("--workers", default="1,2,4", help="numbers of workers, separated by commas")
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--most", type=int, default=100_000, help="runs of the largest simulation")
     options = parser.parse_args()
@@ -207,7 +253,7 @@ def main() -> None:
     if options.simulate:
         simulate([(workers, runs) for workers, runs in SIZES if runs <= options.most])
     else:
-        overhead(options.runs, options.shared)
+        overhead(options.runs, options.shared, [int(count) for count in options.workers.split(",")], options.rounds)
 
 
 if __name__ == "__main__":

@@ -33,10 +33,14 @@ from semfocus.tasks import get_task
 
 Floats = NDArray[np.float64]
 Measure = Callable[[Floats], dict[str, Measurement]]  # of two uniform numbers of a run: its measurements by name
+# The held-out losses at these shares of training, from a normal number that the seed's arms share in part, and an own.
+Losses = Callable[[Floats, float, float], Floats]
 FULL, TOPK = "full", "topk:5"
 BASE = 0.4  # median epochs of full attention, as a share of the horizon
 HOLDS, MIXED, NOT, OPEN = "holds", "mixed", "does not hold", "not decided"
 SPREAD, CORRELATION, SEQ_LEN, EVALUATIONS = 0.25, 0.5, 40, 20
+TEXTS = ("next_word", "text", "mqar")  # they stand on the configuration of another task: no corpus is read
+LOSSES = 40  # evaluations of a language model
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Arm:
     slow: float = 0.0  # share of runs that take three times as long
     fits: bool = True  # else it stays at `chance` in training too
     measure: Measure | None = None
+    losses: Losses | None = None  # of a language model; nothing else is then known of it
 
 
 @dataclass(frozen=True)
@@ -131,11 +136,12 @@ def _count(cell: Cell, mechanism: str) -> int:
 
 @cache
 def _setting(task: str, changes: str) -> Setting:
-    known = "parity" if task == "next_token" else task
+    known = "parity" if task in TEXTS else task
     config = configure(known, "full", 0, "paper").model_dump(mode="json")
     config = apply_overrides(config, [f"{name}={json.dumps(value)}" for name, value in json.loads(changes).items()])
+    options = json.loads(json.dumps(get_task(known).options)) | config["task"]["options"]
     config["task"]["name"] = task
-    config["data"] = {"task": task, "version": 1, "options": json.loads(json.dumps(get_task(known).options))}
+    config["data"] = {"task": task, "version": 1, "options": options}
     config["sizes"] = {"vocab_size": 2, "num_classes": get_task(known).num_classes, "seq_len": SEQ_LEN}
     (setting,) = settings_from([Record("", config, [], "done", 1.0)])
     return setting
@@ -160,7 +166,10 @@ def _runs(
     runs = {}
     for seed in range(n):
         name = f"{place}/{mechanism}/{seed}"
-        metrics = _metrics(horizon, float(epochs[seed]), float(levels[seed]), arm)
+        if arm.losses is not None:
+            metrics = _language(horizon, arm.losses, float(speed[seed]), float(ndtri(own[seed, 3])))
+        else:
+            metrics = _metrics(horizon, float(epochs[seed]), float(levels[seed]), arm)
         runs[seed] = Record(name, config | {"seed": seed}, metrics, "done", 1.0)
         if arm.measure is not None:
             measurements[name] = arm.measure(own[seed, 4:])
@@ -175,6 +184,13 @@ def _both_uniform(a: Floats, b: Floats) -> Floats:
 @cache
 def _grid(horizon: float) -> Floats:
     return np.ceil(np.linspace(horizon / EVALUATIONS, horizon, EVALUATIONS))
+
+
+def _language(horizon: float, losses: Losses, shared: float, own: float) -> Metrics:
+    shares = np.arange(1, LOSSES + 1) / LOSSES
+    return Metrics(
+        {"epoch": shares * horizon, "step": shares * 1e4, "heldout_loss": losses(shares, shared, own)}, LOSSES
+    )
 
 
 def _metrics(horizon: float, at: float, level: float, arm: Arm) -> Metrics:

@@ -5,24 +5,28 @@
     python benchmarks/study.py listops --device cuda                  # full and top-5, twenty seeds
     python benchmarks/study.py even_pairs --device cuda --alone       # one cohort of one mechanism at a time
     python benchmarks/study.py even_pairs --scale smoke               # anywhere: shows that it works
+    python benchmarks/study.py rows_of_40 --device cuda --out runs --minutes 9   # again, until all is there
 
-One line a task: runs, seconds of its command, microseconds of a member's training step with everything counted in
-(start, compilation, evaluation, checkpoints, page). Run it twice with another `--out` to see what the compilers' caches
-on disk save.
+One line: runs that ended, seconds of the command, microseconds of a member's training step with everything counted
+in (start, compilation, evaluation, checkpoints, page). With `--minutes` it is stopped then: all is saved, the line
+counts the steps of this command alone, and the exit code is that of `semfocus run`, 143. Run it twice with another
+`--out` to see what the compilers' caches on disk save.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 MAIN = "from semfocus.cli import main; main()"
-STUDIES: dict[str, tuple[list[str], list[str]]] = {  # arguments of `semfocus run`, and tasks, one command each
+STUDIES: dict[str, tuple[list[str], list[str]]] = {  # arguments of `semfocus run`, and tasks
     "even_pairs": (["figure_1", "--seeds", "10"], ["even_pairs"]),
     "rows_of_40": (
         ["headline", "--seeds", "10"],
@@ -33,10 +37,26 @@ STUDIES: dict[str, tuple[list[str], list[str]]] = {  # arguments of `semfocus ru
 }  # fmt: skip
 
 
-def runs_and_steps(store: Path) -> tuple[int, int]:
-    """Runs in a store, and the steps they made."""
-    steps = [json.loads(path.read_text())["step"] for path in store.glob("*/status.json")]
-    return len(steps), sum(steps)
+def progress(store: Path) -> tuple[int, int, int]:
+    """Runs in a store, those of them that have ended, and the steps they have made."""
+    statuses = [json.loads(path.read_text()) for path in store.glob("*/status.json")]
+    ended = sum(status["state"] in ("done", "diverged") for status in statuses)
+    return len(list(store.glob("*/config.json"))), ended, sum(status.get("step", 0) for status in statuses)
+
+
+def run_for(command: Sequence[str], minutes: float | None) -> int:
+    """Run a command and give its exit code; after so many minutes, or when this is stopped, it has to save and end.
+
+    It has a session of its own, so that a signal for both reaches it once: a second one would be taken for haste.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: process.terminate())
+    try:
+        return process.wait(None if minutes is None else 60 * minutes)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        return process.wait()
 
 
 def main() -> None:
@@ -48,23 +68,24 @@ def main() -> None:
     parser.add_argument("--scale", default="paper")
     parser.add_argument("--alone", action="store_true", help="one cohort at a time, of one mechanism")
     parser.add_argument("--out", type=Path, help="the store; a new temporary one unless given")
+    parser.add_argument("--minutes", type=float, help="stop after so many; the same command goes on")
     options = parser.parse_args()
     arguments, tasks = STUDIES[options.study]
-    root = options.out or Path(tempfile.mkdtemp(prefix="study-"))
-    print("| task | runs | command, s | us a member-step, all in |\n|---|---|---|---|", flush=True)
-    total = 0.0
-    for task in options.tasks or tasks:
-        store = root / task
-        command = [sys.executable, "-c", MAIN, "run", *arguments, "--tasks", task, "--scale", options.scale]
-        command += ["--device", options.device, "--set", f"precision={options.precision}", "--out", str(store)]
-        command += ["--no-mix", "--jobs", "1"] if options.alone else []
-        started = time.monotonic()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        seconds = time.monotonic() - started
-        runs, steps = runs_and_steps(store)
-        print(f"| {task} | {runs} | {seconds:.1f} | {1e6 * seconds / max(steps, 1):.1f} |", flush=True)
-        total += seconds
-    print(f"\nall: {total:.0f} s; runs in {root}")
+    tasks = options.tasks or tasks
+    store = options.out or Path(tempfile.mkdtemp(prefix="study-"))
+    command = [sys.executable, "-c", MAIN, "run", *arguments, "--tasks", ",".join(tasks), "--scale", options.scale]
+    command += ["--device", options.device, "--set", f"precision={options.precision}", "--out", str(store)]
+    command += ["--no-mix", "--jobs", "1"] if options.alone else []
+    before = progress(store)[2]
+    started = time.monotonic()
+    code = run_for(command, options.minutes)
+    seconds = time.monotonic() - started
+    runs, ended, after = progress(store)
+    print("| tasks | runs | command, s | member-steps | us a member-step, all in |\n|---|---|---|---|---|")
+    count = f"{ended}" if ended == runs else f"{ended} of {runs}"
+    per_step = f"{1e6 * seconds / (after - before):.1f}" if after > before else ""
+    print(f"| {', '.join(tasks)} | {count} | {seconds:.1f} | {after - before} | {per_step} |\n\nruns in {store}")
+    sys.exit(code if code >= 0 else 128 - code)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Simulated studies of speed and accuracy, of which it is known whether a claim is true: C1 to C8, C11 and C14."""
+"""Simulated studies of speed and accuracy, of which it is known whether a claim is true: C1 to C8 and C11."""
 
 from __future__ import annotations
 
@@ -199,16 +199,4 @@ def c11() -> list[World]:
     ]
 
 
-def c14() -> list[World]:
-    world = partial(World, "C14")
-    text = partial(pair, "next_token")
-    return [
-        world("1x", MIXED, [text(1.0)]),
-        world("1.15x", HOLDS, [text(1.15)]),
-        world("1.3x", HOLDS, [text(1.3)]),
-        world("2x", HOLDS, [text(2.0)]),
-        world("0.7x, 4 points worse", NOT, [text(0.7, topk={"heldout": 0.86})]),
-    ]
-
-
-WORLDS = [world for worlds in (c1, c2, c3, c4, c5, c6, c7, c8, c11, c14) for world in worlds()]
+WORLDS = [world for worlds in (c1, c2, c3, c4, c5, c6, c7, c8, c11) for world in worlds()]

@@ -2,7 +2,7 @@
 
     python benchmarks/verdicts_check.py                       # the tables of docs/verdicts.md, some minutes on one core
     python benchmarks/verdicts_check.py --table claims --repetitions 20000
-    python benchmarks/verdicts_check.py --table open          # the open questions alone, C15 to C18
+    python benchmarks/verdicts_check.py --table open          # the open questions alone, C15 to C22
 
 `claims` and `open` judge simulated runs (simulated_runs.py, verdict_worlds*.py) with the functions that judge real
 ones; `seeds` asks how many a speed-up takes. These take a twentieth of the repetitions. The others are about accuracy:
@@ -29,6 +29,7 @@ from statistics_check import correlated_normals, print_table, print_tables, simu
 from verdict_worlds import WORLDS
 from verdict_worlds_measured import MEASURED_WORLDS
 from verdict_worlds_open import OPEN_WORLDS
+from verdict_worlds_text import OPEN_TEXT_WORLDS, TEXT_WORLDS
 
 SHARE = 20  # of the repetitions that the tables of whole verdicts take
 # What claims too much, by what an endless study would say. Where that is "mixed", "does not hold" is true of the claim
@@ -101,12 +102,12 @@ def rare_table(repetitions: int) -> None:
 
 def claims_table(repetitions: int) -> None:
     """Print how often each outcome is reached in each simulated study of the paper's claims."""
-    worlds_table("Every rule, by what is true", WORLDS + MEASURED_WORLDS, repetitions)
+    worlds_table("Every rule, by what is true", WORLDS + MEASURED_WORLDS + TEXT_WORLDS, repetitions)
 
 
 def open_table(repetitions: int) -> None:
     """Print the same of the open questions."""
-    worlds_table("Every rule of an open question, by what is true", OPEN_WORLDS, repetitions)
+    worlds_table("Every rule of an open question, by what is true", OPEN_WORLDS + OPEN_TEXT_WORLDS, repetitions)
 
 
 def worlds_table(title: str, chosen: Sequence[World], repetitions: int) -> None:

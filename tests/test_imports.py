@@ -59,8 +59,8 @@ ALLOWED: dict[str, set[str]] = {
         "measurements", "analysis", "report",
     },
     "experiments": {
-        "errors", "registry", "execution", "attention", "config", "config_files", "recipes", "tasks", "training",
-        "store", "measurements", "analysis", "report", "archive", "theory",
+        "errors", "registry", "execution", "attention", "config", "config_files", "recipes", "decoders", "tasks",
+        "training", "store", "measurements", "analysis", "report", "archive", "theory",
     },
     "cli": {
         "integrations", "errors", "execution", "tasks", "config_files", "training", "store", "analysis", "report",

@@ -82,7 +82,7 @@ def test_the_ids_of_the_older_recipes_do_not_change(recipe) -> None:
     assert config.run_id(config.task.build()) == IDS[recipe]
 
 
-@pytest.mark.parametrize("command", ["compare", "run"])
+@pytest.mark.parametrize("command", ["compare", "run", "pack"])
 def test_the_command_line_knows_every_recipe(command) -> None:
     refused = CliRunner().invoke(app, [command, "even_pairs", "--recipe", "papr"])
     assert refused.exit_code == 2

@@ -15,7 +15,8 @@ from mkdocs.structure.files import File
 
 RESULTS = Path(__file__).parents[2] / "results"
 SHOWN = {".txt", ".json", ".svg", ".png", ".csv"}
-VERDICTS, FIGURES = "<!-- verdicts -->", "<!-- figures -->"
+VERDICTS, FIGURES, LEVELS = "<!-- verdicts -->", "<!-- figures -->", "<!-- levels -->"
+LEVELS_TITLE = "Speed-up by level of training accuracy"
 NO_VERDICTS = """\
 !!! warning "No verdicts yet"
 
@@ -36,16 +37,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     to_root = "../" * page.file.src_uri.count("/")
     markdown = markdown.replace(f"](../{to_root}results/", f"]({to_root}results/")
     if page.file.src_uri == "evidence.md":
-        markdown = markdown.replace(VERDICTS, verdicts(RESULTS / "paper"))
+        markdown = markdown.replace(VERDICTS, lowered(RESULTS / "paper" / "verdicts.md") or NO_VERDICTS)
+        markdown = markdown.replace(LEVELS, lowered(RESULTS / "paper" / "levels.md") or NO_FIGURES)
         markdown = markdown.replace(FIGURES, figures(RESULTS / "paper" / "figures"))
     return markdown
 
 
-def verdicts(folder: Path) -> str:
-    """The file of verdicts without its title, its headings one level lower."""
-    path = folder / "verdicts.md"
+def lowered(path: Path) -> str:
+    """A file without its title, its headings one level lower; empty where there is none."""
     if not path.exists():
-        return NO_VERDICTS
+        return ""
     _title, _, text = path.read_text(encoding="utf-8").partition("\n")
     return re.sub(r"^#", "##", text, flags=re.MULTILINE).strip()
 
@@ -63,7 +64,8 @@ def _pictures(folder: Path) -> Iterator[str]:
         if path.stem.endswith("-dark"):
             continue
         named = [name for name in titles if path.stem == name or path.stem.startswith(f"{name}-")]
-        title = titles[max(named, key=len)] if named else path.stem
+        by_level = path.stem == "levels" or path.stem.startswith("levels-")
+        title = LEVELS_TITLE if by_level else titles[max(named, key=len)] if named else path.stem
         address = f"results/paper/figures/{path.stem}"
         dark = path.with_name(f"{path.stem}-dark.svg").exists()
         yield f"### {title}"

@@ -9,12 +9,13 @@ biases; AdamW with warm-up and a cosine. With bytes for tokens the embedding is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
 from semfocus.errors import UsageError, unknown
-from semfocus.tasks import get_task
+from semfocus.tasks import Task, get_task
 from semfocus.tasks.registry import task_class
 
 HEAD_WIDTH = 64
@@ -70,19 +71,23 @@ def language(
     if task_class(task).language_size is None:
         raise UsageError(f"size = {size!r} is of language models, and task {task} is none; leave it out")
     chosen = SIZES[size]
-    return _configured(chosen, task, mechanism, seed, options or {}, chosen.steps if steps is None else steps)
+    return configured(chosen, task, mechanism, seed, options or {}, chosen.steps if steps is None else steps)
 
 
 def smallest(task: str, mechanism: str, seed: int, options: dict[str, Any] | None = None) -> RunConfig:
     """A moment's work: one block of width 16, rows of 24 tokens, 6 steps."""
     size = Size(blocks=1, d_model=16, length=24, batch_size=4, steps=6, lr=4e-3, evaluated_rows=4)
-    return _configured(size, task, mechanism, seed, options or {}, size.steps)
+    return configured(size, task, mechanism, seed, options or {}, size.steps)
 
 
-def _configured(size: Size, task: str, mechanism: str, seed: int, options: dict[str, Any], steps: int) -> RunConfig:
+def configured(
+    size: Size, task: str, mechanism: str, seed: int, options: dict[str, Any], steps: int | None = None,
+    build: Callable[..., Task] = get_task,
+) -> RunConfig:  # fmt: skip
+    """The run of a language model of any size; without `steps`, of as many as the size says."""
     own = {"length": size.length} | ({} if size.tokenizer == "bytes" else {"tokenizer": size.tokenizer})
-    built = get_task(task, **own | options)
-    wanted = steps * size.batch_size
+    built = build(task, **own | options)
+    wanted = (size.steps if steps is None else steps) * size.batch_size
     there = built.size("train") or wanted
     readings = -(-wanted // there)  # epochs
     rows = -(-wanted // readings)
@@ -96,34 +101,44 @@ def _configured(size: Size, task: str, mechanism: str, seed: int, options: dict[
             heldout_rows=min(evaluated, built.size("heldout") or evaluated),
         ),
         attention=AttentionConfig(mechanism=mechanism),
-        model=ModelConfig(
-            blocks=size.blocks,
-            d_model=size.d_model,
-            heads=max(1, size.d_model // HEAD_WIDTH),
-            head_width="split",
-            d_mlp=4 * size.d_model,
-            activation="relu2",
-            norm_function="rmsnorm",
-            final_norm=True,
-            biases=False,
-            tied_head=True,
-            init="normal",
-            positions="rope",
-            dropout=0.0,
-        ),
-        training=TrainingConfig(
-            epochs=readings,
-            batch_size=size.batch_size,
-            optimizer="adamw",
-            lr=size.lr,
-            decay=1.0,
-            schedule="cosine",
-            warmup=0.03,
-            final_lr=0.1,
-            beta2=0.95,
-            weight_decay=0.1,
-            clip=1.0,
-            evaluated_rows=min(evaluated, rows),
-        ),
+        model=model_of(size),
+        training=training_of(size, readings, min(evaluated, rows)),
         seed=seed,
+    )
+
+
+def model_of(size: Size) -> ModelConfig:
+    """The decoder of a size."""
+    return ModelConfig(
+        blocks=size.blocks,
+        d_model=size.d_model,
+        heads=max(1, size.d_model // HEAD_WIDTH),
+        head_width="split",
+        d_mlp=4 * size.d_model,
+        activation="relu2",
+        norm_function="rmsnorm",
+        final_norm=True,
+        biases=False,
+        tied_head=True,
+        init="normal",
+        positions="rope",
+        dropout=0.0,
+    )
+
+
+def training_of(size: Size, epochs: int, evaluated_rows: int) -> TrainingConfig:
+    """The optimiser and schedule that all sizes share."""
+    return TrainingConfig(
+        epochs=epochs,
+        batch_size=size.batch_size,
+        optimizer="adamw",
+        lr=size.lr,
+        decay=1.0,
+        schedule="cosine",
+        warmup=0.03,
+        final_lr=0.1,
+        beta2=0.95,
+        weight_decay=0.1,
+        clip=1.0,
+        evaluated_rows=evaluated_rows,
     )

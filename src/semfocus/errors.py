@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import operator
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -82,6 +84,12 @@ def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> Us
     return UsageError(f"unknown {kind} {name!r}{guess} known: {', '.join(names) or 'none'}{hint}")
 
 
+def nearby(path: Path) -> str:
+    """Return a path relative to the working directory where it is below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
 def printable(text: str) -> str:
     r"""Return a text in which control characters and halves of surrogate pairs stand as escapes; lines stay.
 
@@ -93,6 +101,16 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return the path with `~` replaced by a home folder; a UsageError where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UsageError(
+            f"{str(path)!r:.100} begins with a user that this machine does not know; write ./~..."
+        ) from None
 
 
 def check_int(name: str, value: Any, at_least: int | None = None, at_most: int | None = None) -> int:

@@ -38,7 +38,7 @@ def load_plugin(name: str) -> None:
     """Import one plugin by its module name, or by the path of its file."""
     path = Path(name)
     is_file = path.suffix == ".py" or os.sep in name
-    if is_file and not path.is_file():
+    if is_file and not os.path.isfile(path):
         raise UsageError(f"plugin {name!r} is not a file; give the path of a Python file, or the name of a module")
     module, folder = (path.stem, path.parent) if is_file else (name, Path.cwd())
     if str(folder.absolute()) not in sys.path:

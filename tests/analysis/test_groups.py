@@ -28,6 +28,17 @@ def test_runs_of_other_settings_never_share_a_group_and_groups_are_named_by_what
     assert all(group.comparison.seeds == 3 for group in groups)
 
 
+def test_given_data_are_named_by_their_objective_and_not_by_its_option_too() -> None:
+    """The option that stands at its default is not recorded: groups were called `metrics none`."""
+    one, other = records(seeds=2, mechanisms=["full"])
+    for record in (one, other):
+        record.config["data"] = {"task": "file", "sha256": "ab" * 32, "options": {}}
+    other.config["data"] = {**other.config["data"], "options": {"metrics": "balanced"}}
+    other.config["objective"] = "balanced_classification"
+    names = [group.details for group in group_records([one, other]).groups]
+    assert names == ["objective balanced_classification", "objective classification"]
+
+
 def test_labels_and_where_a_file_lies_do_not_tell_groups_apart() -> None:
     one, other = records(seeds=2, mechanisms=["full"])
     other.config["label"] = "second"

@@ -36,7 +36,7 @@ def test_a_store_is_read_once_and_may_be_gone_afterwards(root: Path) -> None:
     assert [len(group.records) for group in results.groups] == [2, 2]
     assert [group.comparison for group in results.groups] == results.comparisons
     assert results.measurements is measurements
-    assert len(results.verdicts) == 18
+    assert len(results.verdicts) == 22
     assert results.verdicts is results.verdicts
     assert results.faults == []
     assert len(results.overview()) == 4

@@ -10,7 +10,8 @@ FEW = 15
 @pytest.fixture(scope="module")
 def shares(verdict_simulation):
     """The share of repetitions with each outcome, of the simulated study of this name."""
-    every = verdict_simulation.WORLDS + verdict_simulation.MEASURED_WORLDS + verdict_simulation.OPEN_WORLDS
+    kinds = ("WORLDS", "MEASURED_WORLDS", "TEXT_WORLDS", "OPEN_WORLDS", "OPEN_TEXT_WORLDS")
+    every = [world for kind in kinds for world in getattr(verdict_simulation, kind)]
     worlds = {world.key: world for world in every}
     return lambda name: verdict_simulation.outcomes(worlds[name], FEW)
 
@@ -46,12 +47,27 @@ def test_an_intervention_tells_cause_from_company(shares, name: str, outcome: st
         ("C16/2x, 1x under sigmoid alone", "does not hold"),
         ("C17/15 points less than full and the others", "does not hold"),
         ("C18/n^0.25 and n^0.40", "does not hold"),
+        ("C14/2x in the figures, 1.2x in pre-training", "holds"),
+        ("C14/0.7x and 4 points worse; 0.9x and 3 % worse", "does not hold"),
+        ("C19/1.2x with every arm, the band 0.8x", "holds"),
+        ("C19/1.2x but topk:32, 0.9x; the band 0.8x", "mixed"),
+        ("C19/0.9x and 3 % worse, the band 1.2x", "does not hold"),
+        ("C20/1.3x, 1.2x, 1.1x, 1.02x", "holds"),
+        ("C20/1.02x, 1.1x, 1.2x, 1.3x", "does not hold"),
+        ("C21/0.5x", "does not hold"),
+        ("C22/both 1.5x sooner", "holds"),
     ],
 )
-def test_open_questions_are_answered_where_effects_are_large(shares, name: str, outcome: str) -> None:
+def test_questions_are_answered_where_effects_are_large(shares, name: str, outcome: str) -> None:
     assert shares(name)[outcome] == 1
 
 
-@pytest.mark.parametrize("name", ["C15/no lead of top-5", "C17/all guess"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "C15/no lead of top-5", "C17/all guess", "C20/1.3x and 1.1x at two sizes", "C21/no arm learns to recall",
+        "C22/no head copies",
+    ],
+)  # fmt: skip
 def test_open_questions_stay_open_where_there_is_nothing_to_compare(shares, name: str) -> None:
     assert shares(name)["not decided"] == 1

@@ -1,4 +1,4 @@
-"""C6, C7, C8 and C14 on runs made by hand: C1 and C5 under other settings, and on text."""
+"""C6, C7 and C8 on runs made by hand: C1 and C5 under other settings."""
 
 from __future__ import annotations
 
@@ -131,18 +131,3 @@ def test_a_run_that_diverged_never_gets_there_and_has_no_say_in_the_level() -> N
     assert part.decision == "no"
     both_lost = _race(*[((1.5, 1.4, 1.2, math.inf), (0.1, 0.01, 0.001, math.inf))] * 6)
     assert both_lost.decision == "undecided"
-
-
-def test_c14_compares_losses_on_a_next_token_task_and_needs_one() -> None:
-    def text(full: float, topk: float, heldout: float = 0.3) -> list[Record]:
-        more = {"at": None, "heldout_at": 1}
-        return [
-            run("next_token", mechanism, seed, loss_at=at + seed % 3, heldout=level, **more)
-            for seed in range(10)
-            for mechanism, at, level in (("full", full, 0.3), ("topk:5", topk, heldout))
-        ]
-
-    assert verdict("C14", text(60, 20)).outcome == "holds"
-    assert verdict("C14", text(60, 20, heldout=0.2)).outcome == "mixed"
-    assert verdict("C14", text(20, 60, heldout=0.2)).outcome == "does not hold"
-    assert "called next_token" in verdict("C14", both(60, 20)).because

@@ -133,8 +133,8 @@ def test_the_guide_has_every_rule_word_for_word() -> None:
 
 
 def test_judge_gives_every_claim_once_and_in_order() -> None:
-    assert [verdict.claim for verdict in judge([])] == [f"C{i}" for i in range(1, 19)]
-    assert [verdict.claim for verdict in judge([]) if verdict.is_open_question] == ["C15", "C16", "C17", "C18"]
+    assert [verdict.claim for verdict in judge([])] == [f"C{i}" for i in range(1, 23)]
+    assert [verdict.claim for verdict in judge([]) if verdict.is_open_question] == [f"C{i}" for i in range(15, 23)]
     assert {verdict.outcome for verdict in judge([])} == {"not decided"}
     assert all(claim.rule and claim.statement.endswith(".") for claim in CLAIMS)
 

@@ -119,6 +119,65 @@ def test_a_run_that_got_further_replaces_ours_and_one_that_is_behind_does_not(tm
     assert len(unpack(late, home).ids("same")) == 2
 
 
+def test_archives_of_several_sittings_come_together_in_one_command_whatever_their_order(tmp_path: Path) -> None:
+    store = stopped(tmp_path / "runs", at=5)
+    (done,) = trained([tiny(3)], store.root)
+    early = pack(store, tmp_path / "sitting-1.tar.xz", unfinished=True).paths
+    resume(unfinished(store), Runtime())
+    late = pack(store, tmp_path / "sitting-2.tar.xz").paths  # has all of the first again, and two runs further on
+    for place, paths in enumerate(([*early, *late], [*late, *early])):
+        home = RunStore(tmp_path / f"home-{place}")
+        merged = unpack(paths, home)
+        assert len(merged.ids("added")) == len(merged.fates) == 3
+        for entry in home.entries():
+            assert entry.state == "done"
+            assert files_of(home.open(entry.name)) == files_of(store.open(entry.name), "checkpoints")
+    assert unpack([*early, *late], home).fates[done.id] == "same"
+
+
+def test_with_the_newest_checkpoint_alone_a_cohort_goes_on_from_where_all_of_it_was(tmp_path: Path) -> None:
+    store = stopped(tmp_path / "runs", at=10)
+    ahead, behind = (RunDirectory(entry.path) for entry in store.entries())
+    newest, before = ahead.checkpoint_steps()
+    shutil.rmtree(behind.path / "checkpoints" / str(newest))  # killed between two saves
+    packed, _, home = moved(store, tmp_path / "home", unfinished=True, checkpoints="newest")
+    assert [home.open(run.id).checkpoint_steps() for run in (ahead, behind)] == [[before], [before]]
+    whole = pack(store, tmp_path / "whole.tar.xz", unfinished=True)
+    assert packed.bytes < whole.bytes
+    resume(unfinished(home), Runtime())
+    expected = trained(PAIR, tmp_path / "undisturbed")
+    assert_same_bits([home.open(run.id) for run in expected], expected)
+
+
+def test_a_run_trained_twice_takes_the_place_of_ours_when_asked_for_and_costs_no_measurement(tmp_path: Path) -> None:
+    runs = trained([tiny(seed, epochs=1) for seed in (1, 2)], tmp_path / "runs")
+    write_measurement(runs[0], "dispersion", {"k": 5})
+    trained([tiny(seed, epochs=1) for seed in (1, 2)], tmp_path / "home")
+    home = RunStore(tmp_path / "home")
+    write_measurement(home.open(runs[1].id), "kept_keys", {"k": 5})
+    archive = pack(RunStore(tmp_path / "runs"), tmp_path / "a.tar.xz").paths
+    merged = unpack(archive, home, replace=True)
+    assert merged.fates == {runs[0].id: "replaced", runs[1].id: "refused"}
+    assert "kept_keys" in merged.why[runs[1].id]
+    assert files_of(home.open(runs[0].id)) == files_of(runs[0], "checkpoints")
+
+
+def test_what_is_left_out_and_refused_is_told_by_reason_and_not_run_by_run(tmp_path: Path) -> None:
+    runs = trained([tiny(seed, epochs=1) for seed in range(6)], tmp_path / "runs")
+    archive = tmp_path / "a.tar.xz"
+    pack(RunStore(tmp_path / "runs"), archive)
+    trained([tiny(seed, epochs=1) for seed in range(6)], tmp_path / "home")  # the same again: another clock
+    with pytest.raises(CorruptData, match=r"6 runs are refused.* and 3 more: .*another timing.jsonl") as refused:
+        unpack([archive], RunStore(tmp_path / "home")).raise_if_refused()
+    assert str(refused.value).count("timing.jsonl") == 1
+    assert "--replace" in str(refused.value)
+    for run in runs[1:]:
+        (run.path / "status.json").unlink()
+    told = CliRunner().invoke(app, ["pack", str(tmp_path / "runs"), "--out", str(archive)]).stderr
+    assert told.count("left out") == 1
+    assert " and 2 more: " in told
+
+
 def test_rows_after_the_last_checkpoint_do_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
     early = pack(stopped(tmp_path / "runs", at=5), tmp_path / "early.tar.xz", unfinished=True).paths
     resume(unfinished(RunStore(tmp_path / "runs")), Runtime())

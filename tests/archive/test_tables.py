@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import lzma
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -43,6 +45,45 @@ def test_results_of_the_tables_equal_those_of_the_store_to_the_bit(tmp_path: Pat
         assert files_of(RunDirectory(tmp_path / "again" / run.id)) == files_of(run, "checkpoints")
     assert [v.to_dict() for v in results.verdicts] == [v.to_dict() for v in expected.verdicts]
     read_published(tmp_path / "paper", RunStore(tmp_path / "again"))  # the runs that are there are found to be equal
+
+
+def with_last_row(run: RunDirectory, change: Callable[[dict[str, Any]], dict[str, Any]], **facts: Any) -> None:
+    """One more evaluation, of other fields than those before it, and a last status that knows of it."""
+    with run.lock() as writer:
+        writer.append_metrics(change({**writer.metrics()[-1], "step": 99}))
+        before = {name: value for name, value in (writer.status() or {}).items() if name != "state"}
+        writer.write_status("done", **before | {"step": 99, **facts})
+
+
+def assert_published_to_the_bit(runs: list[RunDirectory], tmp_path: Path) -> None:
+    assert publish(RunStore(tmp_path / "runs"), tmp_path / "paper").left_out == {}
+    read_published(tmp_path / "paper", RunStore(tmp_path / "again"))
+    for run in runs:
+        assert files_of(RunDirectory(tmp_path / "again" / run.id)) == files_of(run, "checkpoints")
+
+
+def test_runs_with_fields_of_their_own_come_back_with_each_field_in_its_place(tmp_path: Path) -> None:
+    runs = trained([tiny(seed) for seed in (1, 2, 3)], tmp_path / "runs")
+    with_last_row(runs[0], lambda row: {"epoch": 3, "bits": 1.5, **row})
+    with_last_row(runs[1], lambda row: {"epoch": 3, "step": 99, "entropy": 0.5, **row, "last": 1})
+    with_last_row(runs[2], lambda row: {"first": 0, "epoch": 3, "bits": 1.0, "step": 99, "entropy": 0.5, **row})
+    assert_published_to_the_bit(runs, tmp_path)
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_a_run_whose_fields_stand_in_a_contrary_order_is_left_out_by_name(tmp_path: Path, odd: int) -> None:
+    runs = sorted(trained([tiny(seed) for seed in (1, 2, 3)], tmp_path / "runs"), key=lambda run: run.id)
+    with_last_row(runs[odd], lambda row: dict(reversed(row.items())))
+    written = publish(RunStore(tmp_path / "runs"), tmp_path / "paper")
+    assert "another order" in written.left_out[runs[odd].id]
+    assert len(read_published(tmp_path / "paper", RunStore(tmp_path / "again")).records) == 2
+
+
+def test_long_texts_and_line_ends_of_other_systems_come_back(tmp_path: Path) -> None:
+    runs = trained([tiny(1)], tmp_path / "runs")
+    odd = "a\r\nb\rc"
+    with_last_row(runs[0], lambda row: {**row, "note": "x" * 200_000, odd: odd}, device_name=odd, log="y" * 200_000)
+    assert_published_to_the_bit(runs, tmp_path)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -97,6 +138,7 @@ def test_rows_of_a_run_that_is_not_listed_are_refused(tmp_path: Path) -> None:
         (RUNS, b"id\nabc\n"),
         (EVALUATIONS, b""),
         (MEASUREMENTS, b"[1]\n"),
+        (RUNS, b"run,state\rx,\n"),
         (MEASUREMENTS, b'{"run": "abc", "file": "x", "base64": "?"}\n'),
     ],
 )
@@ -162,6 +204,8 @@ def test_the_commands_take_a_study_from_one_store_to_verdicts_figures_and_page(t
     text = call("rebuild", tmp_path / "paper", "--out", tmp_path / "build", "--scale", "smoke")
     assert "figure_1: 6 of 180 runs" in text
     assert "controls" not in text, "half a comparison is no figure"
+    assert "table_6" not in text, "its runs are there, and nothing that it draws was measured"
+    assert "## even_pairs" not in (tmp_path / "paper" / "levels.md").read_text(), "one seed is no comparison"
     assert (tmp_path / "paper" / "figures" / "figure_1.svg").exists()
     assert "| C1 | not decided, 1 of 8 parts run" in (tmp_path / "paper" / "verdicts.md").read_text()
     assert (tmp_path / "build" / "report.html").exists()

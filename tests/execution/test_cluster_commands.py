@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -88,4 +89,14 @@ def test_a_dry_run_knows_the_machines(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "at best with 2 at a time" in done.stdout
-    assert "on 1 machine: 2 CPUs, no GPU; 2 cohorts at a time" in done.stdout
+    assert "on 1 machine: 2 CPUs, no GPU; 6 cohorts, 2 at a time" in done.stdout
+
+
+def test_a_dry_run_counts_on_no_more_jobs_than_there_are_cohorts(tmp_path: Path) -> None:
+    pytest.importorskip("submitit", reason="submitit is not installed: pip install 'semfocus[cluster]'")
+    command = ["compare", *SMALL, "--dry-run", "--out", str(tmp_path), "--executor", "slurm-local:workers=50"]
+    shown = CliRunner().invoke(app, command).stdout
+    assert "at best with 2 at a time" in shown
+    assert "on this machine: 50 jobs at a time; 2 cohorts, 2 at a time" in shown
+    values = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert (values["at_a_time"], values["tasks"][0]["waiting"]) == (2, 2)

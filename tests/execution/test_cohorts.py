@@ -62,12 +62,26 @@ def test_a_cohort_is_no_larger_than_asked_for(tmp_path: Path) -> None:
     assert [len(_cohort(config, tmp_path)) for config in configs] == [2, 2, 2, 2, 1]
 
 
+def test_cohorts_of_single_runs_come_seed_by_seed_where_they_were_asked_for_so(tmp_path: Path) -> None:
+    """Cut off after some of them, the mechanisms of a seed are there or missing together."""
+    configs = [tiny(seed, mechanism) for seed in (1, 2, 3) for mechanism in ("full", "topk:3", "banded:3")]
+    formed = form_cohorts(plan_jobs(configs, RunStore(tmp_path)), runtime(cohort_size=1))
+    assert [job.config for cohort in formed for job in cohort] == configs
+
+
 def test_a_cohort_is_cut_to_what_memory_holds() -> None:
     config = tiny()
     task = config.task.build()
     whole = cohort_limit(config, task, "cpu", {"cpu": 2**31})
     assert cohort_limit(config, task, "cpu", {"cpu": 2**29}) == whole // 4 > 1
     assert cohort_limit(config, task, "cpu", {"cpu": 1}) == 1
+
+
+def test_what_memory_splits_is_split_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semfocus.execution.cohorts.cohort_limit", lambda *args: 9)
+    jobs = plan_jobs([tiny(seed) for seed in range(20)], RunStore(tmp_path))
+    assert [len(cohort) for cohort in form_cohorts(jobs, runtime())] == [7, 7, 6]
+    assert [len(cohort) for cohort in form_cohorts(jobs[:9], runtime())] == [9]
 
 
 def test_finished_runs_are_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,14 @@ import pytest
 
 from semfocus.archive.contents import read_files
 from semfocus.archive.parcel import unwrap, wrap
-from semfocus.errors import CorruptData, Locked, UsageError
+from semfocus.errors import CorruptData, Locked, StorageError, UsageError
 from semfocus.execution import train
-from semfocus.execution.cluster import dispatcher as dispatcher_module
-from semfocus.execution.cluster.dispatcher import DifferentBuilds, Dispatcher, LostWorker, Settings
+from semfocus.execution.cluster import flights, packing
+from semfocus.execution.cluster.dispatcher import Dispatcher
 from semfocus.execution.cluster.flights import shortest_first
-from semfocus.execution.cluster.messages import Adopted, Gone, Message, Work
+from semfocus.execution.cluster.losing import LostWorker
+from semfocus.execution.cluster.messages import Adopted, DifferentBuilds, Gone, Message, Work
+from semfocus.execution.cluster.packing import Settings
 from semfocus.execution.cohorts import open_runs, plan_jobs
 from semfocus.store import RunStore
 from semfocus.store.board import open_board, read_boards
@@ -60,8 +62,8 @@ class MadeUp:
     def forget(self, attempt: str) -> None:
         self.forgotten.append(attempt)
 
-    def avoid(self, node: str) -> None:
-        self.avoided.append(node)
+    def avoid(self, place: str) -> None:
+        self.avoided.append(place)
 
     def detach(self) -> bool:
         return False
@@ -71,7 +73,7 @@ class MadeUp:
 
     def begin(self, work: Work, node: str = "one", torch: str | None = None) -> None:
         versions = work.versions | ({"torch": torch} if torch else {})
-        self.say(work, "began", node=node, pid=1, device="cpu", versions=versions)
+        self.say(work, "began", node=node, place=f"id of {node}", pid=1, device="cpu", versions=versions)
 
     def bring(self, work: Work, ids: Sequence[str] | None = None, checkpoints: str = "kept") -> None:
         runs = [RunStore(self.finished).open(run_id) for run_id in ids or work.ids]
@@ -178,17 +180,49 @@ def test_a_lost_worker_is_replaced_and_what_it_brings_later_is_refused(tmp_path:
     bench.assert_all_there()
 
 
-def test_a_run_that_was_not_asked_of_a_worker_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["another run", "a flipped bit"])
+def test_what_a_sick_machine_brings_is_refused_and_its_runs_are_trained_elsewhere(tmp_path: Path, fault: str) -> None:
     bench = Bench(tmp_path)
 
+    def bring_wrong(work: Work) -> None:
+        bench.engine.on_submit = bench.engine.succeed
+        bench.engine.begin(work, "sick")
+        if fault == "another run":
+            bench.engine.bring(work, [job.id for job in bench.jobs if job.id not in work.ids])
+            return
+        bench.engine.bring(work)
+        message = bench.engine.said.pop()
+        assert isinstance(message, Message)
+        parcel = bytearray(message.parcel or b"")
+        parcel[len(parcel) // 2] ^= 1
+        bench.engine.said.append(Message(work.attempt, "runs", {}, bytes(parcel)))
+
+    bench.engine.on_submit = bring_wrong
+    with pytest.warns(LostWorker, match="on sick that trained .* brought what is refused .*: they go on"):
+        assert bench.run() == []
+    bench.assert_all_there()
+
+
+def test_a_run_that_is_refused_again_and_again_is_given_up_with_the_reason(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, retries=2)
+    culprit = bench.jobs[0].id
+    other = bench.jobs[2].id
+
     def wrong(work: Work) -> None:
-        bench.engine.begin(work)
-        bench.engine.bring(work, [job.id for job in bench.jobs if job.id not in work.ids])
+        bench.engine.begin(work, "sick")
+        if culprit in work.ids:
+            bench.engine.bring(work, [other])
+        else:
+            bench.engine.bring(work)
+            bench.engine.say(work, "ended", failed=[], held=[])
 
     bench.engine.on_submit = wrong
-    with pytest.raises(CorruptData, match="which it was not given"):
-        bench.run()
-    assert all(job.state == "new" for job in bench.jobs)
+    with pytest.warns(LostWorker):
+        assert bench.run() == [culprit]
+    assert [job.state for job in bench.jobs] == ["failed", "done", "done", "done"]
+    reason = (bench.jobs[0].run.status() or {})["reason"]
+    assert f"brings run {other}, which it was not given), 2 times in a row" in reason
+    assert "memory" not in reason
 
 
 def test_a_cohort_that_is_lost_again_and_again_is_split_and_the_run_at_fault_alone_given_up(tmp_path: Path) -> None:
@@ -289,8 +323,23 @@ def test_a_machine_whose_disk_is_full_gets_nothing_more(tmp_path: Path) -> None:
     bench.engine.on_submit = full_disk
     with pytest.warns(LostWorker, match="cannot store runs and gets no more of them"):
         assert bench.run() == []
-    assert bench.engine.avoided == ["full-disk"]
+    assert bench.engine.avoided == ["id of full-disk"]
     bench.assert_all_there()
+
+
+def test_when_every_disk_is_full_the_study_ends_with_that(tmp_path: Path) -> None:
+    """Each try would fill time, and in the end runs would be called too large for memory."""
+    bench = Bench(tmp_path)
+
+    def full_disk(work: Work) -> None:
+        bench.engine.begin(work, "the-last")
+        bench.engine.room = 0
+        bench.engine.say(work, "raised", kind="StorageError", text="cannot write x: No space left", trace="...")
+
+    bench.engine.on_submit = full_disk
+    with pytest.raises(StorageError, match="on the-last: cannot write x: No space left; no other machine is left"):
+        bench.run()
+    assert all(job.run.holder() is None for job in bench.jobs)
 
 
 def test_a_worker_whose_runs_did_not_arrive_has_not_ended(tmp_path: Path) -> None:
@@ -403,21 +452,30 @@ def test_locks_are_given_back_when_a_run_cannot_be_read_to_be_sent(
     def torn(run: Any, checkpoints: str) -> Any:
         raise CorruptData("torn")
 
-    monkeypatch.setattr(dispatcher_module, "read_files", torn)
+    monkeypatch.setattr(packing, "read_files", torn)
     with pytest.raises(CorruptData, match="torn"):
         bench.run()
     assert all(job.run.holder() is None for job in bench.jobs)
 
 
-def test_a_small_cohort_gets_a_part_of_a_gpu_and_a_large_one_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (0, {2: 1.0, 4: 0.5, 9: 0.25, 100: 0.125}),
+        (1, {2: 1.0, 4: 0.5, 9: 0.5, 100: 0.5}),  # two cohorts: half of it is enough for each
+        (2, {2: 1.0, 4: 1.0, 9: 1.0, 100: 1.0}),  # a part would leave the other one idle
+    ],
+)
+def test_a_small_cohort_gets_a_part_of_a_gpu_where_there_are_more_cohorts_than_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, expected: dict[int, float]
 ) -> None:
     bench = Bench(tmp_path, device="cuda")
+    bench.engine.slots = lambda share: int(gpus / share)  # type: ignore[method-assign]
     shares = {}
     for limit in (2, 4, 9, 100):
-        monkeypatch.setattr(dispatcher_module, "cohort_limit", lambda config, task, device, limit=limit: limit)
+        monkeypatch.setattr(flights, "cohort_limit", lambda config, task, device, limit=limit: limit)
         shares[limit] = bench.dispatcher()._share(bench.jobs[:2])
-    assert shares == {2: 1.0, 4: 0.5, 9: 0.25, 100: 0.125}
+    assert shares == expected
     assert Dispatcher(bench.cohorts, bench.store, runtime(), bench.engine, Settings(True), print)._share([]) == 1.0
 
 
@@ -427,7 +485,7 @@ def test_as_many_cohorts_go_out_as_find_room_by_their_share(tmp_path: Path, monk
     asked: list[float] = []
     bench.engine.slots = lambda share: asked.append(share) or 1  # type: ignore[method-assign, func-returns-value]
     bench.engine.on_submit = lambda work: None
-    monkeypatch.setattr(dispatcher_module, "cohort_limit", lambda *args: 1)
+    monkeypatch.setattr(flights, "cohort_limit", lambda *args: 1)
     dispatcher = bench.dispatcher()
     with open_board(bench.store.root, "test") as dispatcher.board:
         dispatcher._submit()

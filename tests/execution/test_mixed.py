@@ -11,9 +11,11 @@ import torch
 from semfocus.config import RunConfig
 from semfocus.execution import train
 from semfocus.execution.cohorts import form_cohorts, plan_jobs
+from semfocus.experiments.registry import studies
+from semfocus.experiments.run import plan
 from semfocus.store import RunStore
 from semfocus.training import Progress
-from semfocus.training.cohort import Cohort
+from semfocus.training.cohort import Cohort, spec_of
 from semfocus.training.objective import SPLITS
 from tests.training.helpers import run_of, runtime, states, tensors, tiny, trained
 
@@ -109,3 +111,49 @@ def test_one_mechanism_is_split_over_the_processes_of_a_cpu(tmp_path: Path) -> N
     assert _cohorts(configs, tmp_path, jobs=2) == [["full"] * 3] * 2
     assert sorted(map(len, _cohorts([*configs, tiny(9, "topk:3")], tmp_path, jobs=4))) == [1, 1, 2, 3]
     assert _cohorts(configs[:1], tmp_path, jobs=2) == [["full"]]
+
+
+def test_a_cohort_that_was_split_learns_what_it_learns_whole(tmp_path: Path) -> None:
+    configs = [tiny(seed, "topk:3", model={"dropout": 0.1}) for seed in range(4)]
+    whole = trained(configs, tmp_path / "whole")
+    train(
+        configs, tmp_path / "split", runtime(jobs=2), executor="serial"
+    )  # as two processes would, one after the other
+    for run, config in zip(whole, configs, strict=True):
+        split = run_of(config, tmp_path / "split")
+        assert len((split.status() or {})["cohort"]) == 2
+        assert len((run.status() or {})["cohort"]) == 4
+        torch.testing.assert_close(tensors(split)["parameters"], tensors(run)["parameters"], rtol=1e-4, atol=1e-6)
+        for row, expected in zip(split.metrics(), run.metrics(), strict=True):
+            assert [row[f"{name}_loss"] for name in SPLITS] == pytest.approx(
+                [expected[f"{name}_loss"] for name in SPLITS]
+            )
+
+
+def test_a_driver_without_a_gpu_mixes_for_machines_that_have_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A laptop or a login node: what no fused kernel serves stays apart, as on a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    jobs = plan_jobs([*_members(), tiny(1, "topk:3", model={"d_mlp": 200})], RunStore(tmp_path))
+    assert sorted(map(len, form_cohorts(jobs, runtime(), "cuda"))) == [1, 8]
+    keys = {name: runtime().mixing_key(spec_of(tiny(1, name), jobs[0].task), "cuda") for name in ("full", "fast:2")}
+    assert (keys["full"][-1], keys["fast:2"][-1]) == (True, False)
+
+
+def test_a_cohort_is_split_until_each_gpu_of_a_cluster_has_a_part(tmp_path: Path) -> None:
+    jobs = plan_jobs(_members(), RunStore(tmp_path))
+    assert [len(cohort) for cohort in form_cohorts(jobs, runtime(), "cuda", 3)] == [2, 2, 4]
+    assert [len(cohort) for cohort in form_cohorts(jobs, runtime(), "cuda", 100)] == [1] * 8
+    assert [len(cohort) for cohort in form_cohorts(jobs, runtime(cohort_size=4), "cuda", 100)] == [4, 4]
+
+
+def test_every_study_forms_cohorts_for_gpus_that_the_driver_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for study in studies():
+        jobs = plan(study.experiment(seeds=1), tmp_path).jobs
+        cohorts = form_cohorts(jobs, runtime(), "cuda", 8)
+        assert {job.id for cohort in cohorts for job in cohort} == {job.id for job in jobs}
+        assert len(cohorts) >= min(8, len({job.id for job in jobs}))

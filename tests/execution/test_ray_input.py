@@ -18,7 +18,7 @@ from semfocus.archive.parcel import unwrap, wrap
 from semfocus.config import TaskConfig
 from semfocus.errors import CorruptData, MissingExtra, UsageError
 from semfocus.execution import ray_executor
-from semfocus.execution.cluster import on_ray, ray_access, ray_connection
+from semfocus.execution.cluster import ray_access, ray_connection
 from semfocus.execution.cluster.data_files import local_path, sha256_of
 from semfocus.execution.cluster.messages import Message, NobodyListens, Work, new_attempt, versions
 from semfocus.execution.cluster.worker import Attempt
@@ -353,17 +353,6 @@ def test_a_worker_names_runs_that_somebody_else_holds(tmp_path: Path) -> None:
     with jobs[0].run.lock():
         last = last_word(work([tiny(1), tiny(2)], root=str(tmp_path), board=str(tmp_path / "none")))
     assert last.body == {"failed": [], "held": [jobs[0].id]}
-
-
-def test_a_full_mailbox_keeps_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "MAX_BACKLOG", 3)
-    mailbox = on_ray.Mailbox()
-    assert mailbox.tell("a", [("one", None)] * 3)
-    assert mailbox.tell("a", [("beat", None), ("runs", b"1")])
-    mailbox.stop(["b"])
-    assert not mailbox.tell("b", [("runs", b"2")])
-    assert mailbox.take() == [("one", None)] * 3 + [("runs", b"1"), ("runs", b"2")]
-    assert mailbox.take() == []
 
 
 def test_data_files_are_brought_once_and_checked(tmp_path: Path) -> None:

@@ -10,14 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from semfocus.errors import UsageError
 from semfocus.execution.cluster import slurm_jobs
 from semfocus.execution.cluster.messages import Gone, Message, Work, new_attempt, versions
 from semfocus.execution.cluster.shared_disk import lock_problem, unseen_lock
-from semfocus.execution.cluster.slurm_jobs import SlurmAttempt, SlurmOptions, SlurmTransport
-from semfocus.store import atomic
+from semfocus.execution.cluster.slurm_attempt import WORDS, SlurmAttempt
+from semfocus.execution.cluster.slurm_jobs import JobsRefused, SlurmOptions, SlurmTransport
+from semfocus.execution.cohorts import open_runs, plan_jobs
+from semfocus.store import RunStore, atomic
 from semfocus.store.board import BOARD, open_board
 from tests.training.helpers import runtime, tiny
 
@@ -90,6 +94,16 @@ class Jobs:
         return "".join(f"{job} {state}\n" for job, state in self.alive.items()) if command[0] == "squeue" else ""
 
     def submit(self, job: str) -> SlurmAttempt:
+        attempt = self.wait()
+        self.transport.waiting.clear()
+        self.transport.jobs[attempt] = job
+        folder = self.transport.folder / attempt
+        atomic.write_json(folder / slurm_jobs.JOB, {"job": job})
+        self.alive[job] = "R"
+        return SlurmAttempt(str(folder))
+
+    def wait(self) -> str:
+        """An attempt that is to be submitted."""
         config = tiny()
         work = Work(
             attempt=new_attempt(), ids=[config.run_id(config.task.build())], configs=[config.model_dump(mode="json")],
@@ -97,12 +111,7 @@ class Jobs:
             plugins=[], path=[], hand_back=False,
         )  # fmt: skip
         self.transport.submit(work, None, 1.0)
-        self.transport.waiting.clear()
-        self.transport.jobs[work.attempt] = job
-        folder = self.transport.folder / work.attempt
-        atomic.write_json(folder / slurm_jobs.JOB, {"job": job})
-        self.alive[job] = "R"
-        return SlurmAttempt(str(folder))
+        return work.attempt
 
     def poll(self) -> list[tuple[str, str]]:
         words = self.transport.poll(0.0)
@@ -143,7 +152,7 @@ def test_half_a_line_of_a_job_that_was_killed_does_not_hide_the_next(
 ) -> None:
     jobs = Jobs(tmp_path, monkeypatch)
     job = jobs.submit("1")
-    words = Path(job.folder) / slurm_jobs.WORDS
+    words = Path(job.folder) / WORDS
     words.write_bytes(json.dumps(["log", {"text": "x" * 50}]).encode()[:20])
     assert jobs.poll() == []
     job()  # queued again by SLURM; its run is not there, and it says so
@@ -159,3 +168,57 @@ def test_the_next_driver_takes_over_jobs_that_live_and_sweeps_up_after_the_other
     (adopted,) = jobs.driver(tmp_path).adopt()
     assert adopted.attempt == os.path.basename(living.folder)
     assert not Path(dead.folder).exists()
+
+
+def test_a_job_that_is_queued_again_waits_for_the_locks_of_its_first_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine crashed, and a file server keeps the locks of a dead machine for a while."""
+    jobs, store = Jobs(tmp_path, monkeypatch), RunStore(tmp_path)
+    (run,) = plan_jobs([tiny()], store)
+    open_runs([run], store)
+    job, words = jobs.submit("1"), list[Message]()
+    with run.run.lock():
+        job()
+        words += [word for word in jobs.transport.poll(0.0) if isinstance(word, Message)]
+        assert words[-1].body == {"failed": [], "held": [run.id]}, "another one trains it"
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+        again = threading.Thread(target=job)
+        again.start()
+        again.join(1.0)
+        assert again.is_alive()
+    again.join(60)
+    assert run.state == "done"
+
+
+def test_a_slurm_that_takes_no_more_jobs_for_now_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its controller is restarted, or a limit of jobs is reached: what runs goes on, what waits comes later."""
+    jobs = Jobs(tmp_path, monkeypatch)
+    refusals = ["Invalid partition", "", "Unable to contact slurm controller", ""]
+
+    class Engine:
+        @contextmanager
+        def batch(self) -> Iterator[None]:
+            yield
+            if reason := refusals.pop(0):
+                raise RuntimeError(reason)
+
+        def submit(self, attempt: SlurmAttempt) -> SimpleNamespace:
+            jobs.alive[str(len(jobs.alive))] = "R"
+            return SimpleNamespace(job_id=len(jobs.alive) - 1)
+
+    monkeypatch.setattr(jobs.transport, "_engine", Engine)
+    monkeypatch.setattr(slurm_jobs, "REFUSED_SECONDS", 0.0)
+    first = jobs.wait()
+    with pytest.raises(UsageError, match="does not take the jobs: Invalid partition; look at the options"):
+        jobs.poll()
+    jobs.poll()
+    second = jobs.wait()
+    with pytest.warns(JobsRefused, match="Unable to contact slurm controller"):
+        jobs.poll()
+    assert [*jobs.transport.jobs] == [first]
+    jobs.poll()
+    assert [*jobs.transport.jobs] == [first, second]
+    assert refusals == []

@@ -98,6 +98,14 @@ def test_a_result_shows_itself(result: ComparisonResult, monkeypatch: pytest.Mon
     assert "<script" not in html
     assert "<th>time</th><th>times fewer epochs</th>" in html
     assert "1 seed, at most 2 epochs" in html
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)  # there rich displays what it prints, by itself
+    monkeypatch.setattr("rich.jupyter.display", lambda *_: pytest.fail("shown beside the result"))
+    shown = repr(result).splitlines()  # a console got the fields of every dataclass inside
+    assert shown[0] == "counts: 1 seed, at most 2 epochs"
+    assert shown[2].split()[:2] == ["mechanism", "epochs"]
+    assert [line.split()[0] for line in shown[3:5]] == ["full", "topk:2"]
+    assert set(result.sentences()) <= set(shown)
+    assert shown[-1] == f"page: {result.page}"
     assert result.plot()._repr_png_().startswith(b"\x89PNG")
     assert len(result.plot("train_loss", "heldout_accuracy", "heldout_loss").axes) == 3
     with pytest.raises(UsageError, match="unknown metric 'heldout_acuracy'; did you mean 'heldout_accuracy'"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,19 @@ def test_what_a_study_still_needs_measured_is_counted(tmp_path: Path, capsys, un
     with pytest.raises(CorruptData, match="the measurement 'dispersion' is not shown"):  # it was made up here
         semfocus("run", "dispersion_vs_speedup", *FLAGS, "--out", str(tmp_path), *ALONE)
     assert "needs the measurement dispersion: 1 of 4 runs have it" in capsys.readouterr().out
+
+
+def test_runs_that_came_without_checkpoints_are_named_and_keep_no_other_from_being_measured(
+    tmp_path: Path, capsys, undrawn: None
+) -> None:
+    outcome = run(planned("dispersion_vs_speedup", out=tmp_path, **SMALL), RUNTIME)
+    bare = outcome.runs[0].run
+    shutil.rmtree(bare.path / "checkpoints")
+    semfocus("run", "dispersion_vs_speedup", *FLAGS, "--out", str(tmp_path), *ALONE, "--measure")
+    told = capsys.readouterr()
+    assert f"not measured: {bare.id}: its checkpoints are not here" in told.err
+    assert outcome.measured() == {"dispersion": 3}
+    assert "needs the measurement dispersion: 3 of 4 runs have it" in told.out
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from semfocus.analysis.results import Results
 from semfocus.errors import UsageError
 from semfocus.experiments import tuning
 from semfocus.experiments.compare import comparison_of
+from semfocus.experiments.experiment import Tuning
 from semfocus.experiments.tuning import choose_rates, plan_tuning
 from semfocus.recipes import PAPER_SEEDS
 from tests.training.helpers import runtime
@@ -67,6 +69,28 @@ def test_a_diverged_rate_is_never_chosen(tmp_path: Path) -> None:
     experiment = comparison_of("even_pairs", **choices, out=tmp_path)
     tuned = choose_rates(experiment, plan_tuning(experiment, "lr", tmp_path), runtime())
     assert "(0.0%)" in tuned.lines[0]
+
+
+def test_a_study_tunes_each_mechanism_in_each_of_its_settings_and_by_what_it_says(tmp_path: Path) -> None:
+    small = comparison_of("even_pairs", **CHOICES, out=tmp_path)
+    wide = comparison_of("even_pairs", **CHOICES | {"overrides": (*SMALL, "model.d_mlp=12")}, out=tmp_path)
+    study = replace(small, configs=small.configs + wide.configs, tuning=Tuning(seeds=1, by="last loss"))
+    job = plan_tuning(study, out=tmp_path)
+    assert len(job.jobs) == 2 * 2 * 3
+    tuned = choose_rates(study, job, runtime())
+    assert list(tuned.rates) == [f"{name}, d mlp {width}" for width in (8, 12) for name in ("full", "topk:2")]
+    for name, lr in tuned.rates.items():
+        mechanism, _, width = name.partition(", d mlp ")
+        last = {
+            r.config["training"]["lr"]: r.final("heldout_loss")
+            for r in Results.load(tmp_path / "tuning").records
+            if (r.mechanism, r.config["model"]["d_mlp"]) == (mechanism, int(width))
+        }
+        assert last[lr] == min(last.values())
+        own = [c for c in tuned.experiment.configs if (c.attention.mechanism, c.model.d_mlp) == (mechanism, int(width))]
+        assert {c.training.lr for c in own} == {lr}
+        assert {c.training.tuned for c in own} == {"lr of 0.03, 0.1, 0.3; 1 seed; last loss"}
+    assert "(last held-out loss, a seed of its own)" in tuned.lines[0]
 
 
 def test_what_cannot_be_tuned_is_named(tmp_path: Path) -> None:

@@ -23,9 +23,10 @@ import pytest
 from semfocus.config import RunConfig, TaskConfig
 from semfocus.execution import train
 from semfocus.execution.cluster import ray_access
-from semfocus.execution.cluster.dispatcher import LostWorker
+from semfocus.execution.cluster.losing import LostWorker
 from semfocus.tasks.registry import TASKS
 from semfocus.training import Interrupted, Progress
+from semfocus.training.objective import OBJECTIVES
 from tests.faults.pacing import Pace, paced
 from tests.training.helpers import assert_same_bits, run_of, runtime, states, tiny, trained
 
@@ -46,6 +47,7 @@ PAIR = [tiny(seed, mechanism, epochs=6) for mechanism in ("full", "topk:3") for 
 ROOT = Path(__file__).parents[2]
 FULL_DISK = """
 import errno, os
+from pathlib import Path
 from semfocus.store import atomic
 from semfocus.training import step
 from semfocus import register_task
@@ -58,15 +60,41 @@ class Unused(EvenPairs):
 real = atomic.create_directories
 
 def create_directories(contents, also_sync=()):
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
     try:
-        os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+        with open({marker!r}, "x") as marker:
+            marker.write(here)
     except FileExistsError:
-        return real(contents, also_sync)
+        if Path({marker!r}).read_text() != here:
+            return real(contents, also_sync)
     with atomic.storage_errors(atomic.Path("/full")):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 if os.environ.get("RAY_JOB_ID") or "ray::" in open("/proc/self/cmdline").read():
     atomic.create_directories = create_directories
+"""
+HUNGRY = """
+import os, signal
+from dataclasses import dataclass
+from semfocus import register_objective, register_task
+from semfocus.tasks.even_pairs import EvenPairs
+from semfocus.training.objective import Classification
+
+@register_objective
+class Hungry(Classification):
+    name = "hungry"
+
+    def loss(self, logits, targets):
+        if len(logits) > 2 and open("/proc/self/cmdline").read().startswith("ray::"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(logits, targets)
+
+@register_task
+@dataclass(frozen=True, kw_only=True)
+class HungryEvenPairs(EvenPairs):
+    name = objective = "hungry"
 """
 ENDLESS = [tiny(seed, "full", epochs=100_000) for seed in (1, 2)]
 OFTEN = runtime(checkpoint_seconds=0, cohort_size=1)
@@ -335,7 +363,7 @@ def test_ctrl_c_saves_and_brings_what_the_workers_have(tmp_path: Path, machines:
 def test_a_full_disk_of_one_machine_sends_its_runs_to_another(
     tmp_path: Path, machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plugin stands in for a disk: the first worker that stores a checkpoint is told that there is no space."""
+    """The plugin stands in for a disk: on the node where something is stored first, there is no space for anything."""
     configs = [tiny(seed, "full", epochs=40) for seed in (1, 2)]
     expected = trained(configs, tmp_path / "alone", cohort_size=1)
     plugin = tmp_path / "full_disk.py"
@@ -349,6 +377,27 @@ def test_a_full_disk_of_one_machine_sends_its_runs_to_another(
     finally:
         del TASKS._entries["unused_of_full_disk"]  # other tests have no such plugin
     assert (tmp_path / "struck").exists()
+    assert_same_bits([outcome.run for outcome in outcomes], expected)
+
+
+@pytest.mark.slow
+def test_a_cohort_that_the_kernel_kills_for_its_memory_is_split_and_trains(
+    tmp_path: Path, machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 63. The plugin stands in for the kernel: it kills whatever trains more than two runs at once."""
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import hungry  # noqa: F401
+
+    try:
+        configs = [tiny(seed, "full", task="hungry", epochs=6) for seed in (1, 2, 3, 4)]
+        expected = trained(configs, tmp_path / "alone", cohort_size=2)
+        executor = f"{machines.executor},retries=2"
+        with pytest.warns(LostWorker) as told:
+            outcomes = train(configs, tmp_path / "ray", runtime(cohort_size=4), executor=executor)
+    finally:
+        del TASKS._entries["hungry"], OBJECTIVES._entries["hungry"]  # other tests have no such plugin
+    assert "in two halves (losses in a row: 2; out of memory?)" in str(told[-1].message)
     assert_same_bits([outcome.run for outcome in outcomes], expected)
 
 

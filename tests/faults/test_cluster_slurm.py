@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from semfocus.config import RunConfig
-from semfocus.errors import UsageError
+from semfocus.errors import MissingExtra, UsageError
 from semfocus.execution import train
 from semfocus.execution.cluster import leaving
-from semfocus.execution.cluster.dispatcher import LostWorker
+from semfocus.execution.cluster.losing import LostWorker
 from semfocus.execution.executor import make_executor
 from semfocus.training import Interrupted, Progress
 from tests.faults import slurm
@@ -124,6 +125,28 @@ def test_a_job_of_slurm_that_is_killed_goes_on_in_another(tmp_path: Path, cluste
 
 
 @pytest.mark.slow
+def test_a_job_that_slurm_kills_and_queues_again_goes_on_in_the_same_job(
+    tmp_path: Path, cluster: slurm.Slurm, pace: Pace, recwarn: pytest.WarningsRecorder
+) -> None:
+    """As when its node fails: there is no warning, and it is not for the driver to send another one."""
+    configs, store = [pace.run(seed) for seed in (1, 2)], tmp_path / "jobs"
+    expected = trained(configs, tmp_path / "alone")
+
+    jobs: list[str] = []
+
+    def requeue() -> None:
+        jobs.extend(cluster.ask("squeue", "--noheader", "--format=%i").split())
+        cluster.ask("scontrol", "requeue", *jobs)
+
+    with pace.slow():
+        outcomes = train(configs, store, OFTEN, once(requeue, pace), executor="slurm:lease=60")
+    assert_same_bits([outcome.run for outcome in outcomes], expected)
+    assert not [warning for warning in recwarn if issubclass(warning.category, LostWorker)]
+    assert "Restarts=1" in cluster.ask("scontrol", "show", "job", *jobs)
+    assert len(list(store.glob("cluster/slurm/submitit/*_submitted.pkl"))) == 1
+
+
+@pytest.mark.slow
 def test_ctrl_c_cancels_the_jobs_after_they_have_saved(tmp_path: Path, cluster: slurm.Slurm) -> None:
     interrupt = once(lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(Interrupted):
@@ -151,6 +174,14 @@ def test_a_driver_that_detached_leaves_its_jobs_and_the_next_one_finds_them(
     assert_same_bits([outcome.run for outcome in outcomes], expected)
     assert len(list(store.glob("cluster/slurm/submitit/*_submitted.pkl"))) == 1, "no second job was ever submitted"
     assert not attempt.exists()
+
+
+def test_without_submitit_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(
+        MissingExtra, match=r"executor slurm-local needs the package submitit: pip install 'semfocus\[cluster\]'"
+    ):
+        make_executor("slurm-local", runtime())
 
 
 def test_bad_input_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

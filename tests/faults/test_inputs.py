@@ -148,6 +148,24 @@ def test_a_long_name_is_written_and_a_longer_one_is_a_storage_error(tmp_path: Pa
         assert isinstance(call(*words).exception, UsageError), words
 
 
+COMMANDS = [
+    ("runs",), ("verdicts",), ("report",), ("clean",), ("show",), ("export", "--to", "csv"), ("unpack",), ("rebuild",),
+    ("diagnose",), ("diagnose", "--text", "t.txt", "--model"), ("resume",), ("pack",), ("status",), ("lengths",),
+    ("sharpness",), ("--plugin",), ("resume", "--out"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "b" * 300, "b" * 5000 + ".py", "a\0b"])
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_name_that_no_file_can_have_is_refused_by_every_command(
+    words: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.txt").write_text("some words")
+    exception = call(*words, name).exception
+    assert isinstance(exception, (SemfocusError, SystemExit)), exception
+
+
 @pytest.mark.parametrize("words", [["runs"], ["verdicts"]])
 def test_a_full_device_as_the_output_is_exit_6(root: Path, words: list[str]) -> None:
     with open("/dev/full", "w") as full:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+import semfocus
 from semfocus.analysis.results import Results
 from semfocus.archive.pack import pack
 from semfocus.archive.tables import publish, read_published
@@ -113,6 +114,19 @@ def test_a_changed_run_is_named_and_left_out_of_every_answer(
     assert run.id in page
     assert list(pack(RunStore(root), tmp_path / "runs.tar.xz").left_out) == [run.id]
     assert list(publish(RunStore(root), tmp_path / "tables").left_out) == [run.id]
+
+
+@pytest.mark.parametrize(("file", "change"), CHANGES.values(), ids=CHANGES)
+def test_nothing_is_measured_on_the_model_of_a_changed_run(root: Path, file: str, change: Callable[[str], str]) -> None:
+    run = changed(root, file, change)
+    few = ("--k", 2, "--rows", 5)
+    for words in (("diagnose", *few), ("lengths",), ("sharpness",), ("show-attention",), ("surface", "--grid", 5)):
+        refused = call(words[0], run.id, *words[1:], "--out", root)
+        assert isinstance(refused.exception, CorruptData), words
+        assert run.id in str(refused.exception)
+    with pytest.raises(CorruptData, match=run.id):
+        semfocus.load(run)
+    assert not (run.path / "measurements").exists()
 
 
 def old_format(run: RunDirectory) -> RunDirectory:

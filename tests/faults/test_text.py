@@ -55,6 +55,18 @@ def test_an_empty_corpus_is_refused(tmp_path: Path, content: bytes) -> None:
         text(tmp_path / "empty.txt")
 
 
+@pytest.mark.parametrize("name", ["", "~nobody-of-this-name/x.txt", "x" * 300, "x" * 300 + ".txt", "a\0b.txt"])
+def test_a_name_that_no_file_can_have_is_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        text(name)
+
+
+def test_half_of_a_character_ends_no_document(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("some text\n" * 50)
+    with pytest.raises(UsageError, match=r"delimiter = '\\ud800' holds half of a character"):
+        text(tmp_path / "notes.txt", delimiter="\ud800")
+
+
 def test_an_empty_folder_is_refused_with_the_endings_that_are_taken(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no file that ends in \.txt, .*it has no files with an ending"):
         text(tmp_path)

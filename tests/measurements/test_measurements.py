@@ -47,6 +47,11 @@ def test_every_kind_comes_back_typed_under_its_plain_name(tmp_path: Path, name: 
             {"checkpoints": {"last": payloads.checkpoint() | {"delta": {"75": "high"}}}},
             "delta 75 is not a number",
         ),
+        (
+            "dispersion",
+            {"checkpoints": {"last": payloads.checkpoint(delta_heavy={"95": -1})}},
+            "delta_heavy 95 is below 0",
+        ),
         ("mask_stability", {"noise": [0.1]}, "noise, kept and by_separation do not fit together"),
         ("mask_stability", {"noise": [0.1, None]}, "noise has gaps"),
         ("mask_stability", {"by_separation": 7}, "by_separation is not an object"),

@@ -269,6 +269,33 @@ def test_nothing_sticks_out_of_a_phone(report: Path, visit: Callable[..., Visit]
     assert chart["x"] + chart["width"] <= width
 
 
+@pytest.mark.parametrize(("size", "masks"), [((1280, 900), ("banded:5", "block_local:5")), ((390, 844), ())])
+def test_every_setting_is_seen_without_scrolling(
+    size: tuple[int, int], masks: tuple[str, ...], visit: Callable[..., Visit], tmp_path: Path
+) -> None:
+    """The sentences stood above the table of settings, which began where the screen ended."""
+    mechanisms = ("full", "topk:5", "banded:5+1g", "block_local:5+1g", *masks)
+    store(tmp_path, ("even_pairs", "parity", "listops"), mechanisms, 2)
+    page = visit(write_page(tmp_path, tmp_path / "report.html"), viewport={"width": size[0], "height": size[1]}).page
+    cells = page.locator("#top .heat td:not(:empty)")
+    assert cells.count() == 3 * (len(mechanisms) - 1)
+    for i in range(cells.count()):
+        box = cells.nth(i).bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= size[0]
+        assert box["y"] + box["height"] <= size[1]
+
+
+def test_a_curve_of_a_single_evaluation_is_seen(visit: Callable[..., Visit], tmp_path: Path) -> None:
+    """It was a line from a point to itself, which no browser draws."""
+    store(tmp_path, ("parity",), ("full", "topk:5"), 1, training__epochs=1)
+    page = visit(write_page(tmp_path, tmp_path / "report.html")).page
+    assert page.locator("[data-chart=curves] circle.dot").count() == 2
+    store(tmp_path / "more", ("parity",), ("full", "topk:5"), 1, training__epochs=3)
+    page = visit(write_page(tmp_path / "more", tmp_path / "more.html")).page
+    assert page.locator("[data-chart=curves] circle.dot").count() == 0
+
+
 def test_without_scripts_words_and_tables_are_still_there(report: Path, visit: Callable[..., Visit]) -> None:
     page = visit(report, java_script_enabled=False).page
     assert "topk:5 needs" in page.locator("h1").inner_text()

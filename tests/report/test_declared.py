@@ -27,6 +27,7 @@ from semfocus.report.figures.drawing import keeping_figures
 from semfocus.report.figures.panel_values import field_value
 from semfocus.report.figures.places import sizes_of
 from semfocus.report.figures.style import mechanism_style
+from semfocus.report.page.page import render
 from semfocus.training.runtime import Runtime
 from tests.report import measured as made_up
 from tests.report.helpers import configs, made, rows
@@ -97,6 +98,17 @@ def test_curves_have_a_column_for_each_value_and_a_row_for_each_metric(results: 
     assert labels(figure.axes) == ["training loss", "held-out accuracy"]
     assert legend_of(figure) == ["full", "topk:5", "topk:9"]
     assert figure.get_suptitle().startswith("speed: median and quartiles over 3 seeds")
+
+
+def test_a_caption_says_where_some_lines_have_fewer_seeds(tmp_path: Path) -> None:
+    for config in [*configs(("parity",), ("full",), 4), *configs(("parity",), ("topk:5",), 2)]:
+        made(tmp_path, config)
+    results = Results.load(tmp_path)
+    sweep = Panel("sweep", ("converged_at",), kind="sweep", along="attention.mechanism")
+    for panel in (Panel("speed", ("train_loss",)), sweep):
+        (figure,) = drawn(panel, results)
+        assert "over 2 to 4 seeds" in figure.get_suptitle().replace("\n", " ")
+    assert "Median and quartiles over 2 to 4 seeds" in render(results)
 
 
 def test_lines_may_differ_in_a_setting_too(blocks: Results) -> None:

@@ -29,7 +29,7 @@ from semfocus.execution import Executor, RunOutcome, register_executor
 from semfocus.experiments.compare import comparison_of
 from semfocus.report.page import sections
 from semfocus.report.page.page import embedded, render, write_page
-from semfocus.report.page.provenance import command
+from semfocus.report.page.provenance import commands
 from semfocus.report.page.summary import About, goal_text
 from semfocus.store import RunStore
 from semfocus.store.measurements import write_measurement
@@ -240,6 +240,14 @@ def test_where_several_k_were_trained_the_page_says_which_to_take(mechanisms: tu
     assert (advice in first_screen(render(results))) == ("banded:5" not in mechanisms)
 
 
+def test_learning_rates_that_were_chosen_stand_on_the_page(tmp_path: Path) -> None:
+    """They stood in the terminal only."""
+    for mechanism, lr in (("full", 0.1), ("topk:5", 0.3)):
+        store(tmp_path, ("parity",), (mechanism,), 2, training__epochs=6, training__lr=lr, training__tuned="lr of ...")
+    words = text_of(render(Results.load(tmp_path)))
+    assert "Learning rates chosen by tuning (lr of ...): full 0.1, topk:5 0.3." in words
+
+
 def test_goals_that_differ_are_named() -> None:
     """The page said "to what each task's objective says than full attention"."""
     goals = [Learned(), Learned(BALANCED_ACCURACY), Learned()]
@@ -344,10 +352,34 @@ def test_the_command_shown_makes_these_very_runs(choices: dict, tmp_path: Path) 
     task = experiment.configs[0].task.build()
     RunStore(tmp_path).create_or_open_all({c.run_id(c.task.build()): document(c, task) for c in experiment.configs})
     (group,) = Results.load(tmp_path).groups
-    words = shlex.split(command(group) or "")
+    (text,) = commands(group)
+    words = shlex.split(text)
     assert words[:3] == ["semfocus", "compare", "parity"]
     again = _planned(words[2:])
     assert {c.run_id(task) for c in again} == {c.run_id(task) for c in experiment.configs}
+
+
+@pytest.mark.skipif(not (Path(__file__).parents[2] / ".git").exists(), reason="not a checkout")
+def test_the_page_names_the_commit_of_the_checkout_that_wrote_it(runs: Path) -> None:
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    try:
+        head = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        pytest.skip("git does not answer here")
+    assert f"commit {head}" in text_of(render(Results.load(runs)))
+
+
+def test_arms_that_have_fewer_seeds_have_a_command_of_their_own(tmp_path: Path) -> None:
+    arms = (
+        comparison_of("parity", attention=["full", "topk:5"], seeds=4),
+        comparison_of("parity", attention=["banded:5"], seeds=2),
+    )
+    wanted = [config for arm in arms for config in arm.configs]
+    task = wanted[0].task.build()
+    RunStore(tmp_path).create_or_open_all({config.run_id(task): document(config, task) for config in wanted})
+    (group,) = Results.load(tmp_path).groups
+    again = [config for text in commands(group) for config in _planned(shlex.split(text)[2:])]
+    assert sorted(config.run_id(task) for config in again) == sorted(config.run_id(task) for config in wanted)
 
 
 def _planned(words: list[str]) -> list[RunConfig]:
@@ -387,6 +419,6 @@ def test_a_task_name_cannot_smuggle_words_into_the_command(tmp_path: Path) -> No
         fields["task"]["name"] = name
         RunStore(tmp_path / str(number)).create_or_open(config.run_id(config.task.build()), fields)
         (group,) = Results.load(tmp_path / str(number)).groups
-        text = command(group)
-        assert text is None or shlex.split(text)[2] == name
-        assert text is None or not name.startswith("-")
+        texts = commands(group)
+        assert all(shlex.split(text)[2] == name for text in texts)
+        assert not texts or not name.startswith("-")

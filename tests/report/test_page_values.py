@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,6 +64,12 @@ def test_few_seeds_are_a_hint_and_many_are_a_finding() -> None:
 def test_few_seeds_without_a_lead_are_no_proof_of_no_difference() -> None:
     said = summarise(group_records(records(mechanisms=["full", "banded:5"], seeds=3)).groups).headline
     assert said == "No mechanism is seen to need fewer epochs than full attention; too few seeds to be sure"
+
+
+def test_where_all_learn_at_once_the_headline_says_that_nothing_follows_about_speed() -> None:
+    quick = records(tasks=["parity"], mechanisms=["full", "topk:5"], seeds=10)
+    quick = [replace(r, metrics=[row | {"train_accuracy": 1.0} for row in r.metrics]) for r in quick]
+    assert summarise(group_records(quick).groups).headline.startswith("All had learned at the first evaluation")
 
 
 def test_what_was_asked_names_the_seeds_that_each_mechanism_has() -> None:

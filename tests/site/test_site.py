@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
 from tests.chromium import CHROMIUM
 
 if TYPE_CHECKING:
@@ -153,6 +154,16 @@ def test_every_room_with_public_names_is_checked() -> None:
     assert {"semfocus", "semfocus.attention", "semfocus.theory", "semfocus.integrations.transformers"} <= rooms
 
 
+def test_the_reference_has_every_field_that_set_names(site: Path) -> None:
+    text = (site / "reference" / "training.html").read_text()
+    parts = {"task": TaskConfig, "attention": AttentionConfig, "model": ModelConfig, "training": TrainingConfig}
+    names = [name for name in RunConfig.model_fields if name not in parts]
+    names += [f"{part}.{name}" for part, cls in parts.items() for name in cls.model_fields]
+    assert not [name for name in names if f"<td><code>{name}</code></td>" not in text]
+    assert "<td>pre, post</td>" in text
+    assert "<td>factor of the learning rate, once an epoch</td>" in text
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [("[there](nowhere.md)", "nowhere.md"), ("[there](#nothing)", "nothing"), ("![a](missing.png)", "missing.png")],
@@ -170,17 +181,19 @@ def test_a_broken_link_fails_the_build(tmp_path: Path, text: str, fault: str) ->
 
 def test_verdicts_and_figures_come_from_results_or_are_said_to_be_missing(tmp_path: Path) -> None:
     results = hook("results")
-    assert "holds no published runs" in results.verdicts(tmp_path)
+    assert results.lowered(tmp_path / "verdicts.md") == ""
+    assert "holds no published runs" in results.NO_VERDICTS
     assert results.figures(tmp_path / "figures") == "There are none yet."
     (tmp_path / "verdicts.md").write_text("# Verdicts on the claims\n\n| claim |\n| --- |\n| C1 |\n\n## Reasons\n")
     (tmp_path / "figures").mkdir()
-    for name in ("figure_1.svg", "figure_1-dark.svg", "figure_10-1.svg"):
+    for name in ("figure_1.svg", "figure_1-dark.svg", "figure_10-1.svg", "levels-tf32.svg"):
         (tmp_path / "figures" / name).write_text("<svg/>")
-    assert results.verdicts(tmp_path) == "| claim |\n| --- |\n| C1 |\n\n### Reasons"
+    assert results.lowered(tmp_path / "verdicts.md") == "| claim |\n| --- |\n| C1 |\n\n### Reasons"
     shown = results.figures(tmp_path / "figures")
     assert "![Speed and accuracy, three tasks](results/paper/figures/figure_1.svg#only-light)" in shown
     assert "(results/paper/figures/figure_1-dark.svg#only-dark)" in shown
     assert "![Grid: training accuracy, first four tasks](results/paper/figures/figure_10-1.svg)" in shown
+    assert "![Speed-up by level of training accuracy](results/paper/figures/levels-tf32.svg)" in shown
 
 
 def test_lists_in_columns_keep_their_columns() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from semfocus.config import TaskConfig
 from semfocus.errors import DataError, UsageError
+from semfocus.report.text import facts_text
 from semfocus.tasks import LengthTask, Task, get_task
 from semfocus.tasks.given import keep
 from tests.tasks.helpers import BITS, bits_file
@@ -189,6 +190,7 @@ class Unregistered(LengthTask):
         (None, "task = None"),
         ([("a", 1), "b"], r"bits, row 1: 'b' is not a pair of a text and a label"),
         ([("a", 1, 2)], r"bits, row 0: \('a', 1, 2\) is not a pair"),
+        ((["a", "b", "c"], [0, 1, 1]), r"is not a pair .* give zip\(texts, labels\)"),
         ([], "bits is empty"),
         (SimpleNamespace(column_names={"train": ["text"], "test": ["text"]}), r"several splits \(train, test\)"),
         ({"text": ["a", "b"], "label": [1]}, "row 1: the label is missing"),
@@ -237,8 +239,32 @@ def test_arrays_are_spoken_of_as_they_were_given() -> None:
 
 
 @pytest.mark.parametrize(
+    ("title", "stem"), [("Bewertungen über Filme", "Bewertungen_über_Filme"), ("评论", "评论"), ("u\u0308", "ü")]
+)
+def test_data_keep_the_letters_of_their_name(title: str, stem: str, tmp_path: Path) -> None:
+    """Every letter that is not English became a line below."""
+    name, _ = keep(zip(BITS, LABELS, strict=True), tmp_path, {}, title)
+    assert name.endswith(f"/{stem}.jsonl")
+    assert TaskConfig(name=name).build(tmp_path).num_classes == 2
+
+
+def test_a_class_that_no_train_row_has_is_told_of(tmp_path: Path) -> None:
+    """A column of ids in place of labels was trained on without a word."""
+    task = _build([(f"w{i} w{i + 1}", f"id{i}") for i in range(90)], tmp_path)
+    assert task.facts["untaught"] == 1.0
+    assert "100.0% of the held-out rows are of classes that no train row has" in " ".join(facts_text(task.facts))
+    assert "untaught" not in _build(list(zip(BITS, LABELS, strict=True)), tmp_path).facts
+
+
+@pytest.mark.parametrize(
     "name",
-    ["stored:../../etc/passwd", "stored:0123456789abcdef/../a.jsonl", "stored:0123456789abcdef/a.csv", "stored:a"],
+    [
+        "stored:../../etc/passwd",
+        "stored:0123456789abcdef/" + "ä" * 200 + ".jsonl",
+        "stored:0123456789abcdef/../a.jsonl",
+        "stored:0123456789abcdef/a.csv",
+        "stored:a",
+    ],
 )
 def test_a_name_of_stored_data_leads_nowhere_else(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not the name of stored data"):

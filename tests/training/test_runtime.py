@@ -27,6 +27,7 @@ from semfocus.training.runtime import Evaluations, numerics
         ({"checkpoint_seconds": float("nan")}, "checkpoint_seconds = nan must be zero or more"),
         ({"checkpoint_seconds": -1}, "checkpoint_seconds = -1 must be zero or more"),
         ({"keep_epochs": (-1,)}, "keep_epochs = -1 must be at least 0"),
+        ({"keep_shares": (1.5,)}, "keep_shares = 1.5 must be a number from 0 to 1"),
         ({"compile": "maybe"}, "compile = 'maybe' is not one of auto, on, off"),
     ],
 )
@@ -54,6 +55,10 @@ def test_threads_and_compile_are_taken_from_the_first_session_unless_given() -> 
 def test_the_next_session_keeps_the_epochs_that_an_earlier_one_kept() -> None:
     more = Runtime(device="cpu", keep_epochs=(3, 0)).as_before({"kept_epochs": [5, 3]})
     assert more.keep_epochs == (0, 3, 5)
+    shares = Runtime(device="cpu", keep_shares=(0.5,)).as_before({"kept_shares": [0, 0.25, 0.5]})
+    assert shares.keep_shares == (0.0, 0.25, 0.5)
+    for strange in ("0.5", [2.0], [None], [True]):
+        assert Runtime(device="cpu").as_before({"kept_shares": strange}).keep_shares == ()
     for strange in (5, ["1"], [-1], [True], {"1": 2}, None):
         assert Runtime(device="cpu", keep_epochs=(3,)).as_before({"kept_epochs": strange}).keep_epochs == (3,)
 
@@ -115,3 +120,24 @@ def test_an_interval_in_epochs_is_kept(every: float, steps: list[int]) -> None:
     evaluations = Runtime(device="cpu", evaluate_every=every).evaluations(5, 15)
     assert _evaluated(evaluations) == steps
     assert evaluations.count() == len(steps)
+
+
+@pytest.mark.parametrize(
+    ("per_epoch", "steps", "evaluated"),
+    [
+        (1000, 1000, [250, 500, 750, 1000]),  # a single long epoch
+        (10, 30, [8, 15, 22, 30]),
+        (10, 40, [10, 20, 30, 40]),  # as many epochs as that: one an epoch, as ever
+        (2, 2, [1, 2]),  # no more than there are steps
+    ],
+)
+def test_a_run_of_few_epochs_is_evaluated_as_often_as_its_objective_asks(per_epoch, steps, evaluated) -> None:
+    evaluations = Runtime(device="cpu").evaluations(per_epoch, steps, 4)
+    assert _evaluated(evaluations) == evaluated
+    assert evaluations.count() == len(evaluated)
+
+
+def test_checkpoints_are_kept_by_epoch_and_by_share_of_training() -> None:
+    kept = Runtime(device="cpu", keep_epochs=(0, 2, 20), keep_shares=(0.0, 0.1, 0.5, 1.0))
+    assert kept.kept_steps(10, 60) == (0, 6, 20, 30, 60)
+    assert kept.kept_steps(3, 3) == (0, 2, 3)

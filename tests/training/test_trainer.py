@@ -110,6 +110,24 @@ def test_checkpoints_are_kept_across_an_interruption_and_after_it(tmp_path: Path
             assert torch.equal(*weights)
 
 
+def test_checkpoints_by_the_share_of_training_lie_between_evaluations_and_survive_an_interruption(tmp_path) -> None:
+    """A tenth of five epochs is half of one: no evaluation is due there."""
+    configs = [tiny(seed, epochs=5) for seed in (1, 2)]
+    expected = trained(configs, tmp_path / "undisturbed", keep_shares=(0.0, 0.1, 0.5))
+
+    def stop(progress: Progress) -> None:
+        if progress.step == 5:
+            raise _Stop
+
+    with pytest.raises(_Stop):
+        train(configs, tmp_path / "stopped", runtime(checkpoint_seconds=0, keep_shares=(0.0, 0.1, 0.5)), stop)
+    resumed = trained(configs, tmp_path / "stopped")
+    for mine, other in zip(resumed, expected, strict=True):
+        assert mine.kept_steps() == other.kept_steps() == [12, 2, 0]
+        assert mine.metrics() == other.metrics()
+        assert len(other.metrics()) == 5
+
+
 def test_kept_checkpoints_are_not_part_of_the_identity_of_a_run(tmp_path: Path) -> None:
     configs = [tiny(seed) for seed in (1, 2)]
     assert_same_bits(trained(configs, tmp_path / "kept", keep_epochs=(0, 1)), trained(configs, tmp_path / "plain"))

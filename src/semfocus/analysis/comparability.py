@@ -32,7 +32,9 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
     task = _mapping(config.get("task"))
     data = config.get("data")
     data = dict(data) if isinstance(data, dict) else {"place": task.get("name"), "options": task.get("options")}
-    options = _mapping(data.pop("options", None))
+    options = dict(_mapping(data.pop("options", None)))
+    if "sha256" in data:
+        options.pop("metrics", None)  # of given data: the objective says the same
     rows = {name: value for name, value in task.items() if name not in ("name", "options")}
     attention = {name: value for name, value in _mapping(config.get("attention")).items() if name != "mechanism"}
     nested = ("task", "data", "attention")

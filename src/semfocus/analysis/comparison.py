@@ -101,6 +101,13 @@ class Comparison:
         """Whether there are ended runs, and none of them learned: then nothing follows about speed."""
         return any(len(arm.times) for arm in self.arms) and not any(arm.reached for arm in self.arms)
 
+    @property
+    def too_coarse(self) -> float | None:
+        """The epoch of the first evaluation where all runs had learned by then: epochs cannot tell them apart."""
+        at = {float(epoch) for arm in self.arms for epoch in arm.times.epochs}
+        is_first = len(at) == 1 and max(at) <= 1 and all(arm.reached == len(arm.times) > 0 for arm in self.arms)
+        return at.pop() if is_first and len(self.arms) > 1 else None
+
     def findings(self) -> list[Finding]:
         """What the data support, and what they do not."""
         return findings_of(self)

@@ -22,7 +22,7 @@ import numpy as np
 
 from semfocus.analysis.metrics import Column
 from semfocus.analysis.records import Record
-from semfocus.errors import MissingExtra, StorageError, UsageError
+from semfocus.errors import MissingExtra, StorageError, UsageError, expanded
 from semfocus.store.atomic import replacing
 from semfocus.training.objective import CLASSIFICATION
 
@@ -67,7 +67,7 @@ def export_records(records: Sequence[Record], out: Path, to: Format) -> Exported
     shown = _distinct([escaped(name) for name in (*runs, *metrics)])
     index = np.repeat(np.arange(len(evaluated)), [len(record.metrics) for record in evaluated])
     steps = np.concatenate([np.arange(len(record.metrics)) for record in evaluated])
-    with duckdb.connect() as connection, replacing(out.expanduser().absolute()) as draft:
+    with duckdb.connect() as connection, replacing(expanded(out).absolute()) as draft:
         _create_runs(connection, own, len(evaluated))
         connection.register("metrics", {_RUN_INDEX: index, _ROW: steps, **measured})
         columns = ", ".join(f"{key} AS {_quoted(name)}" for key, name in zip((*own, *measured), shown, strict=True))

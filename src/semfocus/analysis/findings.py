@@ -29,7 +29,7 @@ BASE = "full"
 FindingKind = Literal[
     "no_base", "base_alone", "no_bar", "nothing_learned",
     "no_run", "unlearned", "base", "never", "undefined", "speed_up",
-    "hint", "beyond_chance", "no_difference",
+    "too_coarse", "hint", "beyond_chance", "no_difference",
 ]  # fmt: skip  # the second line is about one mechanism, the others about the whole comparison
 
 
@@ -115,6 +115,12 @@ class Finding:
                 )
             case "no_run":
                 return ": no finished run."
+            case "too_coarse":
+                epoch = self.epochs or 1.0
+                return (
+                    f"All runs had learned when they were first evaluated, after {_epochs(epoch)}: this does not tell "
+                    f"which learns faster. Evaluate more often: --evaluate-every {epoch / 10:g}, with another --out."
+                )
             case "hint":
                 return f"A hint, not a proof: {self.doubt}."
             case "beyond_chance":
@@ -172,6 +178,8 @@ def findings_of(comparison: Comparison) -> list[Finding]:
         return [Finding("no_base"), *abouts]
     if not others:
         return [*abouts, Finding("base_alone")]
+    if comparison.too_coarse is not None:
+        return [*abouts, Finding("too_coarse", epochs=comparison.too_coarse)]
     decided = tuple((arm.mechanism, arm.p) for arm in others if arm.p is not None and arm.p <= ALPHA)
     doubt = not_enough(len(base.times.seeds), len(others))
     kind: FindingKind = "hint" if doubt else "beyond_chance" if decided else "no_difference"

@@ -22,7 +22,7 @@ from semfocus.training.objective import ACCURACY, Metric
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to take, and why; `mechanism` is full where focus does not help, and empty where nothing learned."""
+    """What to take, and why; `mechanism` is full where focus does not help, and empty where nothing follows."""
 
     mechanism: str
     is_decided: bool  # whether the seeds suffice for it
@@ -41,7 +41,7 @@ def recommend(comparison: Comparison) -> Recommendation:
             "", False, f"Nothing to recommend: nothing reached {goal}. Train longer, or with --tune lr."
         )
     doubt = not_enough(min(len(arm.times.seeds) for arm in (base, *others)), len(others))
-    hint = f" A hint, not a proof: {doubt}." if doubt else ""
+    hint = " A hint, not a proof: too few seeds." if doubt else ""  # how many would do, the findings say
     faster = sorted((arm for arm in others if _ratio(arm) > 1), key=_rank)
     gains = {arm.mechanism: _Gain.of(base, arm, comparison.learned.metric) for arm in others}
     as_accurate = [arm for arm in faster if not gains[arm.mechanism].is_worse]
@@ -52,6 +52,10 @@ def recommend(comparison: Comparison) -> Recommendation:
     if better:
         best = max(better, key=lambda arm: gains[arm.mechanism].difference.mean or 0.0)
         return Recommendation(best.mechanism, not doubt, _praise(best, gains[best.mechanism], len(others), hint))
+    if comparison.too_coarse is not None:
+        return Recommendation(
+            "", False, "Nothing to recommend: all had learned at their first evaluation. Evaluate more often."
+        )
     why = _why_not(faster, as_accurate, gains)
     return Recommendation(BASE, not doubt, f"Focus does not help here: {why}. Take full attention.{hint}")
 

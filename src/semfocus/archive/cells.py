@@ -7,10 +7,12 @@ a value; nan, inf and -inf for floats that are not finite; and empty for a field
 from __future__ import annotations
 
 import csv
+import heapq
 import io
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,17 +22,52 @@ from semfocus.store import safe_json
 from semfocus.store.directory import METRICS, TIMING
 
 TIMING_PREFIX = "timing_"
+MAX_CELL = 8 * safe_json.MAX_BYTES  # characters: of a document, or of a text with each character escaped
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def evaluation_lines(runs: Mapping[str, Files]) -> Iterator[str]:
-    """The table of all evaluations: a heading, and the rows of each run in the given order."""
-    decoded = ((run_id, _rows(logs, run_id)) for run_id, logs in runs.items())
-    names = _names(row for _, rows in decoded for row in rows)
+def evaluation_lines(runs: Mapping[str, Files], names: Sequence[str]) -> Iterator[str]:
+    """The table of all evaluations: a heading of these fields, and the rows of each run in the given order."""
     yield csv_line(["run", *names])
     for run_id, logs in runs.items():
         for row in _rows(logs, run_id):
             yield csv_line([run_id, *(_cell(row[name]) if name in row else "" for name in names)])
+
+
+def field_orders(logs: Files, run_id: str) -> set[tuple[str, ...]]:
+    """The fields of the rows of a run, in each order in which they stand in one."""
+    return {tuple(row) for row in _rows(logs, run_id)}
+
+
+def heading(orders: Iterable[tuple[str, ...]]) -> list[str]:
+    """Every field once, those of the timing last; behind all that stand before it in one of the orders.
+
+    A row that comes back from a table has its fields in the order of the heading. Where orders contradict each other,
+    no heading serves them all, and the more common one counts.
+    """
+    common = [order for order, _ in Counter(orders).most_common()]
+    place = {name: i for i, name in enumerate(dict.fromkeys(itertools.chain(*common)))}
+    behind: dict[str, set[str]] = {name: set() for name in place}
+    for order in common:
+        for name, following in itertools.pairwise(order):
+            behind[name].add(following)
+    waiting = dict.fromkeys(place, 0)
+    for following in itertools.chain(*behind.values()):
+        waiting[following] += 1
+    free = [(i, name) for name, i in place.items() if not waiting[name]]
+    names: dict[str, None] = {}
+    left = iter(place)
+    while len(names) < len(place):
+        # Of the fields that may come next the one that was seen first; in a circle, the first that is left.
+        name = heapq.heappop(free)[1] if free else next(name for name in left if name not in names)
+        if name in names:
+            continue
+        names[name] = None
+        for following in behind[name]:
+            waiting[following] -= 1
+            if not waiting[following]:
+                heapq.heappush(free, (place[following], following))
+    return sorted(names, key=lambda name: name.startswith(TIMING_PREFIX))
 
 
 def logs_of(heading: Sequence[str], table: Iterable[Sequence[str]], what: str) -> Files:
@@ -50,17 +87,23 @@ def logs_of(heading: Sequence[str], table: Iterable[Sequence[str]], what: str) -
     return {name: b"".join(lines) for name, lines in logs.items()}
 
 
-def round_trip(logs: Files, run_id: str) -> Files:
-    """The logs as they come back from a table."""
-    heading, *table = csv.reader(evaluation_lines({run_id: logs}))
-    return logs_of(heading, table, run_id)
+def round_trip(logs: Files, run_id: str, names: Sequence[str]) -> Files:
+    """The logs as they come back from a table of these fields."""
+    header, *table = csv_rows(evaluation_lines({run_id: logs}, names))
+    return logs_of(header, table, run_id)
+
+
+def csv_rows(lines: Iterable[str]) -> Iterator[list[str]]:
+    """The cells of each row of a CSV file."""
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL))
+    return csv.reader(lines)
 
 
 def csv_line(texts: Sequence[str]) -> str:
     """One row of a CSV file."""
     line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(texts)
-    return line.getvalue()
+    csv.writer(line, lineterminator="\r\n").writerow(texts)  # quotes a text with either, which readers split at
+    return line.getvalue().removesuffix("\r\n") + "\n"
 
 
 def _rows(logs: Files, run_id: str) -> list[dict[str, Any]]:
@@ -71,14 +114,6 @@ def _rows(logs: Files, run_id: str) -> list[dict[str, Any]]:
     )
     pairs = itertools.zip_longest(metrics, timing, fillvalue={})
     return [row | {f"{TIMING_PREFIX}{name}": value for name, value in times.items()} for row, times in pairs]
-
-
-def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Every field once, those of the timing last."""
-    names: dict[str, None] = {}
-    for row in rows:
-        names.update(dict.fromkeys(row))
-    return sorted(names, key=lambda name: name.startswith(TIMING_PREFIX))
 
 
 def _cell(value: Any) -> str:

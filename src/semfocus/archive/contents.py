@@ -1,8 +1,8 @@
 """Which files of a run directory travel, and how large each may be.
 
 Always config.json, metrics.jsonl, timing.jsonl, status.json and finished measurements. Checkpoints by choice, each
-choice with those of the one before: none, last (the newest two), kept (those never pruned), all. The lock, drafts and
-parts of unfinished measurements stay behind.
+choice with those of the one before: none, newest, last (the newest two), kept (those never pruned), all. The lock,
+drafts and parts of unfinished measurements stay behind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from semfocus.store.measurements import ARRAYS, DOCUMENT, FOLDER, MAX_ARRAY_BYTE
 from semfocus.store.writer import NEWEST_KEPT
 
 Files = dict[str, bytes]  # path inside the run directory -> content
-Checkpoints = Literal["none", "last", "kept", "all"]
+Checkpoints = Literal["none", "newest", "last", "kept", "all"]
 
 ENDED, UNFINISHED = ("done", "diverged"), ("interrupted", "failed")
 CORE = (CONFIG, METRICS, TIMING, STATUS)  # what a run is; the rest can be absent
@@ -29,10 +29,13 @@ _CHECKPOINT = re.compile(rf"{CHECKPOINTS}/(0|[1-9][0-9]{{0,15}})/({re.escape(STA
 _PART = f"-part{ARRAYS}"  # of a surface that is not finished
 
 
-def read_files(run: RunDirectory, checkpoints: Checkpoints = "none") -> Files:
-    """The files of a run that travel, by path, in an order in which they can be written."""
+def read_files(run: RunDirectory, checkpoints: Checkpoints = "none", newest: int | None = None) -> Files:
+    """The files of a run that travel, by path, in an order in which they can be written.
+
+    `newest` is the step of the checkpoint that counts as the newest, where it is not the run's own.
+    """
     files = {name: _read(run, name) for name in CORE}
-    names = [f"{CHECKPOINTS}/{step}/{file}" for step in _steps(run, checkpoints) for file in (STATE, MANIFEST)]
+    names = [f"{CHECKPOINTS}/{step}/{file}" for step in _steps(run, checkpoints, newest) for file in (STATE, MANIFEST)]
     present = {name: data for name, data in files.items() if data is not None}
     for name in (*names, *_measurement_names(run)):
         data = _read(run, name)
@@ -66,10 +69,12 @@ def with_folders(files: Files) -> dict[str, bytes | None]:
     return entries
 
 
-def _steps(run: RunDirectory, checkpoints: Checkpoints) -> list[int]:
+def _steps(run: RunDirectory, checkpoints: Checkpoints, newest: int | None) -> list[int]:
     if checkpoints == "none":
         return []
     steps = run.checkpoint_steps()
+    if checkpoints == "newest":
+        return steps[:1] if newest is None else [newest]
     if checkpoints == "all":
         return steps
     # The newest two: members of one cohort may have been killed one save apart, and resume from a step that all have.

@@ -8,14 +8,15 @@ What happens to a run that the store has already:
 
 same        every file is equal: nothing is done
 completed   it is the same run, and brings checkpoints or measurements that ours lacks: they are added
-replaced    ours has not ended, and the newcomer goes on from where ours would be resumed
+replaced    ours has not ended, and the newcomer goes on from where ours would be resumed; or both have ended, trained
+            apart, and the newcomer was asked for (`replace`)
 older       the newcomer has not ended, and ours goes on from there: ours stays
 refused     anything else, by name; ours stays
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +27,11 @@ from semfocus.config.run import check_recorded_id
 from semfocus.errors import CorruptData, SemfocusError, UsageError
 from semfocus.store import RunDirectory, RunStore, RunWriter, atomic, checkpoints, is_run_id, safe_json
 from semfocus.store.directory import CHECKPOINTS, CONFIG, METRICS
+from semfocus.store.measurements import measurement_names
 
 Fate = Literal["added", "same", "completed", "replaced", "older", "refused"]
+_TELLING: tuple[Fate, ...] = ("refused", "added", "replaced", "completed", "older", "same")
+_NAMED = 3  # of the runs that share a reason
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,36 @@ class Merged:
     fates: dict[str, Fate]
     why: dict[str, str] = field(default_factory=dict)  # of the refused ones
 
+    @staticmethod
+    def of(parts: Sequence[Merged]) -> Merged:
+        """Several as one: of a run that came more than once, the fate that tells most."""
+        whole = Merged({})
+        for part in parts:
+            for run_id, fate in part.fates.items():
+                whole.fates[run_id] = min(fate, whole.fates.get(run_id, fate), key=_TELLING.index)
+            whole.why.update(part.why)
+        return whole
+
     def ids(self, fate: Fate) -> list[str]:
         return [run_id for run_id, one in self.fates.items() if one == fate]
 
     def raise_if_refused(self) -> None:
-        """CorruptData that names every run that was refused."""
+        """CorruptData that names the runs that were refused, by reason."""
         if self.why:
-            reasons = "; ".join(f"{run_id}: {why}" for run_id, why in self.why.items())
-            raise CorruptData(f"{len(self.why)} runs are refused, and ours are left as they were: {reasons}")
+            runs = "run is" if len(self.why) == 1 else "runs are"
+            reasons = "; ".join(by_reason(self.why))
+            raise CorruptData(f"{len(self.why)} {runs} refused, and ours left as they were: {reasons}")
+
+
+def by_reason(why: Mapping[str, str], shown: int = _NAMED) -> list[str]:
+    """A line for each reason, with those that share it: `118dc014c0e74d2f and 4 more: created, not started`."""
+    names: dict[str, list[str]] = {}
+    for name, reason in why.items():
+        names.setdefault(reason, []).append(name)
+    return [
+        f"{', '.join(own[:shown])}{f' and {len(own) - shown} more' if len(own) > shown else ''}: {reason}"
+        for reason, own in names.items()
+    ]
 
 
 class Arrivals:
@@ -74,18 +100,18 @@ class Arrivals:
         _check(RunDirectory(path), files)
         self._ids.append(run_id)
 
-    def place(self) -> Merged:
-        """Put every run into the store that may be."""
+    def place(self, replace: bool = False) -> Merged:
+        """Put every run into the store that may be; `replace` ended ones by the same runs trained elsewhere."""
         merged = Merged({})
         for run_id in self._ids:
             try:
-                merged.fates[run_id] = self._place(run_id)
+                merged.fates[run_id] = self._place(run_id, replace)
             except SemfocusError as error:
                 merged.fates[run_id] = "refused"
                 merged.why[run_id] = str(error)
         return merged
 
-    def _place(self, run_id: str) -> Fate:
+    def _place(self, run_id: str, replace: bool) -> Fate:
         target, path = self._store.root / run_id, self._folder / run_id
         if not target.is_symlink() and (not target.exists() or _is_empty(target)):
             atomic.move_directory(path, target)
@@ -95,7 +121,7 @@ class Arrivals:
         if not different:
             return self._complete(ours, read_files(theirs, "all"))
         if CONFIG not in different:
-            if not _has_ended(ours) and _goes_on(theirs, ours):
+            if (not _has_ended(ours) and _goes_on(theirs, ours)) or (replace and _may_replace(theirs, ours)):
                 with self._lock(ours) as writer:
                     writer.share_lock(path)
                     atomic.move_directory(path, target)
@@ -103,7 +129,8 @@ class Arrivals:
             if not _has_ended(theirs) and _goes_on(ours, theirs):
                 return "older"
         raise UsageError(
-            f"{target} is the same run with another {', '.join(different)}; unpack into another store, or remove ours"
+            f"{self._store.root} has the same run with another {', '.join(different)}; unpack into another store, or "
+            "take theirs with --replace"
         )
 
     def _complete(self, ours: RunDirectory, theirs: Files) -> Fate:
@@ -161,6 +188,15 @@ def _content(run: RunDirectory, name: str) -> bytes:
 
 def _has_ended(run: RunDirectory) -> bool:
     return (run.status() or {}).get("state") in ENDED
+
+
+def _may_replace(theirs: RunDirectory, ours: RunDirectory) -> bool:
+    """Whether both have ended; UsageError where a measurement that ours has would be lost."""
+    lost = sorted({*measurement_names(ours)} - {*measurement_names(theirs)})
+    ended = _has_ended(ours) and _has_ended(theirs)
+    if ended and lost:
+        raise UsageError(f"{ours.path} has the measurement {', '.join(lost)}, which the new one lacks; ours stays")
+    return ended
 
 
 def _goes_on(later: RunDirectory, earlier: RunDirectory) -> bool:

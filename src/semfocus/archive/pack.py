@@ -10,15 +10,15 @@ Each part is an archive of its own, with whole runs. Any `tar` can open one; `un
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from semfocus.archive import manifest, xz
 from semfocus.archive.contents import ENDED, UNFINISHED, Checkpoints, Files, read_files
 from semfocus.archive.manifest import PackedRun
-from semfocus.archive.merge import check_run
-from semfocus.errors import SemfocusError, UsageError
+from semfocus.archive.merge import by_reason, check_run
+from semfocus.errors import SemfocusError, UsageError, expanded
 from semfocus.store import Entry, RunDirectory, RunStore, atomic
 
 SUFFIX = ".tar.xz"
@@ -61,7 +61,8 @@ def pack(
 ) -> Packed:
     """Write the ended runs of a store (or of these ids and tasks) into an archive, or into parts of `part_mib` MiB.
 
-    With `unfinished` also interrupted and failed ones, always with their newest checkpoints, to go on elsewhere.
+    With `unfinished` also interrupted and failed ones, always with their newest checkpoints, to go on elsewhere: two,
+    or with `newest` the one from which all of their cohort can go on.
     `about` (versions, commit) goes into the manifest.
     """
     if not out.name.endswith(SUFFIX):
@@ -76,13 +77,13 @@ def pack(
     piece_bytes = _PIECE_BYTES if limit is None else min(_PIECE_BYTES, limit * 9 // 10)
     pieces = list(_pieces(chosen, checkpoints, left_out, piece_bytes))
     if not pieces:
-        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items()) or "no run is meant"
+        reasons = "; ".join(by_reason(left_out)) or "no run is meant"
         raise UsageError(f"there is nothing to pack in {store.root}: {reasons}")
     about = about or {}
     parts = _parts(pieces, about, limit)
     paths = [out if len(parts) == 1 else _numbered(out, place) for place in range(1, len(parts) + 1)]
     for path, part in zip(paths, parts, strict=True):
-        atomic.write_chunks(path.expanduser().absolute(), _archive(part, about))
+        atomic.write_chunks(expanded(path).absolute(), _archive(part, about))
     return Packed(paths, {run_id: run for piece in pieces for run_id, run in piece.runs.items()}, left_out)
 
 
@@ -114,17 +115,18 @@ def _task(entry: Entry) -> str:
 
 
 def _pieces(
-    entries: Iterable[Entry], checkpoints: Checkpoints, left_out: dict[str, str], piece_bytes: int
+    entries: Sequence[Entry], checkpoints: Checkpoints, left_out: dict[str, str], piece_bytes: int
 ) -> Iterator[_Piece]:
     """The runs, compressed in pieces; a run that cannot be read is added to `left_out`."""
     groups: list[dict[str, PackedRun]] = []
+    common = _common_steps(entries) if checkpoints == "newest" else {}
 
     def members() -> Iterator[bytes]:
         runs: dict[str, PackedRun] = {}
         data = bytearray()
         for entry in entries:
             try:
-                files = _files(entry, checkpoints)
+                files = _files(entry, checkpoints, common.get(entry.name))
             except SemfocusError as error:
                 left_out[entry.name] = str(error)
                 continue
@@ -143,11 +145,29 @@ def _pieces(
         yield _Piece(groups[place], data)
 
 
-def _files(entry: Entry, checkpoints: Checkpoints) -> Files:
+def _common_steps(entries: Sequence[Entry]) -> dict[str, int]:
+    """By run id, of unfinished members of a cohort: the newest checkpoint that all of them have.
+
+    Killed between two saves, some are one save ahead of the others.
+    """
+    cohorts: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in entries:
+        if entry.state in UNFINISHED:
+            ids = (entry.status or {}).get("cohort")
+            cohorts.setdefault(tuple(map(str, ids)) if isinstance(ids, list) else (entry.name,), []).append(entry)
+    steps: dict[str, int] = {}
+    for own in cohorts.values():
+        common = set.intersection(*({*RunDirectory(entry.path).checkpoint_steps()} for entry in own))
+        if common:
+            steps |= dict.fromkeys((entry.name for entry in own), max(common))
+    return steps
+
+
+def _files(entry: Entry, checkpoints: Checkpoints, newest: int | None) -> Files:
     run = RunDirectory(entry.path)
     wanted = "last" if entry.state in UNFINISHED and checkpoints == "none" else checkpoints
     check_run(run)
-    files = read_files(run, wanted)
+    files = read_files(run, wanted, newest)
     if run.holder() is not None:
         raise UsageError(f"a process ({run.holder()}) went on with it while it was packed")
     return files

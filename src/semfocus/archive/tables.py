@@ -20,7 +20,7 @@ import io
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from semfocus.archive.merge import Arrivals, check_run
 from semfocus.errors import CorruptData, OtherFormat, SemfocusError, UsageError
 from semfocus.store import RunDirectory, RunStore, atomic, safe_json
 from semfocus.store.directory import CONFIG, METRICS, STATUS, TIMING
+from semfocus.store.measurements import MAX_ARRAY_BYTES
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -41,6 +42,7 @@ TABLES = (RUNS, EVALUATIONS, MEASUREMENTS)
 FACTS = ("device", "device_name", "torch", "python", "threads", "compiled", "commit")  # of a status, as columns
 MAX_TABLE_BYTES = 2**30  # compressed
 MAX_BYTES = 16 * 2**30  # unpacked
+MAX_LINE_BLOCKS = 2 * MAX_ARRAY_BYTES // 2**20  # of a MiB: the arrays of a measurement in base64
 _COLUMNS = ("run", "state", "task", "mechanism", "seed", "precision", *FACTS, "seconds", "evaluations")
 _PIECE_BYTES = 24 * 2**20
 
@@ -66,11 +68,18 @@ def publish(store: RunStore, out: Path, about: Mapping[str, Any] | None = None) 
             runs[entry.name] = _sound_files(RunDirectory(entry.path))
         except SemfocusError as error:
             left_out[entry.name] = str(error)
+    orders = {run_id: cells.field_orders(_logs(files), run_id) for run_id, files in runs.items()}
+    names = cells.heading(order for own in orders.values() for order in own)
+    left_out |= {run_id: why for run_id, files in runs.items() if (why := _why_not_as_it_was(files, run_id, names))}
+    runs = {run_id: files for run_id, files in runs.items() if run_id not in left_out}
     if not runs:
-        raise UsageError(f"{store.root} has no run that has ended: there is nothing to publish")
+        reasons = "".join(f"; {name}: {why}" for name, why in left_out.items())
+        raise UsageError(f"{store.root} has no run that has ended: there is nothing to publish{reasons}")
+    used = {name for run_id in runs for order in orders[run_id] for name in order}
+    names = [name for name in names if name in used]
     tables = {
         RUNS: _compressed(_run_rows(runs)),
-        EVALUATIONS: _compressed(cells.evaluation_lines({run_id: _logs(files) for run_id, files in runs.items()})),
+        EVALUATIONS: _compressed(cells.evaluation_lines({id: _logs(files) for id, files in runs.items()}, names)),
         MEASUREMENTS: _compressed(_measurement_lines(runs)),
     }
     hashes = {name: PackedFile.of(data) for name, data in tables.items()}
@@ -122,7 +131,13 @@ def published_runs(folder: Path) -> Iterator[tuple[str, Files]]:
         yield from _runs_of(folder, _tables(folder))
     except SemfocusError:
         raise
-    except (KeyError, TypeError, AttributeError, ValueError) as error:  # sums agree, but it is not what publish writes
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        csv.Error,
+    ) as error:  # sums agree, but it is not what publish writes
         raise CorruptData(f"{folder} has a table without the columns or fields of one ({error!r:.80})") from error
 
 
@@ -133,11 +148,14 @@ def _runs_of(folder: Path, tables: Mapping[str, Iterator[str]]) -> Iterator[tupl
         content = fields.get("base64")
         data = fields["text"].encode() if content is None else base64.b64decode(content)
         measurements.setdefault(fields["run"], {})[fields["file"]] = data
-    evaluations = csv.reader(tables[EVALUATIONS])
+    evaluations = cells.csv_rows(tables[EVALUATIONS])
     names = next(evaluations, [])
     by_run = itertools.groupby(evaluations, key=lambda row: row[0])
     waiting = next(by_run, None)
-    for row in csv.DictReader(tables[RUNS]):
+    listed = cells.csv_rows(tables[RUNS])
+    columns = next(listed, [])
+    for texts in listed:
+        row = dict(zip(columns, texts, strict=True))
         run_id = row["run"]
         logs = {METRICS: b"", TIMING: b""}
         if waiting is not None and waiting[0] == run_id:
@@ -175,23 +193,37 @@ def _tables(folder: Path) -> dict[str, Iterator[str]]:
 
 def _lines(data: bytes, name: str) -> Iterator[str]:
     reader = xz.Reader(io.BytesIO(data), name, MAX_BYTES)
-    rest = b""
+    parts: list[bytes] = []  # of a line whose end is not read yet
     while block := reader.read_at_most(2**20):
-        *lines, rest = (rest + block).split(b"\n")
-        yield from (f"{line.decode()}\n" for line in lines)
-    if rest:
+        *ends, rest = block.split(b"\n")
+        for end in ends:
+            yield f"{b''.join((*parts, end)).decode()}\n"
+            parts.clear()
+        parts.append(rest)
+        if len(parts) > MAX_LINE_BLOCKS:
+            raise CorruptData(f"{name} has a line of more than {MAX_LINE_BLOCKS} MiB, and is refused")
+    if any(parts):
         raise CorruptData(f"{name} ends in the middle of a line")
 
 
 def _sound_files(run: RunDirectory) -> Files:
-    """The files of a run, if the tables can hold them."""
     check_run(run)
-    files = read_files(run)
-    back = cells.round_trip(_logs(files), run.id)
+    return read_files(run)
+
+
+def _why_not_as_it_was(files: Files, run_id: str, names: Sequence[str]) -> str:
+    """Why the tables cannot hold a run; empty where they can."""
+    try:
+        back = cells.round_trip(_logs(files), run_id, names)
+    except SemfocusError as error:
+        return str(error)
     for name in (METRICS, TIMING):
         if back[name] != files[name]:
-            raise UsageError(f"{name} is not written as semfocus writes it, and would not come back to the bit")
-    return files
+            return (
+                f"{name} is not written as semfocus writes it, or has its fields in another order than other runs, "
+                "and would not come back to the bit"
+            )
+    return ""
 
 
 def _logs(files: Files) -> Files:

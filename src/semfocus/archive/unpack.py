@@ -5,13 +5,15 @@
 
 The manifest comes first and says every path, size and checksum; the members must follow exactly so. Only regular files
 that a run directory has are accepted, so that links, devices, absolute paths and `..` have no place. Every archive is
-read to its end and every run is checked before the first one gets its place: a damaged archive changes nothing.
+read to its end and every run is checked before the first one gets its place: a damaged archive changes nothing. Then
+they are merged one after the other, so that a run that several hold ends as far as any of them goes.
 """
 
 from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +21,7 @@ from semfocus.archive import manifest
 from semfocus.archive.contents import Files
 from semfocus.archive.merge import Arrivals, Merged
 from semfocus.archive.xz import Reader
-from semfocus.errors import CorruptData, StorageError, UsageError
+from semfocus.errors import CorruptData, StorageError, UsageError, expanded
 from semfocus.store import RunStore
 
 MAX_BYTES = 4 * 2**30  # that an archive may unpack to, unless the caller allows more
@@ -35,19 +37,25 @@ class Content(Protocol):
     def read_at_most(self, size: int) -> bytes: ...
 
 
-def unpack(paths: Sequence[Path], store: RunStore, max_bytes: int = MAX_BYTES) -> Merged:
-    """Put the runs of these archives into a store, merged with those that are there."""
-    with Arrivals(store) as arrivals:
-        for path in paths:
+def unpack(paths: Sequence[Path], store: RunStore, max_bytes: int = MAX_BYTES, *, replace: bool = False) -> Merged:
+    """Put the runs of these archives into a store, merged with those that are there.
+
+    An ended run that was trained apart from ours is refused, or with `replace` takes its place.
+    """
+    with ExitStack() as stack:
+        sources = []
+        for path in paths:  # a run may be in several: packed at one sitting, and further on at the next
+            arrivals = stack.enter_context(Arrivals(store))
             for run_id, files in read_archive(path, max_bytes):
                 arrivals.add(run_id, files)
-        return arrivals.place()
+            sources.append(arrivals)
+        return Merged.of([arrivals.place(replace) for arrivals in sources])
 
 
 def read_archive(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str, Files]]:
     """Each run of an archive with its files, after a check of sizes and checksums; one run is in memory at a time."""
     try:
-        file = path.expanduser().open("rb")
+        file = expanded(path).open("rb")
     except FileNotFoundError:
         raise UsageError(f"{path} is not there; give an archive that `semfocus pack` has written") from None
     except OSError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,7 +28,7 @@ def pack_command(
         Literal["paper", "quick", "smoke"] | None, typer.Option(help="The scale at which the study was run.")
     ] = None,
     recipe: Annotated[
-        Literal["paper", "clean"] | None, typer.Option(help="The recipe by which the study was run.")
+        Literal["clean", "paper", "authors"] | None, typer.Option(help="The recipe by which the study was run.")
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="The number of seeds with which the study was run.")] = None,
     sets: Sets = None,
@@ -43,8 +43,10 @@ def pack_command(
         ),
     ] = False,
     checkpoints: Annotated[
-        Literal["none", "last", "kept", "all"],
-        typer.Option(help="Which checkpoints to take; each choice has those of the ones before."),
+        Literal["none", "newest", "last", "kept", "all"],
+        typer.Option(
+            help="Which checkpoints to take (last: the newest two); each choice has those of the ones before."
+        ),
     ] = "none",
     part_size: Annotated[float | None, typer.Option(help="Split into archives of at most so many MiB each.")] = None,
 ) -> None:
@@ -82,8 +84,7 @@ def pack_command(
         part_mib=part_size,
         about=about,
     )
-    for name, why in packed.left_out.items():
-        say(f"{name} is left out: {why}", err=True)
+    _say_left_out(packed.left_out)
     for data in data_of(store, packed.runs):
         say(
             f"{data} is not in the archive: tables, page and verdicts need none of it; to go on with these runs or to "
@@ -92,6 +93,13 @@ def pack_command(
         )
     where = ", ".join(map(str, packed.paths))
     say(f"packed {len(packed.runs)} runs into {where}: {packed.bytes / 2**20:.2f} MiB")
+
+
+def _say_left_out(left_out: Mapping[str, str]) -> None:
+    from semfocus.archive.merge import by_reason
+
+    for text in by_reason(left_out):
+        say(f"left out: {text}", err=True)
 
 
 def data_of(store: RunStore, ids: Collection[str]) -> list[str]:
@@ -115,6 +123,9 @@ def unpack_command(
         Path | None, typer.Option(help="The store to unpack into. Default: SEMFOCUS_RUNS, else ./runs.")
     ] = None,
     max_gib: Annotated[float, typer.Option(help="Refuse an archive that unpacks to more GiB.")] = 4,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Take the archive's run where both ended and were trained apart.")
+    ] = False,
 ) -> None:
     """Unpack runs into a store and merge them with what is there. A damaged archive changes nothing.
 
@@ -126,7 +137,7 @@ def unpack_command(
     from semfocus.store import RunStore
 
     store = RunStore(out)
-    merged = unpack(archives, store, int(check_float("--max-gib", max_gib, 0, MAX_SIZE) * _GIB))
+    merged = unpack(archives, store, int(check_float("--max-gib", max_gib, 0, MAX_SIZE) * _GIB), replace=replace)
     for fate in ("added", "completed", "replaced", "same", "older", "refused"):
         count = len(merged.ids(fate))
         if count:
@@ -137,7 +148,7 @@ def unpack_command(
 _FATES = {
     "added": "added",
     "completed": "were there, and got checkpoints or measurements that were missing",
-    "replaced": "went on from what was there, and replace it",
+    "replaced": "replace what was there: they went on from it, or --replace takes them",
     "same": "were there already",
     "older": "are behind what is there, which stays",
     "refused": "refused",
@@ -167,16 +178,15 @@ def publish_command(
     from semfocus.analysis.gaps import gaps
     from semfocus.analysis.results import Results
     from semfocus.archive.tables import publish
-    from semfocus.report.page.provenance import command, commit
+    from semfocus.report.page.provenance import commands, commit
     from semfocus.store import RunStore
 
     store = RunStore(directory)
     results = Results.load(store)
-    commands = sorted({text for group in results.groups if (text := command(group)) is not None})
+    again = sorted({text for group in results.groups for text in commands(group)})
     about = {"semfocus": __version__, "commit": commit() or "unknown", "trained_at": trained_at or []}
-    written = publish(store, out, {**about, "commands": commands})
-    for name, why in written.left_out.items():
-        say(f"{name} is left out: {why}", err=True)
+    written = publish(store, out, {**about, "commands": again})
+    _say_left_out(written.left_out)
     for gap in gaps(results.only(written.runs)):
         say(gap, err=True)
     say(f"published {len(written.runs)} runs in {out}: {written.bytes / 2**20:.2f} MiB")

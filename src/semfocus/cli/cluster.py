@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from semfocus.cli.shared import RunsDirectory, console, nearby, say
+from semfocus.cli.shared import RunsDirectory, console, say
+from semfocus.errors import nearby
 
 if TYPE_CHECKING:
     from rich.table import Table

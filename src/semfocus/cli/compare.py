@@ -26,13 +26,13 @@ from semfocus.cli.shared import (
     assignments,
     fail_if_needed,
     names_of,
-    nearby,
     print_comparison,
     print_files,
     print_run,
     say,
 )
 from semfocus.cli.sizing import print_estimates
+from semfocus.errors import nearby
 
 
 def compare_command(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from semfocus.errors import CorruptData, Diverged, Locked, SemfocusError, UsageError, printable
+from semfocus.errors import CorruptData, Diverged, Locked, SemfocusError, UsageError, nearby, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -136,12 +136,6 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
         bar = bars.add_task(title, total=None)
         yield lambda done, total: bars.update(bar, completed=done, total=total)
-
-
-def nearby(path: Path) -> str:
-    """Return a path relative to the working directory where it is below it."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def name_figures(written: Sequence[Path]) -> None:

@@ -37,7 +37,7 @@ def print_estimates(jobs: Sequence[Plan], runtime: Runtime, as_json: bool, execu
 def _estimate_values(job: Plan, runtime: Runtime, executor: str) -> dict[str, Any]:
     from semfocus.experiments.estimate import SOURCES, estimate
 
-    at_a_time, machines, runtime = _machines(executor, runtime)
+    at_a_time, machines, runtime = _machines(job, executor, runtime)
     cost = estimate(job, runtime)
     total = {"steps": cost.steps, "seconds": cost.seconds, "bytes": cost.bytes, "free": cost.free}
     how = {source: SOURCES[source] for source in cost.sources}
@@ -53,7 +53,7 @@ def print_estimate(job: Plan, runtime: Runtime, as_json: bool, executor: str = "
     if as_json:
         say(json.dumps(_estimate_values(job, runtime, executor), indent=2))
         return
-    jobs, machines, runtime = _machines(executor, runtime)
+    jobs, machines, runtime = _machines(job, executor, runtime)
     cost = estimate(job, runtime)
     rows = cost.by_task()
     say(f"{heading(job)}\n")
@@ -70,18 +70,20 @@ def print_estimate(job: Plan, runtime: Runtime, as_json: bool, executor: str = "
     say(f"{_room(cost.bytes)} of disk space at most; {_room(cost.free)} free at {job.store.root}")
 
 
-def _machines(executor: str, runtime: Runtime) -> tuple[int, str, Runtime]:
+def _machines(job: Plan, executor: str, runtime: Runtime) -> tuple[int, str, Runtime]:
     """How many cohorts train at a time, on which machines, and a runtime by which a step can be measured here."""
     from dataclasses import replace
 
     from semfocus.errors import UsageError
     from semfocus.execution.executor import AUTO, make_executor
+    from semfocus.report.text import counted
 
-    machines = None
+    machines, cohorts = None, 0
     if executor != AUTO:
         chosen = make_executor(executor, runtime)
         try:
             machines = chosen.machines()
+            cohorts = len(chosen.form_cohorts(job.jobs)) if machines else 0
         finally:
             chosen.close()
     if machines is None:  # this one, whose cohorts share its GPU if it has one
@@ -93,7 +95,8 @@ def _machines(executor: str, runtime: Runtime) -> tuple[int, str, Runtime]:
     except UsageError:  # earlier runs may tell; else the CPU of this machine is all that can be measured
         runtime = replace(runtime, device="cpu")
         where = f"; measured on this machine, which has no {machines.device}: expect less"
-    return machines.slots, f"{machines.text}; {machines.slots} cohorts at a time{where}", runtime
+    at_a_time = min(machines.slots, cohorts)  # room for more than there are makes nothing quicker
+    return at_a_time, f"{machines.text}; {counted(cohorts, 'cohort')}, {at_a_time} at a time{where}", runtime
 
 
 def _size_table(rows: list[dict[str, Any]]) -> Table:

@@ -24,11 +24,12 @@ from semfocus.cli.shared import (
     names_of,
     say,
 )
-from semfocus.cli.sizing import heading, print_estimate
+from semfocus.cli.sizing import heading, print_estimates
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from semfocus.experiments.experiment import Experiment
     from semfocus.experiments.run import Outcome, Plan
     from semfocus.training import Runtime
 
@@ -116,6 +117,7 @@ def run_study(
     from semfocus.experiments.registry import find_study
     from semfocus.experiments.run import plan
     from semfocus.experiments.study import MANY, TOO_MANY
+    from semfocus.experiments.tuning import plan_tuning
     from semfocus.training import Runtime
 
     if study == "positional_semantic":
@@ -124,18 +126,38 @@ def run_study(
     choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     experiment = find_study(study).experiment(**choices, overrides=sets or (), most=TOO_MANY if yes else MANY)
     mechanisms = names_of("attention", attention)
-    job = plan(experiment if mechanisms is None else experiment.only(mechanisms), out)
+    experiment = experiment if mechanisms is None else experiment.only(mechanisms)
+    first = None if experiment.tuning is None else plan_tuning(experiment, out=out)
     runtime = Runtime(
         device=device, threads=threads, jobs=jobs, mix=mix, compile=compile, evaluate_every=evaluate_every
     )
+    if first is not None and not first.waiting:  # rates can be chosen without training
+        experiment, first = _tuned(experiment, first, runtime, executor), None
     if dry_run:
-        print_estimate(job, runtime, as_json, executor)
-    elif detach:
+        print_estimates([*([first] if first else []), plan(experiment, out)], runtime, as_json, executor)
+        return
+    if detach:
         from semfocus.cli import cluster
 
         cluster.detach(out)
-    else:
-        _run(job, runtime, executor, track or [], as_json, measure)
+        return
+    if first is not None:
+        experiment = _tuned(experiment, first, runtime, executor)
+    _run(plan(experiment, out), runtime, executor, track or [], as_json, measure)
+
+
+def _tuned(experiment: Experiment, first: Plan, runtime: Runtime, executor: str) -> Experiment:
+    """The experiment with the learning rate of each arm, chosen by runs of their own."""
+    from semfocus.experiments.estimate import work_of
+    from semfocus.experiments.tuning import choose_rates
+    from semfocus.report.terminal.progress import StudyProgressTable
+
+    say(heading(first), err=True)
+    with StudyProgressTable(work_of(first), len(first.jobs) - len(first.waiting)) as table:
+        tuned = choose_rates(experiment, first, runtime, table, executor)
+    for line in tuned.lines:
+        say(line, err=True)
+    return tuned.experiment
 
 
 def _studies_table(rows: list[dict[str, Any]]) -> Table:
@@ -184,11 +206,16 @@ def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: 
 
 def _measure(outcome: Outcome, runtime: Runtime) -> int:
     """Make the measurements that are missing, kept with each run; how many runs there were to measure."""
+    from semfocus.archive.merge import by_reason
     from semfocus.cli.shared import progress_bar
     from semfocus.diagnostics.measuring import MEASURES, missing
 
     names = outcome.experiment.measures
-    waiting = [(each.run, name) for each in outcome.runs if each.state == "done" for name in missing(each.run, names)]
+    lacking = [(each.run, name) for each in outcome.runs if each.state == "done" for name in missing(each.run, names)]
+    bare = {run.id: "its checkpoints are not here" for run, _ in lacking if not run.checkpoint_steps()}
+    for text in by_reason(bare):
+        say(f"not measured: {text}; to measure it, train it again in another store (--out), with --measure", err=True)
+    waiting = [(run, name) for run, name in lacking if run.id not in bare]
     with progress_bar(f"measuring {', '.join(names)}") as bar:
         for done, (directory, name) in enumerate(waiting):
             bar(done, len(waiting))

@@ -73,7 +73,7 @@ class ModelConfig(Part):
     pad_to_multiple: bool = False  # sparse mechanisms pad sequences to a multiple of k; full attention does not
     dropout_in_evaluation: bool = False  # of attention weights
     first_norm_exact: bool = False  # epsilon 0 in the first attention's LayerNorm
-    positions: str = "sine"  # one of POSITIONS; learned:64 and randomized:2048 say how many there are
+    positions: str = "sine"  # sine, learned, none, alibi, rope, randomized; learned:64, randomized:2048: how many
     # What decoders of language have, and the paper's model has not.
     norm_function: Literal["layernorm", "rmsnorm"] = "layernorm"  # neither has parameters
     final_norm: bool = False  # one more before the head

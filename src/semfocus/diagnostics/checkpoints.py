@@ -8,6 +8,7 @@ Nothing is downloaded without `download`. Only safetensors weights are loaded, a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -150,7 +151,7 @@ def _config(name: str, options: dict[str, Any]) -> Any:
     except (RecursionError, MemoryError):
         raise UsageError(f"the config.json of {name!r} is nested too deeply to be that of a model") from None
     except OSError as error:
-        if Path(name).is_dir():
+        if os.path.isdir(name):
             raise UsageError(f"{Path(name) / 'config.json'} cannot be read: {_first_line(error)}") from error
         where = "is neither a folder here nor a model in the cache"
         raise UsageError(f"{name!r} {where}; --download fetches it ({_first_line(error)})") from error
@@ -180,11 +181,11 @@ def _check_sizes(name: str, fields: Mapping[str, Any]) -> None:
 def _check_place(name: str) -> None:
     """Raise a UsageError if a name is a local path that cannot hold a checkpoint."""
     place = Path(name)
-    if place.is_file():
+    if os.path.isfile(place):  # for no name an OSError
         raise UsageError(f"{name} is a file; give the folder that holds config.json and model.safetensors")
-    if is_run_id(place.name) and (place / CHECKPOINTS).is_dir():
+    if is_run_id(place.name) and os.path.isdir(place / CHECKPOINTS):
         raise UsageError(f"{name} is a run of semfocus, not a Hugging Face checkpoint; type: semfocus diagnose {name}")
-    if place.is_dir():
+    if os.path.isdir(place):
         if not (place / "config.json").is_file():
             raise UsageError(f"the folder {name} has no config.json; give the folder of a Hugging Face checkpoint")
     elif name.startswith((".", "~")) or place.is_absolute() or len(place.parts) > 2:  # a name is owner/model at most

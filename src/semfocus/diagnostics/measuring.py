@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from semfocus.diagnostics.induction import measure_induction
 from semfocus.diagnostics.kept_keys import measure_kept_keys
 from semfocus.diagnostics.lengths import longest_trained, measure_lengths
 from semfocus.diagnostics.masks import measure_mask_stability
 from semfocus.diagnostics.runs import measure_run
 from semfocus.diagnostics.smoothness import measure_smoothness
-from semfocus.measurements import Dispersion, KeptKeys, LengthCurve, MaskStability, Smoothness, read
+from semfocus.measurements import Dispersion, Induction, KeptKeys, LengthCurve, MaskStability, Smoothness, read
 from semfocus.store import RunDirectory
 from semfocus.training.loading import config_of
 from semfocus.training.runtime import Runtime
@@ -43,6 +44,10 @@ def _kept_keys(run: RunDirectory, runtime: Runtime) -> None:
     measure_kept_keys(run, runtime=runtime)
 
 
+def _induction(run: RunDirectory, runtime: Runtime) -> None:
+    measure_induction(run, runtime=runtime)
+
+
 def _dispersion(run: RunDirectory, runtime: Runtime) -> None:
     measure_run(run, checkpoint="all", device=runtime.torch_device())
 
@@ -57,10 +62,11 @@ MEASURES: dict[str, Callable[[RunDirectory, Runtime], None]] = {
     LengthCurve.NAME: _lengths,
     KeptKeys.NAME: _kept_keys,
     Smoothness.NAME: _smoothness,
+    Induction.NAME: _induction,
 }
 
 
 def missing(run: RunDirectory, names: Sequence[str]) -> list[str]:
-    """Which of these measurements to make: those without one, and those by length, which may lack some lengths."""
+    """Which of these measurements to make: those without one, and those by length or step, which may lack some."""
     whole = {Dispersion.NAME: Dispersion, MaskStability.NAME: MaskStability, KeptKeys.NAME: KeptKeys}
     return [name for name in names if name in MEASURES and (name not in whole or read(run, whole[name]) is None)]

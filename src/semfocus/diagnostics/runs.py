@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ class MeasuredRun:
 def find_run(text: str, out: Path | str | None = None) -> RunDirectory:
     """A run by its path or the beginning of its id. A checkpoint of another library is refused."""
     place = Path(text)
-    if any((place / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+    if any(os.path.isfile(place / name) for name in ("model.safetensors", "model.safetensors.index.json")):
         raise UsageError(f"{text} is not a run but a model of another library; diagnose it with --model {text} --text")
     return RunStore(out).find(text)
 

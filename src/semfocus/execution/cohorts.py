@@ -65,11 +65,16 @@ def form_cohorts(
 ) -> list[list[Job]]:
     """The jobs that have not ended, grouped by what may train together, as many together as memory allows.
 
-    Runs that trained together before do so again: their results are then the same to the bit. Where several processes
-    train on a CPU, new cohorts are split until each process has one. `device` and `workers` are those of other
-    machines, where others train; else those of this one.
+    Runs that trained together before do so again: their results are then the same to the bit. What memory splits is
+    split evenly, since a small cohort costs more a member. New cohorts come in the order of their first jobs: where the
+    seeds of a mechanism do not fit into one and jobs are listed seed by seed, so are the cohorts, and what is cut off
+    leaves whole seeds behind. `device` and `workers` are those of other machines, where others train; else those of
+    this one. New cohorts are split until each of the workers has one, which on this machine are the processes on a CPU:
+    a GPU of its own takes them all.
     """
     device = device or runtime.torch_device().type
+    if workers is None and device == "cpu":
+        workers = runtime.num_jobs()
     waiting = {job.id: job for job in jobs if job.state not in (*ENDED, CORRUPT)}
     former = _former_cohorts(list(waiting.values()))
     groups: dict[tuple[str, tuple[str, ...]], list[Job]] = {}
@@ -83,11 +88,18 @@ def form_cohorts(
         else:
             group = [job for same in _by_attention(group) for job in same]
         limit = len(group) if ids else cohort_limit(group[0].config, group[0].task, device)
-        size = runtime.cohort_size or limit
+        size = runtime.cohort_size or _even(len(group), limit)
         (kept if ids else new).extend(group[i : i + size] for i in range(0, len(group), size))
-    if device == "cpu" and runtime.cohort_size is None:
-        new = _split_for(new, (runtime.num_jobs() if workers is None else workers) - len(kept))
+    places = {id: place for place, id in enumerate(waiting)}
+    new.sort(key=lambda cohort: min(places[job.id] for job in cohort))
+    if workers is not None and runtime.cohort_size is None:
+        new = _split_for(new, workers - len(kept))
     return kept + new
+
+
+def _even(count: int, limit: int) -> int:
+    """The size of the largest of as few parts as the limit allows, all of nearly one size: 7 for 20, at most 9 each."""
+    return -(-count // -(-count // limit))
 
 
 def _by_attention(jobs: Sequence[Job]) -> Iterable[list[Job]]:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from semfocus.errors import UsageError
-from semfocus.execution.cluster.dispatcher import Dispatcher, Settings
+from semfocus.execution.cluster.dispatcher import Dispatcher
 from semfocus.execution.cluster.on_ray import sees
 from semfocus.execution.cluster.options import parse_options
+from semfocus.execution.cluster.packing import Settings
 from semfocus.execution.cluster.ray_connection import connect, explained
 from semfocus.execution.cluster.ray_transport import RayTransport
 from semfocus.execution.cohorts import form_cohorts
@@ -71,7 +72,7 @@ class RayExecutor(Executor):
 
     def slots(self, share: float = 1.0, without: Collection[str] = ()) -> int:
         """How many cohorts that need this share of a GPU find room at a time, on other machines than those."""
-        nodes = [node for node in self.nodes() if node["NodeManagerHostname"] not in without]
+        nodes = [node for node in self.nodes() if node["NodeID"] not in without]
         return count_slots(nodes, self.cpus, share if self.device == "cuda" else 0.0, self.options.workers)
 
     def nodes(self) -> list[dict[str, Any]]:

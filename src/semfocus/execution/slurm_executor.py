@@ -16,8 +16,9 @@ import shutil
 from collections.abc import Sequence
 
 from semfocus.errors import MissingExtra, UsageError
-from semfocus.execution.cluster.dispatcher import Dispatcher, Settings
+from semfocus.execution.cluster.dispatcher import Dispatcher
 from semfocus.execution.cluster.options import parse_options
+from semfocus.execution.cluster.packing import Settings
 from semfocus.execution.cluster.shared_disk import lock_problem
 from semfocus.execution.cluster.slurm_jobs import SlurmOptions, SlurmTransport
 from semfocus.execution.cohorts import form_cohorts
@@ -51,7 +52,9 @@ class SlurmExecutor(Executor):
         self.cpus = runtime.threads or self.options.cpus
 
     def form_cohorts(self, jobs: Sequence[Job]) -> list[list[Job]]:
-        return form_cohorts(jobs, self.runtime, self.device, self.slots())
+        # Half a cohort takes half the time on a CPU. On a GPU it may not, and SLURM does not say how many there are.
+        workers = self.slots() if self.device == "cpu" else self.options.workers
+        return form_cohorts(jobs, self.runtime, self.device, workers)
 
     def slots(self) -> int:
         return self.options.workers or self.options.queued

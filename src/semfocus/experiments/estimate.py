@@ -25,7 +25,7 @@ from semfocus.analysis.comparability import differing, setting_text, settings_of
 from semfocus.config import RunConfig
 from semfocus.errors import SemfocusError
 from semfocus.execution.cohorts import cohort_key, cohort_limit
-from semfocus.experiments.run import Plan
+from semfocus.experiments.run import Plan, keeping
 from semfocus.report.terminal.progress import Work
 from semfocus.store import RunDirectory
 from semfocus.store.writer import NEWEST_KEPT
@@ -33,6 +33,7 @@ from semfocus.tasks import Task
 from semfocus.training.cohort import MOMENTS, Cohort, spec_of
 from semfocus.training.evaluation import Evaluator
 from semfocus.training.loading import config_of
+from semfocus.training.objective import objective_of
 from semfocus.training.runtime import Runtime, flop_per_row, numerics
 from semfocus.training.session import Job
 from semfocus.training.step import TrainStep
@@ -125,12 +126,12 @@ def estimate(plan: Plan, runtime: Runtime, seconds_to_measure: float = SECONDS_T
     waiting = {job.id for job in plan.waiting}
     left = {key: [job for job in runs if job.id in waiting] for key, runs in shapes.items()}
     costs = _costs({key: (shapes[key], runs) for key, runs in left.items() if runs}, runtime, seconds_to_measure)
-    keep = {*runtime.keep_epochs, *plan.experiment.keep_epochs}
+    kept = keeping(plan.experiment, runtime)
     parts = []
     for key, runs in shapes.items():
         steps = sum(job.steps_to_go for job in left[key])
         seconds, source = costs.get(key, (0.0, None))
-        room = sum(_bytes(job, keep, runtime) for job in left[key])
+        room = sum(_bytes(job, kept) for job in left[key])
         parts.append(Part(runs[0].config.task.name, runs, left[key], steps, steps * seconds, source, room))
     return Estimate(parts, _free(plan.store.root))
 
@@ -262,8 +263,9 @@ def _measured(runs: Sequence[Job], runtime: Runtime) -> float:
         evaluation = _timed(Evaluator(cohort).scores, device) / sum(few.values())
     per_epoch = -(-(rows - config.training.drop_one_row) // batch)
     steps = runs[0].steps
-    evaluations = runtime.evaluations(per_epoch, steps).count()
-    return (step + evaluation * (rows + heldout) * evaluations / steps) / members
+    evaluations = runtime.evaluations(per_epoch, steps, cohort.objective.evaluations).count()
+    evaluated = min(rows, config.training.evaluated_rows or rows) + heldout
+    return (step + evaluation * evaluated * evaluations / steps) / members
 
 
 def _step_seconds(stepper: TrainStep, device: torch.device) -> float:
@@ -285,13 +287,14 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def _bytes(job: Job, keep: set[int], runtime: Runtime) -> int:
+def _bytes(job: Job, runtime: Runtime) -> int:
     """What a run directory takes at most: the newest checkpoints and those that stay, and a line an evaluation."""
     training = job.config.training
     row = 4 * spec_of(job.config, job.task).layout.size
     checkpoint = row * (1 + len(MOMENTS[training.optimizer])) + BYTES_A_MANIFEST
-    checkpoints = NEWEST_KEPT + sum(epoch <= training.epochs for epoch in keep)
-    evaluations = runtime.evaluations(job.steps // training.epochs, job.steps).count()
+    per_epoch = job.steps // training.epochs
+    checkpoints = NEWEST_KEPT + len(runtime.kept_steps(per_epoch, job.steps))
+    evaluations = runtime.evaluations(per_epoch, job.steps, objective_of(job.task).evaluations).count()
     return int(checkpoints * checkpoint + evaluations * BYTES_AN_EVALUATION) + BYTES_A_RUN
 
 

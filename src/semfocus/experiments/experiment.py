@@ -44,6 +44,17 @@ class Panel:
     configs: tuple[RunConfig, ...] | None = None
 
 
+@dataclass(frozen=True)
+class Tuning:
+    """How the learning rate of each arm is chosen before arms are compared (`experiments.tuning`).
+
+    `by`: the mean held-out metric over the whole training (area), or the last held-out loss.
+    """
+
+    seeds: int = 2  # of the tuning's own
+    by: Literal["area", "last loss"] = "area"
+
+
 CURVES = Panel("learning curves", ("train_loss", "train_accuracy", "heldout_accuracy"))
 
 
@@ -66,6 +77,8 @@ class Experiment:
     figure: str = ""  # the stem of its figures' file names; empty: the name
     measures: tuple[str, ...] = ()  # measurements of the trained models that the panels need
     keep_epochs: tuple[int, ...] = ()  # checkpoints that stay
+    keep_shares: tuple[float, ...] = ()  # the same by the share of training
+    tuning: Tuning | None = None  # of learning rates, before its runs are trained; None: rates are as they are given
     heads_page: bool = False  # whether its title and question are the headline of a page about its runs
 
     @property

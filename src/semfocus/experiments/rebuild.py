@@ -4,6 +4,7 @@
 
 The runs come back into a store (`build/paper/runs`), from which analysis reads as from any other. Verdicts and figures
 are written beside the tables. A study is drawn with the tasks of which all its runs exist, and it is said how many do.
+Beside 95 % training accuracy, by which verdicts judge, levels.md and figures/levels show how soon others are reached.
 """
 
 from __future__ import annotations
@@ -12,20 +13,26 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from semfocus.analysis.comparison import BASE
 from semfocus.analysis.gaps import fewer_seeds, gaps
+from semfocus.analysis.groups import Group
+from semfocus.analysis.multiple import pairs_needed
 from semfocus.analysis.results import Results
 from semfocus.archive.tables import read_published
 from semfocus.experiments.experiment import Experiment, config_key
 from semfocus.experiments.registry import studies
 from semfocus.experiments.run import Plan, plan
 from semfocus.recipes import Scale
+from semfocus.report import levels_table
 from semfocus.report.figures.declared import draw_panels
+from semfocus.report.figures.levels import draw_levels
 from semfocus.report.page.page import write_page
 from semfocus.report.verdict_table import markdown
 from semfocus.store import RunStore, atomic
+from semfocus.training.objective import CLASSIFICATION
 from semfocus.training.session import Job
 
-FIGURES, VERDICTS = "figures", "verdicts.md"
+FIGURES, VERDICTS, LEVELS = "figures", "verdicts.md", "levels.md"
 
 
 @dataclass(frozen=True)
@@ -59,11 +66,25 @@ def rebuild(folder: Path, build: Path, *, scale: Scale = "paper", overrides: Seq
             if present.records:
                 name = experiment.name if precision == "fp32" else f"{experiment.name}-{precision}"
                 written = _draw(experiment, planned, present, folder / FIGURES / name)
-                drawn[name] = len(present.records), len(planned.jobs)
+                if written:  # not where nothing is drawn but what was never measured
+                    drawn[name] = len(present.records), len(planned.jobs)
                 figures += written
+        compared = [group for group in results.groups if _is_compared(group, precision)]
+        if compared:
+            name = "levels" if precision == "fp32" else f"levels-{precision}"
+            figures += draw_levels(compared, folder / FIGURES / name, formats=("svg", "png"))
+    atomic.write_text(folder / LEVELS, levels_table.markdown(filter(_is_compared, results.groups)))
     atomic.write_text(folder / VERDICTS, markdown(results, missing, fewer_seeds(results)))
     page = write_page(results, build / "report.html")
     return Rebuilt(results, folder / VERDICTS, figures, page, drawn, missing)
+
+
+def _is_compared(group: Group, precision: str | None = None) -> bool:
+    """Whether a mechanism is compared with full attention, by training accuracy, on seeds enough for a test."""
+    counts = [len(group.runs(mechanism)) for mechanism in group.mechanisms]
+    by_accuracy = group.records[0].objective.learned.column == CLASSIFICATION.learned.column
+    mine = precision is None or group.settings["precision"] == precision
+    return mine and by_accuracy and BASE in group.mechanisms and len(counts) > 1 and min(counts) >= pairs_needed(1)
 
 
 def _whole(jobs: Sequence[Job], there: Collection[str]) -> set[str]:

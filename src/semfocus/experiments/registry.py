@@ -14,7 +14,7 @@ from semfocus.registry import Registry
 COLUMNS = ("study", "paper", "runs", "tasks", "mechanisms", "title")
 Runs = TypeVar("Runs", bound=Callable[..., list[RunConfig]])
 
-_MODULES = ("paper_figures", "paper_checks", "interventions", "open_questions")
+_MODULES = ("paper_figures", "paper_text", "paper_checks", "interventions", "open_questions", "language_models")
 _studies: Registry[Study] = Registry("study", hint="; or the path of a study file, such as my_study.toml")
 
 

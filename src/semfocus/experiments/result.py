@@ -1,7 +1,7 @@
 """What `semfocus.compare` returns: a comparison that shows itself.
 
 result = semfocus.compare("even_pairs", quick=True)
-result                     in a notebook: the table, what the data support, and what is known of the data
+result                     the table, what the data support, and what is known of the data, in notebook and console
 result.rows()              a dictionary for each mechanism
 result.table()             the same as a frame
 result.plot()              learning curves
@@ -14,21 +14,25 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semfocus.analysis.comparison import Comparison
 from semfocus.analysis.recommend import Recommendation
 from semfocus.analysis.records import Record
-from semfocus.errors import MissingExtra, unknown
+from semfocus.errors import MissingExtra, nearby, printable, unknown
 from semfocus.execution.executor import RunOutcome
 from semfocus.experiments.run import Outcome
+from semfocus.report.terminal.tables import comparison_table
 from semfocus.report.text import baseline_text, counted, epochs_text, facts_text, learning_time_text
 from semfocus.training.objective import known_columns
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+_UNLIMITED = 10_000  # columns of a table: lines wrap where it is shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +111,27 @@ class ComparisonResult(Comparison):
                 raise unknown("metric", name, known_columns())
         return grid([Column.of(self.task, self, self.records)], wanted or ("train_loss",))
 
+    def __repr__(self) -> str:
+        """The table and the findings, for a console."""
+        from rich.console import Console
+
+        written = StringIO()
+        # In a notebook rich displays by itself what it prints, unless told not to.
+        console = Console(
+            file=written, force_jupyter=False, width=_UNLIMITED, soft_wrap=True, markup=False, emoji=False
+        )
+        console.print(comparison_table(self))
+        table = "\n".join(line.rstrip() for line in written.getvalue().splitlines())
+        where = ["", f"page: {nearby(self.page)}"] if self.page else []
+        return printable("\n".join([self._title(), "", table, "", *self._texts(), *where]))
+
+    def _title(self) -> str:
+        return f"{self.task}: {counted(self.seeds, 'seed')}, at most {counted(self.horizon, 'epoch')}"
+
+    def _texts(self) -> list[str]:
+        texts = [f"Accuracy without learning: {baseline_text(self)}.", *facts_text(self.facts), *self.tuning]
+        return [*texts, *self.sentences(), *([self.recommendation.text] if self.recommendation else [])]
+
     def _repr_html_(self) -> str:
         """The table and the findings, for a notebook."""
         heads = [
@@ -133,12 +158,9 @@ class ComparisonResult(Comparison):
             lines.append("".join(f"<td>{escape(cell)}</td>" for cell in cells))
         head = "".join(f"<th>{escape(text)}</th>" for text in heads)
         body = "".join(f"<tr>{line}</tr>" for line in lines)
-        texts = [f"Accuracy without learning: {baseline_text(self)}.", *facts_text(self.facts), *self.tuning]
-        texts += [*self.sentences(), *([self.recommendation.text] if self.recommendation else [])]
-        told = "".join(f"<li>{escape(text)}</li>" for text in texts)
-        title = f"{self.task}: {counted(self.seeds, 'seed')}, at most {counted(self.horizon, 'epoch')}"
-        where = f"<p>Everything: <code>{escape(str(self.page))}</code></p>" if self.page else ""
+        told = "".join(f"<li>{escape(text)}</li>" for text in self._texts())
+        where = f"<p>Everything: <code>{escape(nearby(self.page))}</code></p>" if self.page else ""
         return (
-            f"<p><b>{escape(title)}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"<p><b>{escape(self._title())}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
             f"<ul>{told}</ul>{where}"
         )

@@ -76,8 +76,7 @@ def run(plan: Plan, runtime: Runtime = Runtime(), on_progress: Callable | None =
     that study alone; beside other runs the study has a page of its own, named after it.
     """
     experiment = plan.experiment
-    runtime = replace(runtime, keep_epochs=tuple(sorted({*runtime.keep_epochs, *experiment.keep_epochs})))
-    outcomes = train_jobs(plan.jobs, plan.store, runtime, on_progress, executor)
+    outcomes = train_jobs(plan.jobs, plan.store, keeping(experiment, runtime), on_progress, executor)
     everything = Results.load(plan.store)
     ids = {job.id for job in plan.jobs}
     results, faults = everything.only(ids), [fault for fault in everything.faults if fault.name in ids]
@@ -88,6 +87,15 @@ def run(plan: Plan, runtime: Runtime = Runtime(), on_progress: Callable | None =
         return Outcome(experiment, outcomes, comparisons, [], None, faults, results.records)
     page = _write_page(plan, everything, results)
     return Outcome(experiment, outcomes, comparisons, _draw(plan, results), page, faults, results.records)
+
+
+def keeping(experiment: Experiment, runtime: Runtime) -> Runtime:
+    """The runtime with the checkpoints that the experiment wants kept, beside those that it keeps itself."""
+    return replace(
+        runtime,
+        keep_epochs=tuple(sorted({*runtime.keep_epochs, *experiment.keep_epochs})),
+        keep_shares=tuple(sorted({*runtime.keep_shares, *experiment.keep_shares})),
+    )
 
 
 def _write_page(plan: Plan, everything: Results, own: Results) -> Path:

@@ -17,7 +17,7 @@ from semfocus import recipes
 from semfocus.config import RunConfig
 from semfocus.config_files import apply_overrides, parse_config
 from semfocus.errors import UsageError, check_int
-from semfocus.experiments.experiment import Change, Experiment, Panel, distinct
+from semfocus.experiments.experiment import Change, Experiment, Panel, Tuning, distinct
 from semfocus.recipes import Recipe, Scale
 
 Tasks = Sequence[str]
@@ -53,6 +53,8 @@ class Study:
     recipe: Recipe = "paper"  # unless chosen otherwise
     # The same in all studies: whichever trains a run, it can be measured for any other.
     keep_epochs: tuple[int, ...] = (0, 20)
+    keep_shares: tuple[float, ...] = ()  # of training, where an epoch is long
+    tuning: Tuning | None = None  # of learning rates
 
     def experiment(self, tasks: Tasks | None = None, **choices: Unpack[Choices]) -> Experiment:
         """The experiment with these choices; what is left open is as the study says."""
@@ -69,6 +71,8 @@ class Study:
             tuple(panels),
             measures=self.measures,
             keep_epochs=self.keep_epochs,
+            keep_shares=self.keep_shares,
+            tuning=self.tuning,
             heads_page=True,
         )
 
@@ -104,6 +108,28 @@ def crossed(
             for mechanism in names:
                 config = _changed(base, [*texts, f"attention.mechanism={json.dumps(mechanism)}"])
                 configs += [config.model_copy(update={"seed": seed}) for seed in chosen]
+    return distinct(configs)
+
+
+def seed_by_seed(
+    bases: Sequence[RunConfig],
+    mechanisms: Sequence[str] | Callable[[int], Sequence[str]],
+    *,
+    seeds: int,
+    overrides: Sequence[str] = (),
+    most: int = MANY,
+) -> list[RunConfig]:
+    """Every base with every seed and mechanism, where runs are long: what is cut off leaves whole comparisons behind.
+
+    Overrides belong to every run; what is varied is in the bases already.
+    """
+    _refuse_varied(overrides, set())
+    configs: list[RunConfig] = []
+    for base in (_changed(base, overrides) for base in bases):
+        chosen = mechanisms(base.task.build().seq_len) if callable(mechanisms) else mechanisms
+        check_count(len(bases) * len(chosen), seeds, most)
+        runs = [_changed(base, [f"attention.mechanism={json.dumps(mechanism)}"]) for mechanism in chosen]
+        configs += [run.model_copy(update={"seed": seed}) for seed in recipes.seeds(seeds) for run in runs]
     return distinct(configs)
 
 

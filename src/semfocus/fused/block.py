@@ -15,7 +15,7 @@ from torch import Tensor
 from semfocus import model
 from semfocus.attention.inputs import prepare_inputs
 from semfocus.attention.kernels.short.arguments import empty_like_layout
-from semfocus.attention.kernels.short.dispatch import empty_saved, plan, short_refuses
+from semfocus.attention.kernels.short.dispatch import empty_saved, plan, short_refuses, short_refuses_form
 from semfocus.fused.launch import launch_for, num_splits
 from semfocus.model import NORM_EPSILON, ForwardFns, Padding
 from semfocus.spec import Spec
@@ -67,7 +67,10 @@ class BlockWeights(NamedTuple):
 
 
 def refuses(spec: Spec, device: torch.device, shared_memory: Callable[[torch.device], int] | None = None) -> str | None:
-    """Why these kernels cannot serve a model; None if they can. `shared_memory`: bytes that a program may use."""
+    """Why these kernels cannot serve a model; None if they can. `shared_memory`: bytes that a program may use.
+
+    On the device `meta`, which stands for GPUs of other machines: whether some GPU could.
+    """
     shape = spec.model
     widths = {"d_model": shape.d_model, "heads * head_dim": shape.heads * shape.head_dim, "d_mlp": shape.d_mlp}
     for name, width in widths.items():
@@ -95,7 +98,8 @@ def refuses(spec: Spec, device: torch.device, shared_memory: Callable[[torch.dev
         return f"mechanisms of one cohort share one kind of kernel, not {', '.join(sorted(plans))}"
     for part, _ in spec.by_attention:
         inputs = prepare_inputs(q, q, q, part.mechanism, normaliser=part.normaliser)
-        if (reason := short_refuses(inputs)) is not None:  # a block calls these kernels only
+        reason = short_refuses_form(inputs) if device.type == "meta" else short_refuses(inputs)
+        if reason is not None:  # a block calls these kernels only
             return reason
     return None
 

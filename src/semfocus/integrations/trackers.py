@@ -26,7 +26,7 @@ from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
-from semfocus.errors import MissingExtra, UsageError, unknown
+from semfocus.errors import MissingExtra, UsageError, expanded, unknown
 
 MAX_OPEN_LOGS = 64  # each may hold a file and a thread
 
@@ -108,7 +108,7 @@ class TrackioLog:
 def tensorboard(directory: str) -> Callable[[Run], Log]:
     """Write event files under `directory`."""
     module = _module("tensorboard", "torch.utils.tensorboard", "writing for TensorBoard")
-    return lambda run: TensorBoardLog(module, Path(directory).expanduser(), run)
+    return lambda run: TensorBoardLog(module, expanded(directory), run)
 
 
 def wandb(project: str) -> Callable[[Run], Log]:

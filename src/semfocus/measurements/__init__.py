@@ -7,6 +7,7 @@ keeps measurements with their runs and reads them back.
 from collections.abc import Mapping
 
 from semfocus.measurements.by_length import LengthCurve, Smoothness
+from semfocus.measurements.by_step import Induction
 from semfocus.measurements.fields import Malformed
 from semfocus.measurements.kinds import (
     Dispersion,
@@ -25,6 +26,7 @@ Measurements = Mapping[str, Mapping[str, Measurement]]
 __all__ = [
     "SQUARES",
     "Dispersion",
+    "Induction",
     "KeptKeys",
     "LengthCurve",
     "Malformed",

@@ -48,9 +48,12 @@ class Fields:
             raise Malformed(f"{name} is missing")
         return value
 
-    def optional(self, name: str, called: str = "") -> float | None:
-        """A finite number, or None; `called` is its name in an error."""
-        return self._checked(self.values.get(name), called or name)
+    def optional(self, name: str, called: str = "", least: float | None = None) -> float | None:
+        """A finite number, of at least `least`, or None; `called` is its name in an error."""
+        value = self._checked(self.values.get(name), called or name)
+        if value is not None and least is not None and value < least:
+            raise Malformed(f"{called or name} is below {least:g}")
+        return value
 
     def numbers(self, name: str) -> list[float]:
         """A list of finite numbers."""

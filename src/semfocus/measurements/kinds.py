@@ -90,7 +90,7 @@ class Checkpoint:
         spreads = {}
         for name in SPREADS:
             values = fields.child(name)
-            known = {percent: values.optional(percent, f"{name} {percent}") for percent in PERCENTS}
+            known = {percent: values.optional(percent, f"{name} {percent}", least=0.0) for percent in PERCENTS}
             spreads[name] = Spread(known, frozenset(infinite.strings(name)) & frozenset(PERCENTS))
         keys = max(1, int(fields.number("keys")))
         queries = fields.optional("queries")

@@ -33,6 +33,7 @@ import numpy as np
 
 from semfocus.errors import CorruptData, OtherFormat, SemfocusError, StorageError
 from semfocus.measurements.by_length import LengthCurve, Smoothness
+from semfocus.measurements.by_step import Induction
 from semfocus.measurements.fields import LARGEST, Malformed
 from semfocus.measurements.kinds import (
     DIRECTIONS,
@@ -75,6 +76,7 @@ KINDS: dict[str, type[Measurement]] = {
     LengthCurve.NAME: LengthCurve,
     KeptKeys.NAME: KeptKeys,
     Smoothness.NAME: Smoothness,
+    Induction.NAME: Induction,
 }  # by plain name
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semfocus.analysis.multiple import ALPHA
@@ -72,6 +72,12 @@ def duration(seconds: float) -> str:
 def counted(number: float, noun: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{number:.15g} {noun}" if number == 1 else f"{number:.15g} {noun}s"
+
+
+def seeds_text(counts: Collection[int]) -> str:
+    """The seeds behind several lines: `one seed`, `10 seeds`, or `10 to 20 seeds` where some have fewer."""
+    low, high = min(counts), max(counts)
+    return "one seed" if high == 1 else f"{high} seeds" if low == high else f"{low} to {high} seeds"
 
 
 def epochs_text(arm: Arm) -> tuple[str, str]:
@@ -152,8 +158,21 @@ def facts_text(facts: Json) -> list[str]:
     left += [f"{_rows(facts['cut'])} cut at {facts['seq_len']} tokens"] if facts.get("cut") else []
     unknown = facts.get("unknown_share")
     left += [f"{unknown:.1%} of the held-out tokens are unknown"] if isinstance(unknown, float) and unknown else []
+    untaught = facts.get("untaught")
+    if isinstance(untaught, float):
+        lines.append(
+            f"{untaught:.1%} of the held-out rows are of classes that no train row has: is this the label column?"
+        )
     tokens = f"Tokens: {facts.get('tokenizer')}, {facts.get('vocab_size')} symbols, {facts.get('seq_len')} a row"
     return [*lines, "; ".join([tokens, *left]) + "."]
+
+
+def rates_text(configs: Iterable[Json]) -> str:
+    """`Learning rates chosen by tuning (lr of 0.03, 0.1, 0.3; 2 seeds): full 0.1, topk:2 0.3.` Empty where given."""
+    trainings = {config["attention"]["mechanism"]: config["training"] for config in configs}
+    tuned = {str(training["tuned"]) for training in trainings.values() if training.get("tuned")}
+    rates = ", ".join(f"{name} {training['lr']:g}" for name, training in trainings.items())
+    return f"Learning rates chosen by tuning ({'; '.join(sorted(tuned))}): {rates}." if tuned else ""
 
 
 def _corpus_text(facts: Json, rows: str) -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from semfocus.errors import CorruptData, OtherFormat, StorageError, UsageError
+from semfocus.errors import CorruptData, OtherFormat, StorageError, UsageError, expanded
 from semfocus.store import atomic, checkpoints, formats, locks
 from semfocus.store.directory import CHECKPOINTS, CONFIG, LOCK, METRICS, TIMING, RunDirectory, is_run_id
 
@@ -57,7 +57,7 @@ class RunStore:
     """The runs under one directory."""
 
     def __init__(self, root: Path | str | None = None) -> None:
-        self.root = Path(root or os.environ.get("SEMFOCUS_RUNS") or "runs").expanduser().absolute()
+        self.root = expanded(root or os.environ.get("SEMFOCUS_RUNS") or "runs").absolute()
         _check_names(self.root)
 
     def create_or_open(self, run_id: str, config: Mapping[str, Any], free: tuple[str, ...] = ()) -> RunDirectory:

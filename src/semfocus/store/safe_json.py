@@ -75,7 +75,7 @@ def open_plain(path: Path) -> int:
     except FileNotFoundError:
         raise
     except OSError as error:
-        if path.is_symlink():
+        if os.path.islink(path):
             raise CorruptData(f"{path} is a symbolic link; a run directory holds plain files only") from None
         raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semfocus.errors import StorageError
+from semfocus.errors import StorageError, expanded
 from semfocus.store.atomic import write_bytes
 
 Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
@@ -32,7 +32,7 @@ def directory() -> Path | None:
     if place.lower() in ("off", "0", "no", "false"):
         return None
     if place:
-        return Path(place).expanduser() / "tasks"
+        return expanded(place) / "tasks"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "semfocus" / "tasks"
 
 

@@ -126,9 +126,11 @@ def _of_rows(title: str, rows: list[Any]) -> dict[str, list[Any]]:
     """Pairs, or dictionaries with the same keys, as columns."""
     if rows and all(isinstance(row, Mapping) for row in rows):
         return {str(name): [row.get(name) for row in rows] for name in rows[0]}
+    is_apart = len(rows) == 2 and all(isinstance(row, (list, tuple)) for row in rows) and len(rows[0]) == len(rows[1])
     for number, row in enumerate(rows):
         if isinstance(row, (str, bytes)) or not hasattr(row, "__len__") or len(row) != 2:
-            raise DataError(f"{title}, row {number}: {row!r:.60} is not a pair of a text and a label")
+            hint = "; of texts and labels apart give zip(texts, labels)" if is_apart else ""
+            raise DataError(f"{title}, row {number}: {row!r:.60} is not a pair of a text and a label{hint}")
     return {"text": [row[0] for row in rows], "label": [row[1] for row in rows]} if rows else {}
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from pathlib import Path
 
 from semfocus.errors import UsageError
@@ -19,7 +20,7 @@ from semfocus.store.atomic import make_directories, write_bytes
 FOLDER = "data"
 _SCHEME = "stored:"
 # Part of a path: nothing but a hash and a plain file name may get that far.
-_NAME = re.compile(r"stored:([0-9a-f]{16})/([A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.(?:jsonl|safetensors))")
+_NAME = re.compile(r"stored:([0-9a-f]{16})/(\w[\w.-]{0,59}\.(?:jsonl|safetensors))")
 
 
 def is_stored(name: str) -> bool:
@@ -43,7 +44,7 @@ def stored_path(name: str, root: Path | None) -> Path:
 
 def store(title: str, suffix: str, content: bytes, root: Path) -> str:
     """Keep a file's content in the store at `root` and return the name by which a configuration knows it."""
-    stem = re.sub(r"[^A-Za-z0-9_-]+", "_", title).strip("_-")[:60] or "data"
+    stem = re.sub(r"[^\w-]+", "_", unicodedata.normalize("NFC", title)).strip("_-")[:60] or "data"
     name = f"{_SCHEME}{hashlib.sha256(content).hexdigest()[:16]}/{stem}{suffix}"
     folder, file = name.removeprefix(_SCHEME).split("/")
     path = root / FOLDER / folder / file

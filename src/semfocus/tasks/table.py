@@ -155,7 +155,13 @@ class TableTask(Task):
             "majority_class": self.class_names[majority],
             "majority_share": self._majority_shares(),
             "baselines": self.baselines,
+            **({"untaught": untaught} if (untaught := self._untaught_share()) else {}),
         }
+
+    def _untaught_share(self) -> float:
+        """The share of held-out rows whose class no train row has: no model can be right on them but by chance."""
+        is_taught = self._class_counts("train") > 0
+        return float((~is_taught[self.table.labels[self.table.members["heldout"]]]).mean())
 
     def _class_counts(self, split: Split) -> NDArray[np.int64]:
         return np.bincount(self.table.labels[self.table.members[split]], minlength=self.num_classes)

@@ -63,7 +63,7 @@ def is_path(name: object) -> bool:
     """Whether the option means a file or a folder rather than one of the names."""
     if not isinstance(name, str) or name in NAMES:
         return False
-    return name.endswith(".json") or os.sep in name or Path(name, TOKENIZER_FILE).is_file()
+    return name.endswith(".json") or os.sep in name or os.path.isfile(os.path.join(name, TOKENIZER_FILE))
 
 
 def fit_tokeniser(name: str, train: Iterable[Content], size: int) -> Tokeniser:
@@ -167,7 +167,7 @@ class Pretrained(BytePairs):
             from tokenizers import Tokenizer
         except ImportError:
             raise MissingExtra("tokenizers", "hf", "a pretrained tokeniser") from None
-        file = path / TOKENIZER_FILE if path.is_dir() else path
+        file = path / TOKENIZER_FILE if os.path.isdir(path) else path
         try:
             data = file.read_bytes()
             model = Tokenizer.from_str(data.decode())

@@ -35,9 +35,13 @@ def document(config: RunConfig, task: Task) -> dict[str, Any]:
 
 
 def recorded_fields(run: RunDirectory) -> dict[str, Any]:
-    """The fields of config.json, after a check that the run is named after them."""
+    """The fields of config.json, after a check that the run is named after them, and that it is damaged nowhere else.
+
+    What is measured on the model of a run is an answer about the run.
+    """
     fields, is_sealed = run.read_config()
     check_recorded_id(fields, run.id, is_sealed)
+    run.check_logs()
     return fields
 
 

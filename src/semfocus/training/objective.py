@@ -116,7 +116,7 @@ class Objective(ABC):
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, ACCURACY)
     learned: ClassVar[Learned] = Learned()
     is_causal: ClassVar[bool] = False  # position t must not see the positions after it
-    evaluations: ClassVar[int | None] = None  # how many a run has, in equal distances; None: one an epoch at first
+    evaluations: ClassVar[int | None] = None  # of a run of fewer epochs, in equal distances; None: one an epoch
     predicts_positions: ClassVar[bool] = False  # logits (E, B, L, C), one set a position, instead of (E, B, C)
 
     @abstractmethod
@@ -267,6 +267,7 @@ class NextToken(Objective):
     """
 
     name = "next_token"
+    evaluations = 40  # a corpus is read once or a few times; a quarter and half of the training are among them
     is_causal = True
     predicts_positions = True
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from semfocus.config import TrainingConfig
-from semfocus.errors import UsageError, check_int
+from semfocus.errors import UsageError, check_float, check_int
 from semfocus.fused import fused_parts, refuses
 from semfocus.model import EAGER, ForwardFns
 from semfocus.spec import Spec
@@ -83,6 +83,7 @@ class Runtime:
     evaluate_every: float | None = None  # epochs; None: each at first, fewer later (`Evaluations`)
     checkpoint_seconds: float = 30.0
     keep_epochs: tuple[int, ...] = ()  # checkpoints to keep, for measurements; 0: initialisation
+    keep_shares: tuple[float, ...] = ()  # the same by the share of training, where an epoch is long; 1: the end
     cohort_size: int | None = None
     jobs: int | None = 1  # cohorts at a time; None: one a core, each in its own process, or `GPU_JOBS` on a GPU
     micro_batch: int | None = None  # examples of a batch in memory at a time; None: all
@@ -106,6 +107,8 @@ class Runtime:
             raise UsageError(f"checkpoint_seconds = {self.checkpoint_seconds!r} must be zero or more")
         for epoch in self.keep_epochs:
             check_int("keep_epochs", epoch, at_least=0)
+        for share in self.keep_shares:
+            check_float("keep_shares", share, 0, 1)
 
     def torch_device(self) -> torch.device:
         """The device, or an error if this machine does not have it."""
@@ -127,11 +130,19 @@ class Runtime:
     def evaluations(self, steps_per_epoch: int, steps: int, count: int | None = None) -> Evaluations:
         """When to evaluate a run of this many steps; at most once a step, at least once.
 
-        Where no cadence is given, `count` evaluations in equal distances; None: as `Evaluations` does by itself.
+        Where no cadence is given, as `Evaluations` does by itself; a run of fewer epochs than `count` gets so many
+        evaluations, in equal distances.
         """
         if self.evaluate_every is None:
-            return Evaluations(steps_per_epoch, steps, None if count is None else max(1.0, steps / count))
+            is_short = count is not None and steps < count * steps_per_epoch
+            return Evaluations(steps_per_epoch, steps, max(1.0, steps / count) if count and is_short else None)
         return Evaluations(steps_per_epoch, steps, min(max(1.0, self.evaluate_every * steps_per_epoch), steps))
+
+    def kept_steps(self, steps_per_epoch: int, steps: int) -> tuple[int, ...]:
+        """The steps of a run of so many whose checkpoints stay, in order."""
+        kept = {epoch * steps_per_epoch for epoch in self.keep_epochs}
+        kept |= {round(share * steps) for share in self.keep_shares}
+        return tuple(sorted(step for step in kept if step <= steps))
 
     def num_jobs(self) -> int:
         """How many cohorts to train at a time."""
@@ -148,12 +159,14 @@ class Runtime:
         is_plain = spec.plan.sole is not None and not spec.chooses_at_random and not spec.learned
         if not may_mix or not is_plain or spec.length > MAX_MIXED_LENGTH:
             return (spec.attention,)
+        if where.type == "cuda" and not torch.cuda.is_available():  # of machines that a driver has never seen
+            where = torch.device("meta")
         return spec.padded_len, spec.alignment_padding, spec.extra_tokens, refuses(spec, where) is None
 
     def as_before(self, status: Mapping[str, Any] | None) -> Runtime:
         """With the threads and the compile choice of a run's first session, unless given: they decide the last bits.
 
-        Epochs that the run was to keep are kept still.
+        Checkpoints that the run was to keep are kept still.
         """
         status = status or {}
         parted = status.get("micro_batch")
@@ -161,6 +174,9 @@ class Runtime:
         device, restored = self.torch_device(), self
         if isinstance(kept, list) and all(type(epoch) is int and epoch >= 0 for epoch in kept):
             restored = replace(restored, keep_epochs=tuple(sorted({*self.keep_epochs, *kept})))
+        shares = status.get("kept_shares")
+        if isinstance(shares, list) and all(type(share) in (int, float) and 0 <= share <= 1 for share in shares):
+            restored = replace(restored, keep_shares=tuple(sorted({*self.keep_shares, *map(float, shares)})))
         if self.micro_batch is None and type(parted) is int and parted >= 1:
             restored = replace(restored, micro_batch=parted)
         if self.threads is None and type(threads) is int and 1 <= threads <= MAX_THREADS:

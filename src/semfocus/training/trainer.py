@@ -100,6 +100,7 @@ class Trainer:
         self.per_epoch = self.cohort.steps_per_epoch
         self.total = self.cohort.total_steps
         self.evaluations = runtime.evaluations(self.per_epoch, self.total, self.cohort.objective.evaluations)
+        self.kept = runtime.kept_steps(self.per_epoch, self.total)
         examples = len(members) * self.total * training.batch_size
         self.parts = runtime.parts(self.cohort.spec, examples, self.device)
         self.began = self.saved_at = time.monotonic()
@@ -116,7 +117,7 @@ class Trainer:
         with numerics(self.members[0].config.precision, self.threads):
             self._resume()
             self._announce()
-            if self.cohort.step == 0 and 0 in self.runtime.keep_epochs:
+            if self.cohort.step == 0 and 0 in self.kept:
                 self._save(keep=True)
             self._prepare()
             self._settle()
@@ -175,17 +176,19 @@ class Trainer:
         """The fields of every status: all that has to be the same for identical results, and the notes."""
         machine = facts(self.device, self.threads, self.parts is not EAGER)
         kept = {"kept_epochs": list(self.runtime.keep_epochs)} if self.runtime.keep_epochs else {}
+        kept |= {"kept_shares": list(self.runtime.keep_shares)} if self.runtime.keep_shares else {}
         parted = {"micro_batch": self.runtime.micro_batch} if self.runtime.micro_batch else {}
         return {"cohort": self.ids, "steps": self.total, **machine, **kept, **parted, **self.notes}
 
     def _advance(self) -> Iterator[None]:
-        """Train up to the next evaluation, the end of the epoch, or a signal; evaluate and save if due."""
+        """Train up to the next evaluation or checkpoint to keep, the end of the epoch, or a signal; do what is due."""
         step = self.cohort.step
         epoch, inside = divmod(step, self.per_epoch)
         if epoch != self.loaded_epoch:
             self.train_step.begin_epoch(epoch, inside)
             self.loaded_epoch = epoch
-        target = min(self.evaluations.next_after(step), (epoch + 1) * self.per_epoch)
+        stops = self.evaluations.next_after(step), (epoch + 1) * self.per_epoch
+        target = min(*stops, *(kept for kept in self.kept if kept > step))
         yield from self._train_until(target)
         if self.cohort.step < target:
             return
@@ -196,7 +199,7 @@ class Trainer:
             self.train_step.prepare_epoch(epoch + 1)  # while a GPU is busy with this one
         yield
         ended = self._record_all(self.evaluator.read(), started) if due else []
-        keep = target % self.per_epoch == 0 and target // self.per_epoch in self.runtime.keep_epochs
+        keep = target in self.kept
         if keep or ended or self._long_unsaved():
             self._save(keep=keep)
         self.on_progress(self._progress(len(ended)))

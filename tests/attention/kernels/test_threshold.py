@@ -149,12 +149,40 @@ def test_the_same_bits_alone_and_in_a_batch_and_twice() -> None:
     assert torch.equal(alone[0][0], batch[0][1])
 
 
-def test_every_pass_keeps_the_same_pairs() -> None:
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype"),
+    [(16, torch.float32), pytest.param(128, torch.float32, marks=SLOW), (16, torch.bfloat16),
+     pytest.param(128, torch.bfloat16, marks=SLOW), pytest.param(256, torch.bfloat16, marks=SLOW)],
+)  # fmt: skip
+def test_every_pass_keeps_the_same_pairs_with_the_tiles_it_has(monkeypatch, width: int, dtype: torch.dtype) -> None:
     """The weights of a query add up to one, also as the backward pass sees them: dv of ones is their sum."""
-    q, k, v = (drawn(1, 1, 60, 16, integers=False, seed=seed).requires_grad_() for seed in range(3))
+    from semfocus.attention.kernels.threshold import configs, dispatch
+
+    monkeypatch.setattr(dispatch, "launch_for", configs.launch_for)
+    q, k, v = (drawn(1, 1, 150, width, integers=False, seed=seed).to(dtype).requires_grad_() for seed in range(3))
     out = operator.attend(q, k, v, TopK(20), backend="threshold", causal=True)
     (dv,) = torch.autograd.grad(out, v, torch.ones_like(out))
-    torch.testing.assert_close(dv.sum(dim=-2), torch.full_like(dv.sum(dim=-2), 60.0))
+    sums = dv.double().sum(dim=-2)
+    torch.testing.assert_close(
+        sums, torch.full_like(sums, 150.0), rtol=1e-6 if dtype == torch.float32 else 1e-3, atol=0
+    )
+
+
+def test_all_kernels_multiply_by_the_same_instructions() -> None:
+    """A score that one of them rounds otherwise than the search would be kept there, and dropped here."""
+    from semfocus.attention.kernels.threshold import configs
+
+    for precision in ("tf32", "tf32x3"):
+        for width in (16, 64, 65, 128, 129, 256):
+            launches = {
+                kernel: configs.launch_for(kernel, width, precision)
+                for kernel in ("search", "forward", "by_query", "by_key")
+            }
+            wide = {launch.block_m >= configs.WHOLE_GROUP for launch in launches.values()}
+            assert len(wide) == 1, (precision, width, launches)
 
 
 def test_a_query_that_keeps_one_key_has_a_gradient_of_zero_to_the_bit() -> None:

@@ -20,8 +20,10 @@ from semfocus.analysis.verdicts import (
     learning,
     longer,
     measured,
+    recall,
     robustness,
     surfaces,
+    text,
     ways,
 )
 from semfocus.analysis.verdicts.evidence import OUTCOMES, Claim, Outcome, Verdict, conclude
@@ -30,14 +32,14 @@ from semfocus.analysis.verdicts.settings import settings_from
 __all__ = ["CLAIMS", "OUTCOMES", "Claim", "Measurements", "Outcome", "Verdict", "judge"]
 
 NOTHING: Measurements = {}
-_PARTS = (learning, largest, generalisation, robustness, measured, surfaces, interventions, ways, longer)
+_PARTS = (learning, largest, generalisation, robustness, measured, surfaces, interventions, text, ways, longer, recall)
 CLAIMS: tuple[Claim, ...] = tuple(
     sorted(
         (claim for part in _PARTS for claim in part.CLAIMS),
         key=lambda claim: int(claim.id[1:]),
     )
 )
-"""The paper's claims, C1 to C14, and the open questions, C15 to C18, each with its rule."""
+"""The paper's claims, C1 to C14, and the open questions, C15 to C22, each with its rule."""
 
 
 def judge(records: Sequence[Record], measurements: Measurements = NOTHING) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""C1 and C5 under other settings: activations (C6), depth and heads (C7), optimisation (C8); and on text (C14)."""
+"""C1 and C5 under other settings: activations (C6), depth and heads (C7), and optimisation (C8)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from semfocus.analysis.records import Measurements
 from semfocus.analysis.verdicts.evidence import Claim, Part, missing
-from semfocus.analysis.verdicts.generalisation import AS_WELL, as_well_and_earlier
-from semfocus.analysis.verdicts.pairs import faster_on, generalises_as_well, learns_nothing, sooner_to_loss
-from semfocus.analysis.verdicts.settings import FULL, NEXT_TOKEN, TASKS, TOPK, Setting, choose, departures
+from semfocus.analysis.verdicts.generalisation import as_well_and_earlier
+from semfocus.analysis.verdicts.pairs import faster_on, learns_nothing, sooner_to_loss
+from semfocus.analysis.verdicts.settings import FULL, TASKS, TOPK, Setting, choose, departures
 
 LISTOPS = "listops"
 FIRST_FOUR = ("listops", "parity", "even_pairs", "missing_duplicate")  # of figure 7, the only ones shown with Mish
@@ -80,18 +80,6 @@ def _text(changes: Mapping[str, Any]) -> str:
     return " ".join(texts)
 
 
-def c14(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
-    """Text is seldom learned to 95 %: compare the epochs to the loss that both arms reach."""
-    setting = choose(settings, NEXT_TOKEN, to_the_end=True)
-    if setting is None:
-        why = f"no pair of {FULL} and {TOPK} on a task called {NEXT_TOKEN}: semfocus has none of its own"
-        return [missing(LOWER_LOSS, why, LOWER_LOSS), missing(f"held-out accuracy: {AS_WELL}", why, AS_WELL)]
-    return [
-        sooner_to_loss(LOWER_LOSS, setting, aspect=LOWER_LOSS),
-        generalises_as_well(f"held-out accuracy: {AS_WELL}", setting, aspect=AS_WELL),
-    ]
-
-
 _ALONE = (
     "Runs that differ from the paper's settings in anything else do not count (the clean recipe is taken where the "
     "paper's was not run)."
@@ -124,12 +112,5 @@ CLAIMS = (
         "Adam at 1e-5, 1e-4, 1e-3, 1e-2 with decay 0.99999, each as in C7. The parts of rate 1 are the paper's own "
         "setting.",
         c8,
-    ),
-    Claim(
-        "C14",
-        "Next-token prediction on text shows the same effect.",
-        f"Two aspects, from runs of a registered task called {NEXT_TOKEN} that trained to the last epoch: sooner to a "
-        "training loss as in C7, and held-out accuracy as well in the last epoch as in C5.",
-        c14,
     ),
 )

@@ -30,7 +30,6 @@ TASKS = (
     "stack_manipulation", "modular_arithmetic", "solve_equation", "listops",
 )  # fmt: skip
 FULL, TOPK = "full", "topk:5"
-NEXT_TOKEN = "next_token"
 QUIRKS = frozenset(
     f"{part}.{name}"
     for part, names in {

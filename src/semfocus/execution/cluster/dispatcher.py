@@ -18,58 +18,31 @@ The driver may die at any time. What it knows beyond the run directories can be 
 from __future__ import annotations
 
 import signal
-import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from semfocus.archive.contents import read_files
 from semfocus.archive.merge import Arrivals
-from semfocus.archive.parcel import unwrap, wrap
+from semfocus.archive.parcel import unwrap
 from semfocus.errors import CorruptData, Locked, SemfocusError
-from semfocus.execution.cluster.data_files import files_of
-from semfocus.execution.cluster.flights import Flight, Load, board_row, got_further, shortest_first, stand
+from semfocus.execution.cluster.flights import Flight, Load, adopted, board_row, progress_of, share_of, shortest_first
 from semfocus.execution.cluster.leaving import Detached, wants_to_detach
-from semfocus.execution.cluster.messages import Adopted, Gone, Message, Transport, Work, new_attempt, versions
-from semfocus.execution.cohorts import cohort_limit
-from semfocus.execution.processes import LostProcess, raised
-from semfocus.plugins import plugin_modules
-from semfocus.store import RunDirectory, RunStore
+from semfocus.execution.cluster.losing import after_loss, tell_of_loss
+from semfocus.execution.cluster.messages import Gone, Message, Transport, new_attempt, warn_of_build
+from semfocus.execution.cluster.packing import Packer, Settings
+from semfocus.execution.processes import raised
+from semfocus.store import RunStore
 from semfocus.store.board import BOARD_SECONDS, MAX_LOG_BYTES, MAX_ROWS, Board, open_board
 from semfocus.training.runtime import Runtime
 from semfocus.training.session import CORRUPT, ENDED, Job, note_failure
 from semfocus.training.signals import Interrupted, Interruption, listening
-from semfocus.training.trainer import Callback, MemberProgress, Progress
+from semfocus.training.trainer import Callback
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 60.0  # for workers to save and bring their runs
-LOG_LINES = 5  # of a failed worker that are shown at once
-SHARES = (1.0, 0.5, 0.25, 0.125)  # of a device that a cohort may be given
-
-
-class LostWorker(LostProcess):
-    """A worker that ended without a word; its cohort goes on elsewhere."""
-
-
-class DifferentBuilds(UserWarning):
-    """Machines whose torch differs: results then differ in their last bits."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a cluster is driven; the defaults suit a real one."""
-
-    hand_back: bool  # workers bring runs; else they write into the store, whose disk they share
-    retries: int = 5  # losses in a row, without a new checkpoint, after which a cohort is split and a run given up
-    lease: float = 60.0  # seconds without a word after which a worker is given up
-    beat: float = 1.0  # seconds between two words
-    threads: int = 1  # of a cohort, where nothing else is said
-    probe: tuple[str, str] | None = None
-    device: str = "cpu"
 
 
 class Dispatcher:
@@ -92,16 +65,16 @@ class Dispatcher:
         self.failed: list[str] = []
         self.total, self.ended = sum(map(len, cohorts)), 0
         self.late = 0  # words of attempts that no longer count
-        self.versions, self.plugins = versions(), plugin_modules()
-        self.data = files_of(job.config for jobs in cohorts for job in jobs)
-        self.builds = {self.versions["torch"]}
+        self.packer = Packer(store, runtime, settings, (job.config for jobs in cohorts for job in jobs))
+        self.builds = {self.packer.versions["torch"]}
         self.shown_at = -BOARD_SECONDS
 
     def run(self) -> list[str]:
         """Train every cohort; the ids of runs that cannot be trained. Interrupted: all save, then it raises."""
         with listening() as interruption, open_board(self.store.root, self.transport.name) as self.board:
             try:
-                self._adopt(self.transport.adopt())
+                for attempt, load in adopted(self.queue, self.transport.adopt(), self.store).items():
+                    self.flights[attempt] = Flight(load, 1.0, heard=self.clock())
                 while (self.queue or self.flights) and not interruption.signal:
                     self.step(POLL_SECONDS)
                 if interruption.signal:
@@ -123,88 +96,40 @@ class Dispatcher:
 
     def _submit(self) -> None:
         while self.queue:
-            slots = self.transport.slots(self._share(self.queue[0].jobs))
+            share = self._share(self.queue[0].jobs)
+            slots = self.transport.slots(share)
             if len(self.flights) >= slots + max(2, slots // 4):
                 return
-            self._send(self.queue.popleft())
+            self._send(self.queue.popleft(), share)
 
-    def _send(self, load: Load) -> None:
+    def _send(self, load: Load, share: float) -> None:
         load.jobs = self._unfinished(load.jobs)
         if not load.jobs:
             return
-        attempt, flight = new_attempt(), Flight(load, self._share(load.jobs))
+        attempt, flight = new_attempt(), Flight(load, share)
         self.flights[attempt] = flight  # from here on its locks are given back whatever happens
-        parcel = None
         if self.settings.hand_back:
             load.jobs = [job for job in load.jobs if self._lock(job, flight)]
             if not load.jobs:
                 self._drop(attempt)
                 return
-            parcel = wrap(
-                {job.id: read_files(job.run, "kept") for job in load.jobs}, {job.id: "interrupted" for job in load.jobs}
-            )
-        load.stood = stand(load.jobs)
-        self.transport.submit(self._work(attempt, load), parcel, flight.share)
+        load.mark()
+        work = self.packer.work(attempt, load, self.board.folder)
+        self.transport.submit(work, self.packer.parcel(load.jobs), flight.share)
 
     def _unfinished(self, jobs: Sequence[Job]) -> list[Job]:
         return [job for job in jobs if job.state not in (*ENDED, CORRUPT) and job.id not in self.failed]
 
     def _lock(self, job: Job, flight: Flight) -> bool:
         """Whether this run is ours; one that another process holds is left to it."""
-        try:
+        with suppress(Locked):
             flight.writers[job.id] = flight.locks.enter_context(job.run.lock())
-        except Locked:
-            return False
-        return True
-
-    def _work(self, attempt: str, load: Load) -> Work:
-        settings = self.settings
-        return Work(
-            attempt=attempt,
-            ids=[job.id for job in load.jobs],
-            configs=[job.config.model_dump(mode="json") for job in load.jobs],
-            root=str(self.store.root),
-            board=str(self.board.folder),
-            runtime=asdict(replace(self.runtime, device=settings.device)),
-            threads=settings.threads,
-            versions=self.versions,
-            plugins=self.plugins,
-            path=list(sys.path),
-            hand_back=settings.hand_back,
-            probe=settings.probe,
-            data={job.config.task.name: self.data[job.config.task.name] for job in load.jobs if self._has_file(job)},
-            lock_patience=settings.lease if load.losses else 0.0,
-            lease=settings.lease,
-            beat=settings.beat,
-        )
-
-    def _has_file(self, job: Job) -> bool:
-        return job.config.task.name in self.data
+        return job.id in flight.writers
 
     def _share(self, jobs: Sequence[Job]) -> float:
-        """The part of a GPU that the cohort needs by its activations; small ones share one."""
         if self.settings.device == "cpu" or not jobs:
             return 1.0
-        need = len(jobs) / cohort_limit(jobs[0].config, jobs[0].task, "cuda")
-        return min(share for share in SHARES if share >= min(need, 1.0))
-
-    def _adopt(self, alive: Sequence[Adopted]) -> None:
-        """Go on watching what an earlier driver has sent out."""
-        jobs = {job.id: job for load in self.queue for job in load.jobs}
-        for one in alive:
-            own = [jobs[run_id] for run_id in one.ids if run_id in jobs]
-            others = [run_id for run_id in one.ids if run_id not in jobs]
-            if not own or not all(self._has_ended(run_id) for run_id in others):
-                continue  # of another study
-            for load in self.queue:
-                load.jobs = [job for job in load.jobs if job.id not in one.ids]
-            self.flights[one.attempt] = Flight(Load(own, stood=stand(own)), 1.0, heard=self.clock())
-        self.queue = deque(load for load in self.queue if load.jobs)
-
-    def _has_ended(self, run_id: str) -> bool:
-        with suppress(SemfocusError):
-            return (self.store.open(run_id).status() or {}).get("state") in ENDED
-        return False
+        return share_of(jobs, len(self.flights) + len(self.queue), self.transport.slots)
 
     # -- hearing
 
@@ -221,16 +146,11 @@ class Dispatcher:
         getattr(self, f"_on_{word.kind}")(word, flight)
 
     def _on_began(self, word: Message, flight: Flight) -> None:
-        flight.node, flight.device = str(word.body["node"]), str(word.body["device"])
+        flight.node, flight.place, flight.device = (str(word.body[name]) for name in ("node", "place", "device"))
         build = str(word.body["versions"]["torch"])
         if build not in self.builds:
             self.builds.add(build)
-            warnings.warn(
-                f"{flight.node} has torch {build}, and others have {', '.join(sorted(self.builds - {build}))}: results "
-                "of different builds are equal to rounding, not to the bit; each run's status says which it had",
-                DifferentBuilds,
-                stacklevel=2,
-            )
+            warn_of_build(flight.node, build, self.builds - {build})
 
     def _on_waiting(self, word: Message, flight: Flight) -> None:
         """It waits for a machine (again): its lease begins when it has one."""
@@ -240,25 +160,21 @@ class Dispatcher:
         """It lives."""
 
     def _on_progress(self, word: Message, flight: Flight) -> None:
-        body = dict(word.body)
-        by_id = {job.id: job for job in flight.load.jobs}
-        members = [
-            MemberProgress(RunDirectory(self.store.root / run_id), by_id[run_id].config, last)
-            for run_id, last in body.pop("members")
-            if run_id in by_id
-        ]
-        flight.progress = Progress(members=members, worker=flight.node, **body)
+        flight.progress = progress_of(flight, word.body)
         self.on_progress(flight.progress)
 
     def _on_runs(self, word: Message, flight: Flight) -> None:
         """Give the runs that a worker brings their places, each whole or not at all."""
         assert word.parcel is not None
-        with Arrivals(self.store, flight.writers) as arrivals:
-            for run_id, files in unwrap(word.parcel, f"what {flight.node} brings"):
-                if run_id not in flight.writers:
-                    raise CorruptData(f"{flight.node} brings run {run_id[:64]}, which it was not given")
-                arrivals.add(run_id, files)
-            arrivals.place().raise_if_refused()
+        try:
+            with Arrivals(self.store, flight.writers) as arrivals:
+                for run_id, files in unwrap(word.parcel, f"what {flight.node} brings"):
+                    if run_id not in flight.writers:
+                        raise CorruptData(f"{flight.node} brings run {run_id[:64]}, which it was not given")
+                    arrivals.add(run_id, files)
+                arrivals.place().raise_if_refused()
+        except CorruptData as error:  # a sick machine, or a wire: no reason for the others to stop
+            self._again(word.attempt, f"brought what is refused ({error})", killed=False)
 
     def _on_log(self, word: Message, flight: Flight) -> None:
         flight.log = (flight.log + str(word.body["text"]))[-MAX_LOG_BYTES:]
@@ -281,12 +197,14 @@ class Dispatcher:
         kind, text = str(word.body["kind"]), str(word.body["text"])
         flight.log += str(word.body["trace"])
         if kind == "StorageError" and self.settings.hand_back:  # this machine's disk, not ours
-            self.transport.avoid(flight.node)
-            self._again(word.attempt, f"cannot store runs and gets no more of them ({text})")
-            return
+            self.transport.avoid(flight.place)
+            if self.transport.slots(flight.share):
+                self._again(word.attempt, f"cannot store runs and gets no more of them ({text})", killed=False)
+                return
+            text = f"on {flight.node}: {text}; no other machine is left that can store runs"
         error = raised(kind, text, str(word.body["trace"]))
         if not isinstance(error, SemfocusError) and flight.load.losses + 1 < self.settings.retries:
-            self._again(word.attempt, f"failed with {kind}: {text[:200]}")  # a sick machine? A mistake comes again
+            self._again(word.attempt, f"failed with {kind}: {text[:200]}", killed=False)  # a mistake comes again
             return
         self._keep_log(word.attempt)
         self._drop(word.attempt)
@@ -313,31 +231,21 @@ class Dispatcher:
             if flight.heard is not None and now - flight.heard > self.settings.lease:
                 self._again(attempt, f"was not heard of for {self.settings.lease:g} s")
 
-    def _again(self, attempt: str, why: str, split: bool = False) -> None:
-        """Send the runs of a lost attempt out once more, or what is left of them."""
+    def _again(self, attempt: str, why: str, split: bool = False, killed: bool = True) -> None:
+        """Send the runs of a lost attempt out once more, or what is left of them. `killed`: it may be for memory."""
         where = self._keep_log(attempt)
         flight = self._drop(attempt)
         load, node = flight.load, flight.node or "a machine"
-        shown = flight.log.strip().splitlines()[-LOG_LINES:]
-        told = "".join(f"\n    {line}" for line in shown) + (f"\n    (all of it: {where})" if where else "")
         jobs = self._unfinished(load.jobs)
         self.ended += len(load.jobs) - len(jobs)
         if not jobs:
             return
-        load.losses = 1 if got_further(load, jobs) else load.losses + 1
-        load.jobs = jobs
-        ids = ", ".join(job.id for job in jobs[:4]) + (f" and {len(jobs) - 4} more" if len(jobs) > 4 else "")
-        if load.losses < self.settings.retries and not (split and len(jobs) > 1):
-            then = "they go on from their checkpoints elsewhere"
-            self.queue.appendleft(load)
-        elif len(jobs) > 1:
-            then = f"out of memory? They are tried again in two halves (losses in a row: {load.losses})"
-            half = len(jobs) // 2
-            self.queue.extendleft([Load(jobs[half:]), Load(jobs[:half])])
-        else:
-            then = f"given up after {load.losses} losses in a row"
-            self._give_up(jobs[0], f"its worker on {node} {why}, {load.losses} times in a row; out of memory?")
-        warnings.warn(f"the worker on {node} that trained {ids} {why}: {then}{told}", LostWorker, stacklevel=2)
+        memory = "; out of memory?" if killed else ""
+        again, then = after_loss(load, jobs, self.settings.retries, split, memory)
+        self.queue.extendleft(reversed(again))
+        if not again:
+            self._give_up(jobs[0], f"its worker on {node} {why}, {load.losses} times in a row{memory}")
+        tell_of_loss(flight, node, jobs, why, then, where)
 
     def _give_up(self, job: Job, reason: str) -> None:
         self.ended += 1

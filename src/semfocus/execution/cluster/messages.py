@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -55,7 +56,8 @@ class Work:
         return [RunConfig.model_validate(fields) for fields in self.configs]
 
     def make_runtime(self) -> Runtime:
-        return Runtime(**self.runtime | {"keep_epochs": tuple(self.runtime["keep_epochs"])})
+        kept: dict[str, Any] = {name: tuple(self.runtime[name]) for name in ("keep_epochs", "keep_shares")}
+        return Runtime(**self.runtime | kept)
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,8 @@ class Transport(Protocol):
         """End this one by force; whatever it says from now on does not count."""
         ...
 
-    def avoid(self, node: str) -> None:
-        """Send nothing more to this machine."""
+    def avoid(self, place: str) -> None:
+        """Send nothing more to this machine, nor count it among the slots."""
         ...
 
     def detach(self) -> bool:
@@ -135,6 +137,19 @@ def versions() -> dict[str, str]:
     from semfocus import __version__
 
     return {"semfocus": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+class DifferentBuilds(UserWarning):
+    """Machines whose torch differs: results then differ in their last bits."""
+
+
+def warn_of_build(node: str, build: str, others: Collection[str]) -> None:
+    warnings.warn(
+        f"{node} has torch {build}, and others have {', '.join(sorted(others))}: results of different builds are equal "
+        "to rounding, not to the bit; each run's status says which it had",
+        DifferentBuilds,
+        stacklevel=2,
+    )
 
 
 def new_attempt() -> str:

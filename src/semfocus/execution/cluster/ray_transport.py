@@ -42,7 +42,7 @@ class RayTransport:
         self.files: dict[str, Any] = {}  # data files that Ray has, by their sums
         self.avoided: set[str] = set()
         self.counted: dict[float, int] = {}  # slots by share
-        self.counted_at = -SLOTS_SECONDS
+        self.looked_at = -SLOTS_SECONDS
         self.head = self.ray.get_runtime_context().gcs_address
         self.head_seen = time.monotonic()
 
@@ -53,14 +53,18 @@ class RayTransport:
         return self.ray.remote(num_cpus=0, max_restarts=0)(Mailbox).options(scheduling_strategy=here).remote()
 
     def slots(self, share: float) -> int:
-        now = time.monotonic()
-        if now - self.counted_at > SLOTS_SECONDS:
-            self.counted_at = now
-            if self._head_answers(now):
-                self.counted = {}
+        self._look()
         if share not in self.counted:
             self.counted[share] = self.executor.slots(share, self.avoided)
         return self.counted[share]
+
+    def _look(self) -> None:
+        """Now and then: whether the head lives, and then which machines there are is no longer known."""
+        now = time.monotonic()
+        if now - self.looked_at > SLOTS_SECONDS:
+            self.looked_at = now
+            if self._head_answers(now):
+                self.counted = {}
 
     def _head_answers(self, now: float) -> bool:
         """Ray would end this process, in a minute and without saying what to do."""
@@ -90,13 +94,14 @@ class RayTransport:
         if self.executor.device == "cuda":
             options["num_gpus"] = share
         if self.avoided:
-            ids = [node["NodeID"] for node in self.executor.nodes() if node["NodeManagerHostname"] in self.avoided]
+            ids = [node["NodeID"] for node in self.executor.nodes() if node["NodeID"] in self.avoided]
             if len(ids) < len(self.executor.nodes()):
                 options["label_selector"] = {"ray.io/node-id": f"!in({','.join(ids)})"}
         ref = self.task.options(**options).remote(work.encode(), parcel, files, self.mailbox)
         self.refs[ref] = work.attempt
 
     def poll(self, seconds: float) -> list[Message | Gone]:
+        self._look()  # also when nothing waits to be sent
         refs = list(self.refs)
         if refs:
             ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=0)
@@ -150,8 +155,9 @@ class RayTransport:
                 with suppress(self.ray.exceptions.RayError):
                     self.ray.cancel(ref, force=True)
 
-    def avoid(self, node: str) -> None:
-        self.avoided.add(node)
+    def avoid(self, place: str) -> None:
+        self.avoided.add(place)
+        self.counted.clear()
 
     def detach(self) -> bool:
         return False

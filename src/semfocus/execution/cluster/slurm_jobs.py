@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,13 +21,16 @@ from typing import Any
 
 from semfocus.errors import StorageError, UsageError
 from semfocus.execution.cluster.messages import LAST_WORDS, Adopted, Gone, Message, Work
+from semfocus.execution.cluster.slurm_attempt import PROGRESS, STOP, WORDS, WORK, SlurmAttempt
 from semfocus.store import atomic
 from semfocus.store.runs import CLUSTER
 
 FOLDER = "slurm"
-WORK, JOB, WORDS, PROGRESS, STOP = "work.json", "job.json", "words.jsonl", "progress.json", "stop"
+JOB = "job.json"
 LOOK_SECONDS = 5.0  # between two questions to SLURM
 GRACE_SECONDS = 10.0  # for the files of a job that has ended to be seen here
+REFUSED_SECONDS = 30.0  # between two tries to submit, after one that failed
+OUTAGE_SECONDS = 900.0  # of a SLURM that takes no jobs while none is with it
 LOG_BYTES = 20_000
 QUEUED = ("PD", "CF", "RQ", "RH", "RF")  # as squeue calls them
 ENDED_STATES = ("CD", "CA", "F", "TO", "NF", "OOM", "BF", "DL", "PR")
@@ -51,6 +55,10 @@ class SlurmOptions:
     signal_delay: int = 90  # seconds between the warning and the time limit
 
 
+class JobsRefused(UserWarning):
+    """SLURM takes no jobs for now."""
+
+
 class SlurmTransport:
     """Attempts as jobs, and what they say as files."""
 
@@ -65,6 +73,8 @@ class SlurmTransport:
         self.seen: dict[str, int] = {}  # when progress was written last
         self.ended: set[str] = set()
         self.missed: dict[str, float] = {}  # since when a job is not known to SLURM
+        self.taken_at: float | None = None  # when SLURM last took jobs
+        self.refused_at = -REFUSED_SECONDS
         self.looked_at = -LOOK_SECONDS
 
     def slots(self, share: float) -> int:
@@ -126,7 +136,7 @@ class SlurmTransport:
                 _ask(["scancel", job])
             (self.folder / attempt / JOB).unlink(missing_ok=True)
 
-    def avoid(self, node: str) -> None:
+    def avoid(self, place: str) -> None:
         """SLURM knows which of its machines are fit for work."""
 
     def detach(self) -> bool:
@@ -134,24 +144,33 @@ class SlurmTransport:
         return True
 
     def _submit_waiting(self) -> None:
-        attempts, self.waiting = self.waiting, []
-        if not attempts:
+        now = time.monotonic()
+        if not self.waiting or now - self.refused_at < REFUSED_SECONDS:
             return
-        engine = self._engine()
+        engine, attempts = self._engine(), self.waiting
         try:
             with engine.batch():
                 jobs = [engine.submit(SlurmAttempt(str(self.folder / attempt))) for attempt in attempts]
             ids = [str(job.job_id) for job in jobs]
         except Exception as error:
-            text = str(error).strip() or type(error).__name__
-            raise UsageError(
-                f"SLURM does not take the jobs: {text[:500]}; look at the options after `slurm:`"
-            ) from error
+            self._refused(error, now)
+            return
+        self.waiting, self.taken_at = [], now
         for attempt, job, job_id in zip(attempts, jobs, ids, strict=True):
             self.jobs[attempt] = job_id
             if self.is_local:
                 self.handles[attempt] = job
             atomic.write_json(self.folder / attempt / JOB, {"job": job_id})
+
+    def _refused(self, error: Exception, now: float) -> None:
+        """Raise where SLURM has never taken jobs like these; else a limit is reached, or it is out of order for now."""
+        text = str(error).strip() or type(error).__name__
+        if self.taken_at is None or (not self.jobs and now - self.taken_at > OUTAGE_SECONDS):
+            raise UsageError(
+                f"SLURM does not take the jobs: {text[:500]}; look at the options after `slurm:`"
+            ) from error
+        self.refused_at = now
+        warnings.warn(f"SLURM takes no more jobs just now; it is asked again: {text[:500]}", JobsRefused, stacklevel=2)
 
     def _engine(self) -> Any:
         import submitit
@@ -246,51 +265,6 @@ class SlurmTransport:
                 file.seek(max(0, path.stat().st_size - LOG_BYTES))
                 texts.append(file.read().decode(errors="replace"))
         return "".join(texts)
-
-
-class SlurmAttempt:
-    """What a job does. submitit keeps it, calls it, and calls `checkpoint` before a time limit or a preemption."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self.attempt: Any = None
-
-    def __call__(self) -> None:
-        from semfocus.execution.cluster.worker import Attempt
-
-        work = Work.decode((Path(self.folder) / WORK).read_text())
-        self._append(b"\n")  # a job that was killed may have left half a line
-        self.attempt = Attempt(work, None, lambda name: Path(name).read_bytes(), self._tell)
-        self._write(self.attempt.run())
-
-    def checkpoint(self) -> Any:
-        """Save, and let SLURM queue the same again."""
-        import submitit
-
-        if self.attempt is not None:
-            self.attempt.stop_and_wait()
-        return submitit.helpers.DelayedSubmission(SlurmAttempt(self.folder))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "attempt": None}
-
-    def _tell(self, messages: list[Message]) -> bool:
-        self._write(messages)
-        return not (Path(self.folder) / STOP).exists()
-
-    def _write(self, messages: list[Message]) -> None:
-        """Progress replaces what was said before, and is the heartbeat; other words are kept in their order."""
-        folder = Path(self.folder)
-        latest = [m for m in messages if m.kind in ("progress", "beat")]
-        lines = [json.dumps([m.kind, m.body]).encode() + b"\n" for m in messages if m not in latest]
-        if latest:
-            atomic.write_text(folder / PROGRESS, json.dumps([latest[-1].kind, latest[-1].body]))
-        if lines:
-            self._append(b"".join(lines))
-
-    def _append(self, data: bytes) -> None:
-        words = Path(self.folder) / WORDS
-        atomic.append(words, data, words.stat().st_size)
 
 
 def _ask(command: list[str]) -> str | None:

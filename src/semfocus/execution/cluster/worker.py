@@ -55,8 +55,9 @@ LOCK_POLL = 0.2
 class Attempt:
     """A cohort in training, and what was not told of it yet."""
 
-    def __init__(self, work: Work, parcel: bytes | None, bring: Bring, tell: Tell) -> None:
-        self.work, self.parcel, self.bring, self.tell = work, parcel, bring, tell
+    def __init__(self, work: Work, parcel: bytes | None, bring: Bring, tell: Tell, place: str = "") -> None:
+        """`place` is what the engine calls this machine."""
+        self.work, self.parcel, self.bring, self.tell, self.place = work, parcel, bring, tell, place
         self.outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.interruption = Interruption()
         self.latest: Message | None = None  # progress that was not told yet
@@ -68,7 +69,7 @@ class Attempt:
 
     def run(self) -> list[Message]:
         """Train; the messages that are left to tell, of which the last is how it ended."""
-        self._say("began", **identity())
+        self._say("began", place=self.place, **identity())
         thread, unsent = self.thread, list[Message]()
         heard, wait = time.monotonic(), FIRST_BEAT
         with contextlib.redirect_stdout(self.log), contextlib.redirect_stderr(self.log):

@@ -5,7 +5,7 @@ Also single panels of them, and of Kaplan-Meier curves: the share of seeds below
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from semfocus.analysis.survival import ConvergenceTimes
 from semfocus.report.figures.drawing import FORMATS, caption, drawing, heading, legend, percent, save
 from semfocus.report.figures.lines import QUARTILES, Quantiles, series
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
+from semfocus.report.text import seeds_text
 from semfocus.training.objective import CLASSIFICATION, Learned, is_share, known_columns
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ class Column:
     title: str
     curves: Sequence[Curve]
     horizon: float
-    seeds: int
     baselines: Mapping[str, float] = field(default_factory=dict)
     learned: Learned = CLASSIFICATION.learned
 
@@ -60,7 +60,7 @@ class Column:
             )
             for arm in comparison.arms
         ]
-        return Column(title, curves, comparison.horizon, comparison.seeds, comparison.baselines, comparison.learned)
+        return Column(title, curves, comparison.horizon, comparison.baselines, comparison.learned)
 
 
 def draw_columns(
@@ -115,7 +115,8 @@ def grid(
             panels[-1].set_xlabel("epoch")
         for panels, metric in zip(axes, metrics, strict=True):
             panels[0].set_ylabel(known_columns()[metric])
-        shown = about_seeds(max(column.seeds for column in columns), quantiles, title)
+        seeds = [len({run.seed for run in curve.runs}) for column in columns for curve in column.curves]
+        shown = about_seeds(seeds, quantiles, title)
         thin = "; thin: all runs have stopped" if any(map(_holds, columns)) else ""
         caption(figure, f"{shown}; marks: half of the seeds at {columns[0].learned.level('')}{thin}")
         legend(figure, list(axes.flat))
@@ -128,11 +129,11 @@ def _holds(column: Column) -> bool:
     return len({max(epochs) for epochs in curves if epochs}) > 1
 
 
-def about_seeds(seeds: int, quantiles: Quantiles = QUARTILES, title: str = "") -> str:
-    """What a caption says of lines and bands: `Ablation: median and quartiles over 3 seeds`."""
+def about_seeds(seeds: Collection[int], quantiles: Quantiles = QUARTILES, title: str = "") -> str:
+    """What a caption says of lines with so many seeds each: `Ablation: median and quartiles over 3 seeds`."""
     low, middle, high = (f"{100 * share:g}" for share in quantiles)
     several = "median and quartiles" if quantiles == QUARTILES else f"percentiles {low}, {middle} and {high}"
-    what = f"{several} over {seeds} seeds" if seeds > 1 else "one seed"
+    what = f"{several} over {seeds_text(seeds)}" if max(seeds) > 1 else "one seed"
     return f"{title}: {what}" if title else what.capitalize()
 
 

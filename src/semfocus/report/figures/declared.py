@@ -39,6 +39,7 @@ from semfocus.report.figures.drawing import (
     save,
     sequential_colour,
 )
+from semfocus.report.figures.language_values import PARAMETERS, is_ratio
 from semfocus.report.figures.lines import draw_marked_line, quantiles
 from semfocus.report.figures.panel_values import (
     MECHANISM,
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ACROSS = 4  # columns of one figure
+LOSSES = ("train_loss", "heldout_loss")
+MARKS = 12  # on a line of many points, about
 SHORT = 4  # characters of a label that needs no slant
 Points = dict[float, list[float]]  # x -> a value for each seed; NaN for one that never converged
 
@@ -123,7 +126,7 @@ def _draw_curves(sheet: Sheet) -> list[Path]:
             curves.append(Curve(label, style, own.records, median_epoch(own.records, horizon)))
         if curves:
             learned = runs.records[0].objective.learned
-            columns.append(Column(title, curves, horizon, runs.seeds, runs.baselines, learned))
+            columns.append(Column(title, curves, horizon, runs.baselines, learned))
     written = []
     for stem, part in sheet.parts(columns, ACROSS):
         written += draw_grid(part, panel.metrics, stem, title=panel.title, quantiles=panel.quantiles,
@@ -207,7 +210,9 @@ def _draw_point_grid(sheet: Sheet, columns: Sequence[PointColumn], places: Place
             across[0].set_ylabel("\n".join(textwrap.wrap(metric_text(metric), 32)))
             for axis in across:  # when all are drawn: they share an axis, and to set its end stops it from growing
                 _label_axes(axis, metric, sheet.theme, places)
-        text = about_seeds(max(column.runs.seeds for column in columns), panel.quantiles, panel.title)
+        lines = [line for column in columns for row in column.rows for line in row]
+        seeds = [max(map(len, line.points.values())) for line in lines if line.points]
+        text = about_seeds(seeds, panel.quantiles, panel.title)
         text += f"; percentile {PERCENTILE}" if any(map(sheet.runs.percentiles, panel.metrics)) else ""
         text += "; dotted: full attention" if any(map(_has_reference, columns)) else ""
         caption(figure, text + ("; hollow: the median seed never converged" if never else ""))
@@ -222,12 +227,15 @@ def _draw_point_line(axis: Axes, line: PointLine, sheet: Sheet, horizon: float, 
     With a `sequence` of places each mark has the colour of its place.
     """
     theme, places = sheet.theme, sorted(line.points)
+    if not places and not line.reference:  # it would have an entry of its own in the legend
+        return False
     bands = [quantiles(np.array(line.points[place])[:, None], sheet.panel.quantiles) for place in places]
     low, middle, high = ([float(band[i][0]) for band in bands] for i in range(3))
     colour, style = line.style.on(theme), line.style
     if sequence is not None:
         colour, style = PALETTES[theme].quiet, line.style._replace(dash=(), marker="")
-    draw_marked_line(axis, places, middle, style, theme, label=line.label, color=colour, markersize=4)
+    every = max(1, len(places) // MARKS)
+    draw_marked_line(axis, places, middle, style, theme, label=line.label, color=colour, markersize=4, markevery=every)
     if any(len(values) > 1 for values in line.points.values()):
         axis.fill_between(places, low, high, color=colour, alpha=0.14, linewidth=0)
     for i, (place, value) in enumerate(zip(places, middle, strict=True)):
@@ -267,7 +275,7 @@ def _label_axes(axis: Axes, metric: str, theme: Theme, places: Places) -> None:
             range(len(places.names)), places.names, rotation=45 if slanted else 0, ha="right" if slanted else "center"
         )
         axis.set_xlim(-0.5, len(places.names) - 0.5)
-    elif is_wide(axis.dataLim.intervalx):
+    elif is_wide(axis.dataLim.intervalx) or places.title == metric_text(PARAMETERS):
         logarithmic(axis, "x")
     else:
         axis.xaxis.set_major_formatter(plain)
@@ -276,9 +284,9 @@ def _label_axes(axis: Axes, metric: str, theme: Theme, places: Places) -> None:
         axis.set_ylim(top=1.02)
     elif is_wide(axis.dataLim.intervaly) or metric == "speed_up":
         logarithmic(axis, "y")
-    else:
+    elif not is_ratio(metric) and metric not in LOSSES:  # of these, small differences count
         axis.set_ylim(bottom=0)
-    if metric == "speed_up":
+    if metric == "speed_up" or is_ratio(metric):
         axis.axhline(1, color=PALETTES[theme].quiet, linewidth=0.9)
 
 

@@ -186,8 +186,8 @@ def logarithmic(panel: Axes, which: Literal["x", "y"]) -> None:
 
 
 def plain(value: float, _place: float | None = None) -> str:
-    """A tick label without trailing zeros."""
-    return f"{value:g}"
+    """A tick label without trailing zeros: `0.5`, `2000`, `1.5 M`."""
+    return f"{value / 1e6:g} M" if abs(value) >= 1e6 else f"{value:g}"
 
 
 def plain_log_ticks(axis: Any) -> None:

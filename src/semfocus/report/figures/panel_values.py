@@ -1,8 +1,8 @@
 """What a declared panel names, read from runs: fields of a configuration, metrics, fields of a stored measurement.
 
 A field is dotted: `model.blocks`. A metric is a column of metrics.jsonl, `final.` or `best.` of one, `converged_at`,
-`speed_up`, or a field of a measurement: `mask_stability.kept`, `dispersion.checkpoints.0.delta_full`. Where a
-measurement has percentiles, `PERCENTILE` is taken, unless the field names one: `mask_stability.separation.50`.
+`speed_up`, `seconds`, `head_start.25`, or a field of a measurement: `mask_stability.kept`. Where a measurement has
+percentiles, `PERCENTILE` is taken, unless the field names one: `mask_stability.separation.50`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,19 @@ from semfocus.analysis.comparability import (
     task_label,
 )
 from semfocus.analysis.groups import Group, baselines_of, mechanism_order
+from semfocus.analysis.head_start import tokens_of
 from semfocus.analysis.records import Record
 from semfocus.errors import UsageError
 from semfocus.measurements import Measurements
 from semfocus.measurements.kinds import USUAL_PERCENT
+from semfocus.report.figures.language_values import (
+    HEAD_START,
+    LANGUAGE_LABELS,
+    PARAMETERS,
+    TOKENS,
+    head_start_of,
+    parameters_of,
+)
 from semfocus.report.figures.lines import Quantiles
 from semfocus.report.figures.style import STYLES, MechanismStyle, Theme, mechanism_style, step_style
 from semfocus.tasks.registry import option_defaults
@@ -49,7 +58,13 @@ LABELS = {
     "smoothness.lengths": "tokens",
     "smoothness.constants": "local Lipschitz constant of attention",
     "smoothness.exponent": "exponent of its growth with the length",
+    "induction.best_heads": "weight of the best induction head",
+    "induction.accuracies": "accuracy of copying",
+    "induction.tokens": "tokens",
+    "seconds": "seconds of training",
+    **LANGUAGE_LABELS,
 }
+SHARES = ("mask_stability.kept", "lengths.area", "induction.best_heads", "induction.accuracies")  # of measurements
 T = TypeVar("T")
 Key = tuple[Any, ...]  # values of several fields
 
@@ -136,6 +151,10 @@ class Runs:
 
     def _value(self, record: Record, metric: str) -> float | None:
         kind, _, name = metric.partition(".")
+        if kind == HEAD_START:
+            return head_start_of(record, self.groups, float(name) / 100)
+        if metric == "seconds":
+            return record.seconds if record.ended else None
         if metric == "converged_at":
             return (math.nan if record.converged_at is None else record.converged_at) if record.ended else None
         if kind in ("final", "best"):
@@ -149,7 +168,11 @@ class Runs:
         return list(dict.fromkeys(str(name) for value in values if isinstance(value, Mapping) for name in value))
 
     def measured(self, record: Record, field: str) -> Any:
-        """The value of a measurement's field; None where it was not measured."""
+        """The value of a measurement's field, or the values of a metric along training; None where there is none."""
+        if field == TOKENS:
+            return tokens_of(record).tolist()
+        if field in known_columns():
+            return record.column(field).tolist()
         value = self._stored(record, field)
         return value.get(PERCENTILE) if isinstance(value, Mapping) else value
 
@@ -203,6 +226,8 @@ def field_value(record: Record, field: str) -> Any:
     """
     if field == TASK:
         return task_label(record.config)
+    if field == PARAMETERS:
+        return parameters_of(record.config["model"])
     value: Any = record.config
     for name in field.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -246,7 +271,7 @@ def metric_text(metric: str) -> str:
 
 def is_share(metric: str) -> bool:
     """Whether values are shares of 1, written in per cent."""
-    return is_share_column(metric.rpartition(".")[2]) or metric in ("mask_stability.kept", "lengths.area")
+    return is_share_column(metric.rpartition(".")[2]) or metric in SHARES
 
 
 def check_alike(title: str, name: str, records: Sequence[Record]) -> None:

@@ -44,6 +44,7 @@ from semfocus.report.page.measured_panels import (
     table6_panels,
 )
 from semfocus.report.page.pictures import PictureMaker, PictureSpec, digest, picture
+from semfocus.report.text import seeds_text
 
 MAX_BYTES = 3_200_000  # of all pictures; enough for eight tasks with everything measured
 NO_ROOM = "Left out, for the page would grow too large; a report of these runs alone has them."
@@ -165,8 +166,7 @@ def _if_measured(
 def seeds_note(runs: Runs[Any], left_out: int) -> str:
     """The number of seeds behind a panel, and the number of runs it leaves out."""
     counts = {len(seeds) for seeds in runs.values()}
-    many = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
-    seeds = "One seed." if counts == {1} else f"Median over {many} seeds."
+    seeds = "One seed." if counts == {1} else f"Median over {seeds_text(counts)}."
     return seeds + left_out_note(left_out)
 
 

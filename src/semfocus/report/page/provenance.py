@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast, get_args
 
+import semfocus
 from semfocus import recipes
 from semfocus.analysis.groups import Group
 from semfocus.config import RunConfig
@@ -49,7 +50,7 @@ def facts_of(runs: Iterable[RunDirectory]) -> dict[str, list[tuple[str, int]]]:
 
 def commit() -> str | None:
     """The commit of the source tree, marked when files differ from it; None for an installed package."""
-    root = Path(__file__).parents[3]
+    root = Path(semfocus.__file__).parents[2]
     if not (root / ".git").exists():
         return None
     try:
@@ -60,8 +61,23 @@ def commit() -> str | None:
     return f"{head}, with changes" if changed else head
 
 
-def command(group: Group) -> str | None:
-    """The shortest command that trains exactly these runs again; None where no single command does."""
+def commands(group: Group) -> list[str]:
+    """The commands that train exactly these runs again: one for all arms that have the same seeds.
+
+    Where the seeds of an arm are no study's, one command for all seeds there are; none where that does not do either.
+    """
+    arms: dict[frozenset[int], list[str]] = {}
+    for mechanism in group.mechanisms:
+        arms.setdefault(frozenset(record.seed for record in group.runs(mechanism)), []).append(mechanism)
+    each = [_shortest(group.only(mechanisms)) for mechanisms in arms.values()]
+    found = [text for text in each if text is not None]
+    if len(found) < len(each):
+        whole = _shortest(group)
+        found = [] if whole is None else [whole]
+    return found
+
+
+def _shortest(group: Group) -> str | None:
     commands = [
         text for text in (_command(group, base) for base in ("quick", *get_args(recipes.Recipe))) if text is not None
     ]

@@ -19,9 +19,9 @@ from semfocus.report.page.by_size import by_size_picture
 from semfocus.report.page.markup import shown
 from semfocus.report.page.payload import charts, metric_texts, shapes
 from semfocus.report.page.pictures import PictureMaker
-from semfocus.report.page.provenance import command, commit, config_for_training, facts_of
+from semfocus.report.page.provenance import commands, commit, config_for_training, facts_of
 from semfocus.report.page.summary import About, summary_text
-from semfocus.report.text import at_odds, facts_text
+from semfocus.report.text import at_odds, facts_text, rates_text, seeds_text
 from semfocus.training.objective import CLASSIFICATION
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def group(place: int, group: Group, mechanisms: list[str], picture: PictureMaker
         "level": comparison.learned.level(),
         "settings": "; ".join(setting_text(n, group.settings[n]) for n in HEADING_SETTINGS if group.settings.get(n)),
         "findings": summary_text(group),
-        "facts": facts_text(group.comparison.facts),
+        "facts": [*facts_text(group.comparison.facts), rates_text(record.config for record in group.records)],
         "curve_note": _curve_note(group),
         "by_size": by_size_picture(group, picture),
         "convergence": convergence,
@@ -122,13 +122,13 @@ def group(place: int, group: Group, mechanisms: list[str], picture: PictureMaker
         "baselines": rows.baseline_marks(comparison.unseen_baselines),
         "share_ticks": [(share, f"{share} %") for share in (0, 50, 100)],
         "config": json.dumps(config_for_training(group.records[0].config), indent=2, ensure_ascii=False),
-        "command": command(group),
+        "command": "\n".join(commands(group)),
     }
 
 
 def _curve_note(group: Group) -> str:
-    seeds = group.comparison.seeds
-    many = f"Median and quartiles over {seeds} seeds" if seeds > 1 else "One seed"
+    seeds = {len(group.runs(mechanism)) for mechanism in group.mechanisms}
+    many = f"Median and quartiles over {seeds_text(seeds)}" if max(seeds) > 1 else "One seed"
     return (
         f"{many}; a run that stopped early keeps its last value, and where all have stopped the line is thin; the mark "
         "is where half of the seeds had learned."

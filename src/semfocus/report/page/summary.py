@@ -13,6 +13,7 @@ from semfocus.analysis.groups import Group, base_first, mechanism_parts, short_n
 from semfocus.analysis.intervals import ACCURACY_MARGIN
 from semfocus.analysis.multiple import ALPHA, not_enough
 from semfocus.analysis.recommend import recommend
+from semfocus.report.text import counted
 from semfocus.training.objective import Learned
 
 _SHOWN = 8  # names in a sentence
@@ -115,6 +116,8 @@ def _headline(groups: Sequence[Group]) -> tuple[str, list[Group]]:
         return "No run has ended yet", []
     if not any(arm.reached for group in groups for arm in group.comparison.arms):
         return "Nothing learned: no conclusion", []
+    if all(group.comparison.too_coarse is not None for group in groups):
+        return "All had learned at the first evaluation: no conclusion about speed", []
     pairs = _pairs(groups)
     if not pairs:
         return "No run of full attention to compare with", []
@@ -174,10 +177,10 @@ def _about(arms: Sequence[Arm], level: str) -> str:
     faster = [arm for arm in arms if _faster(arm)]
     slower = [arm for arm in arms if _decided(arm) and not _faster(arm)]
     never = sum(bool(len(arm.times)) and not arm.reached for arm in arms)
-    parts = [f"fewer epochs than full attention in {len(faster)} of {len(arms)} comparisons"]
+    parts = [f"fewer epochs than full attention in {len(faster) or 'none'} of {counted(len(arms), 'comparison')}"]
     if faster:
         proven = [arm for arm in faster if _decided(arm)]
-        parts[0] += f" ({_span(faster)} fewer, beyond chance in {len(proven)})"
+        parts[0] += f" ({_span(faster)} fewer, beyond chance in {len(proven) or 'none'})"
     if slower:
         parts.append(f"more epochs beyond chance in {len(slower)}")
     if never:

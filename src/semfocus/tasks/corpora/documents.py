@@ -72,7 +72,7 @@ class Reading:
 
 def open_path(path: Path, reading: Reading) -> Corpus:
     """The corpus of a file or of a folder."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return Folder(path, reading)
     if path.suffix.lower() in RECORDS:
         return Records(path, reading.text_column)

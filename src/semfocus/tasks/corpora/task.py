@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semfocus.errors import UsageError, check_int, printable, unknown
+from semfocus.errors import UsageError, check_int, expanded, printable, unknown
 from semfocus.tasks.base import Task
 from semfocus.tasks.batch import SPLITS, Span, Split
 from semfocus.tasks.corpora.codecs import Bytes, Codec, check_name
@@ -63,6 +63,10 @@ class CorpusTask(Task):
         for name in ("corpus", "packages", "delimiter", "suffixes"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} = {getattr(self, name)!r} must be a text")
+        if not self.corpus:
+            raise UsageError(f"corpus = '' names nothing; known: {', '.join(NAMES)}; or give a file or folder")
+        if any(0xD800 <= ord(c) < 0xE000 for c in self.delimiter):
+            raise UsageError(f"delimiter = {self.delimiter!a} holds half of a character (a lone surrogate); remove it")
         if self.text_column is not None and not isinstance(self.text_column, str):
             raise UsageError(f"text_column = {self.text_column!r} must be the name of a column")
         shares = self.shares
@@ -88,8 +92,8 @@ class CorpusTask(Task):
         """The corpus that the options name, not read yet."""
         if self.corpus in NAMES:
             return open_named(self.corpus, self.packages, self.megabytes)
-        path = Path(self.corpus).expanduser()
-        if not path.exists() and not path.suffix and len(path.parts) <= 1:
+        path = expanded(self.corpus)
+        if not os.path.exists(path) and not path.suffix and len(path.parts) <= 1:
             raise unknown("corpus", self.corpus, NAMES, "; or a .txt, .jsonl or .parquet file, or a folder")
         return open_path(path, Reading(self.shares, self.delimiter, self.text_column, checked_suffixes(self.suffixes)))
 

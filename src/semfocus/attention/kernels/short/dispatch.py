@@ -71,7 +71,12 @@ def is_served(mechanism: Mechanism, names: tuple[str, ...]) -> bool:
 
 def short_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | None:
     """Why these kernels cannot serve a call; None if they can."""
-    return _refuses_mechanism(inputs, want_info) or _refuses_sizes(inputs) or refuses_call(inputs)
+    return short_refuses_form(inputs, want_info) or refuses_device(inputs.q.device)
+
+
+def short_refuses_form(inputs: AttentionInputs, want_info: bool = False) -> str | None:
+    """Why these kernels cannot serve a call on any device, nor on `meta`; None if on some they can."""
+    return _refuses_mechanism(inputs, want_info) or _refuses_sizes(inputs) or _refuses_form(inputs)
 
 
 def _refuses_mechanism(inputs: AttentionInputs, want_info: bool) -> str | None:
@@ -99,6 +104,10 @@ def _refuses_sizes(inputs: AttentionInputs) -> str | None:
 
 def refuses_call(inputs: AttentionInputs) -> str | None:
     """Why no kernel can serve a call, whatever its sizes; None if one may."""
+    return _refuses_form(inputs) or refuses_device(inputs.q.device)
+
+
+def _refuses_form(inputs: AttentionInputs) -> str | None:
     if not inputs.normaliser.is_softmax:
         return f"it computes softmax only, not {inputs.normaliser.name}"
     if inputs.straight_through:
@@ -117,7 +126,7 @@ def refuses_call(inputs: AttentionInputs) -> str | None:
         return f"it computes float32, float16 and bfloat16, not {inputs.q.dtype}"
     if 0 in (inputs.num_keys, inputs.num_queries, inputs.lead.numel(), inputs.v.shape[-1]):
         return "there is nothing to compute"
-    return refuses_device(inputs.q.device)
+    return None
 
 
 @torch.compiler.assume_constant_result

@@ -69,7 +69,7 @@ class Chart {
       if (line.thin) continue;
       let place = -1;
       for (let i = 0; i < line.x.length && line.x[i] <= epoch; i++) place = i;
-      if (place < 0 || line.y[place] === null || line.y[place] === undefined) continue;
+      if (place < 0 || !known(line.y[place])) continue;
       const band = line.low ? ` (${s.yText(line.low[place])} to ${s.yText(line.high[place])})` : "";
       values.push({name: line.name, css: line.css, y: line.y[place], text: s.yText(line.y[place]) + band});
     }
@@ -86,7 +86,7 @@ class Chart {
     const [low, high] = s.y, toY = y => this.top + this.height * (1 - (y - low) / (high - low || 1));
     const svg = node("svg", {viewBox: `0 0 ${w} ${h}`, "aria-hidden": "true"});
     const clip = `clip-${Chart.count = (Chart.count || 0) + 1}`;
-    svg.append(node("clipPath", {id: clip}, [node("rect", {x: this.left, y: this.top - 6, width: this.width + 1, height: this.height + 12})]));
+    svg.append(node("clipPath", {id: clip}, [node("rect", {x: this.left, y: this.top - 6, width: this.width + 4, height: this.height + 12})]));
     for (const y of ticks(low, high, this.height / 42)) {
       svg.append(node("line", {class: "grid", x1: this.left, x2: this.left + this.width, y1: toY(y), y2: toY(y)}));
       svg.append(node("text", {x: this.left - 8, y: toY(y) + 4, "text-anchor": "end"}, s.yText(y)));
@@ -113,6 +113,10 @@ class Chart {
       inside.append(node("path", {class: `${line.thin ? "one" : "line"} ${line.css}`, "stroke-dasharray": dash, d: this.path(line, toY, -Infinity, cut)}));
       if (cut < Infinity) inside.append(node("path", {class: `held ${line.css}`, "stroke-dasharray": dash, d: this.path(line, toY, cut, Infinity)}));
     }
+    for (const line of s.lines) if (!line.step) line.y.forEach((y, i) => {  // a value without neighbours has no line
+      if (known(y) && !known(line.y[i - 1]) && !known(line.y[i + 1]))
+        inside.append(node("circle", {class: `dot ${line.css}`, cx: this.toX(line.x[i]), cy: toY(y), r: 3}));
+    });
     for (const line of s.lines) if (line.mark) inside.append(node("circle", {class: `mark ${line.css}`, cx: this.toX(line.mark[0]), cy: toY(line.mark[1]), r: 5.5}));
     svg.append(inside, labels);
     this.cross = node("g"); svg.append(this.cross);
@@ -124,7 +128,7 @@ class Chart {
     line.x.forEach((x, i) => {
       if (x < from || x > to) return;
       const y = line.y[i];
-      if (y === null || y === undefined) { pen = false; return; }
+      if (!known(y)) { pen = false; return; }
       const px = this.toX(x).toFixed(1), py = toY(y).toFixed(1);
       d += pen ? (line.step ? `H${px}V${py}` : `L${px} ${py}`) : `M${px} ${py}`; pen = true;
     });
@@ -162,6 +166,7 @@ class Chart {
     this.tip.style.left = `${Math.max(0, Math.min(room, x < this.left + this.width / 2 ? x + 14 : x - 14 - this.tip.offsetWidth))}px`;
   }
 }
+function known(y) { return y !== null && y !== undefined; }
 function node(name, attributes = {}, inner = []) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
