@@ -360,7 +360,10 @@ class Encoder(nn.Module):
             self.register_parameter(name.replace(".", "__"), nn.Parameter(value[0].clone()))
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Examples may have any length: positions extend. An example ends at its length, or at the last column."""
+        """Examples may have any length: positions extend. An example ends at its length, or at the last column.
+
+        What is drawn at random (keys, positions) follows from the whole row, padding included: give rows one width.
+        """
         spec = replace(self.spec, seq_len=tokens.shape[-1])
         if lengths is None:
             lengths = torch.full(tokens.shape[:1], tokens.shape[-1], device=tokens.device)
