@@ -1,4 +1,4 @@
-"""Each query's threshold: its k-th best score, or any number between that and the next, and the last tie it keeps.
+"""Each query's threshold: a number between its k-th best score and the next, or that score and the last tie it keeps.
 
     sample    a few tiles of keys: mean and deviation of a query's scores, from which the first guess follows
     count     one pass over all keys: how many reach each of three guesses; the threshold is between two of them
@@ -284,11 +284,15 @@ def search_lanes(
     rank = tl.where(few, LOWEST_RANK, float_to_ordered_int(score))
     all_kept = few | (reached == missing)
     ties = tl.where(all_kept, 0, (missing - above).to(tl.int32))
+    # Half way to the next score, so that the last bit of a product decides nothing unless it decides the order.
+    half = 0.5 * score + 0.5 * tl.maximum(tl.max(best, axis=1), LOWEST_FLOAT)
+    apart = (reached == missing) & (half < score) & (half > tl.max(best, axis=1))
+    final = tl.where(apart, float_to_ordered_int(half), rank)
     low = tl.where(hidden, tl.maximum(rank, bracket.low), bracket.low)
     low_count = tl.where(hidden, tl.maximum(bracket.high_count + reached, most + 1.0), bracket.low_count)
     return (
         Bracket(low, bracket.high, low_count, bracket.high_count),
-        Found(tl.where(done, rank, found.rank), tl.where(done, ties, found.ties), found.active & hidden),
+        Found(tl.where(done, final, found.rank), tl.where(done, ties, found.ties), found.active & hidden),
     )
 
 
