@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from kernels_map import MAP_KS, MAP_LENGTHS, draw, map_of_ratios
+from kernels_regimes import FAMILIES, REGIME_SHAPES, by_kernels, chosen, regimes, serves
 from timing import (
     COPY_RATE,
     HEADER,
@@ -63,26 +64,9 @@ SHAPES = [
     Shape(1, 8, 65536, 128, 256, causal=True),
     Shape(2, 8, 4096, 256, 64, causal=True),
 ]
-REGIME_SHAPES = [
-    Shape(batch, heads, length, width, kept, causal=True)
-    for batch, heads, length, width in ((64, 6, 512, 64), (16, 12, 1024, 64), (8, 16, 2048, 64), (4, 8, 4096, 128),
-                                        (2, 8, 8192, 128), (1, 8, 16384, 128))
-    for kept in (8, 16, 24, 32, 64, 256)
-]  # fmt: skip
 CACHES, CACHE_KS = (4096, 32768, 131072), (64, 512, 2048)
 FULL = ("FLASH_ATTENTION", "CUDNN_ATTENTION")
-FAMILIES = ("long", "threshold", "short")
 SMOKE = [Shape(1, 1, 66, 16, 20, causal=True)]
-
-
-def by_kernels(q, k, v, shape: Shape, name: str):
-    """Attention by one family of kernels, whatever the table of regimes says."""
-    from unittest import mock
-
-    from semfocus.attention.kernels import backend
-
-    with mock.patch.object(backend, "choose_kernels", return_value=name):
-        return ours(q, k, v, shape)
 
 
 def error_of(shape: Shape) -> float:
@@ -100,17 +84,6 @@ def error_of(shape: Shape) -> float:
     wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
     exact = ours(*wide, small, backend="dense")
     return largest_difference(found, (exact, *torch.autograd.grad(exact, wide, grad.double())))
-
-
-def chosen(shape: Shape, tensors) -> str:
-    """Which kernels the table of regimes picks."""
-    from semfocus import TopK
-    from semfocus.attention.inputs import prepare_inputs
-    from semfocus.attention.kernels.backend import choose_kernels
-    from semfocus.attention.normalisers import Softmax
-
-    inputs = prepare_inputs(*tensors[:3], TopK(shape.kept), normaliser=Softmax(), causal=shape.causal)
-    return choose_kernels(inputs) or "none"
 
 
 def step_of_ours(tensors, shape: Shape):
@@ -157,32 +130,6 @@ def summary(shape: Shape, found: dict[str, tuple[Cell, Cell]]) -> str:
         best = min((peer[1] for peer in peers if not isinstance(peer, str)), default=None)
         texts.append(f"{mine[1] / best:.2f} ({where})" if best and not isinstance(mine, str) else f"- ({where})")
     return f"{', '.join(texts)} of the best full; floor of the scores {flop / TENSOR_RATE * 1e3:.2f} ms"
-
-
-def regimes(shapes: list[Shape]) -> list[str]:
-    """Every family of kernels that serves a shape: what `kernels/regimes.py` should say."""
-    lines = [f"{HEADER} | {'long':>19} | {'threshold':>19} | {'short':>19} | chosen, fastest"]
-    print(lines[0])
-    for shape in shapes:
-        tensors = inputs(shape)
-        found = {name: cell(partial(by_kernels, shape=shape, name=name), tensors) for name in FAMILIES
-                 if _serves(name, shape, tensors)}  # fmt: skip
-        times = {name: times[1] for name, times in found.items() if not isinstance(times, str)}
-        texts = [columns(found.get(name, "-"), "").split(" | ")[0] for name in FAMILIES]
-        fastest = min(times, key=lambda name: times[name]) if times else "-"
-        lines.append(f"{shape} | {' | '.join(texts)} | {chosen(shape, tensors)}, {fastest}")
-        print(lines[-1], flush=True)
-    return lines
-
-
-def _serves(name: str, shape: Shape, tensors) -> bool:
-    from semfocus import TopK
-    from semfocus.attention.inputs import prepare_inputs
-    from semfocus.attention.kernels.backend import REFUSALS
-    from semfocus.attention.normalisers import Softmax
-
-    inputs = prepare_inputs(*tensors[:3], TopK(shape.kept), normaliser=Softmax(), causal=shape.causal)
-    return REFUSALS[name](inputs, False) is None
 
 
 def decoding(caches: tuple[int, ...] = CACHES) -> list[str]:
@@ -235,7 +182,7 @@ def touch(texts: list[str]) -> None:
         *numbers, causal = (int(part) for part in text.split(","))
         shape = Shape(*numbers, causal=bool(causal))
         q, k, v, grad = inputs(shape)
-        ways = [partial(by_kernels, name=name) for name in FAMILIES if _serves(name, shape, (q, k, v))]
+        ways = [partial(by_kernels, name=name) for name in FAMILIES if serves(name, shape, (q, k, v))]
         for way in (*ways, flex):
             try:
                 torch.autograd.grad(way(q, k, v, shape), (q, k, v), grad)
