@@ -29,9 +29,11 @@ def threshold(dtype, width, restricted):
     call.backward(results[0], *results, *(torch.empty_like(tensor) for tensor in (q, k, k)))
 
 
-def cache(dtype, width, keys, most, lengths):
+def cache(dtype, width, keys, most, restricted):
     q, k = torch.zeros(1, 2, 4, 1, width, dtype=dtype), torch.zeros(1, 2, keys, width, dtype=dtype)
-    decode.launch(q, k, k, torch.zeros(1, 2, 4, 1, 1, dtype=torch.int32) if lengths else None, most, True, 0.1)
+    mask = torch.ones(1, 2, 4, 1, keys, dtype=torch.bool) if restricted else None
+    lengths = torch.zeros(1, 2, 4, 1, 1, dtype=torch.int32) if restricted else None
+    decode.launch(q, k, k, mask, lengths, most, True, 0.1)
 
 
 dtype = getattr(torch, DTYPE)

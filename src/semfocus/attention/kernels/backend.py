@@ -121,8 +121,8 @@ def _decode_refuses_sizes(inputs: AttentionInputs) -> str | None:
     mechanism = inputs.mechanism
     if inputs.num_queries > MAX_DECODE_QUERIES:
         return f"it takes at most {MAX_DECODE_QUERIES} queries a head, not {inputs.num_queries}"
-    if inputs.mask is not None or inputs.dropout_seed is not None:
-        return "it takes lengths, not masks, and no dropout"
+    if inputs.dropout_seed is not None:
+        return "it has no dropout"
     if min(mechanism.size or 0, inputs.num_keys) > MAX_DECODE_KEPT_KEYS:
         return f"it keeps at most {MAX_DECODE_KEPT_KEYS} keys, not {mechanism}"
     if mechanism.num_sinks or mechanism.num_nearest:

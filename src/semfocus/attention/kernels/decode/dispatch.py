@@ -52,16 +52,16 @@ def group_size(keys: int, most: int) -> int:
 
 @torch.library.custom_op("semfocus::decode_topk", mutates_args=())
 def decode_topk(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, topk: int, causal: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, lengths: Tensor | None, topk: int, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output (B, H, G, Lq, Dv) of q (B, H, G, Lq, D), k (B, H, Lk, D) and v (B, H, Lk, Dv).
 
     Besides the kept keys (B, H, G, Lq, topk) int32 in increasing order, -1 for none, their weights and log-sum-exp.
     """
-    return launch(q, k, v, lengths, topk, causal, scale)
+    return launch(q, k, v, mask, lengths, topk, causal, scale)
 
 
-def launch(q, k, v, lengths, topk, causal, scale) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def launch(q, k, v, mask, lengths, topk, causal, scale) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`decode_topk` without the dispatcher."""
     tiles, wide = TILES, q.dtype == torch.float32
     batch, heads, shared, queries, width = q.shape
@@ -71,15 +71,18 @@ def launch(q, k, v, lengths, topk, causal, scale) -> tuple[Tensor, Tensor, Tenso
     out, listed, weights, lse = results = _empty_results(q, v, topk)
     scores = torch.empty(problems, rows, keys, dtype=torch.int32, device=q.device)
     maxima = torch.empty(problems, rows, groups, dtype=torch.int32, device=q.device)
+    mask_data = q if mask is None else mask.expand(batch, heads, shared, queries, keys)  # any address will do
+    strides = (0,) * 5 if mask is None else mask_data.stride()
     tile_rows = tiles.rows_float32 if wide else tiles.rows
     block_groups, block_k = padded(groups), next_power_of_2(topk)
     longest = max(block_groups, block_k * group)  # of the lists that a program of select_and_mix holds
     with torch.cuda.device_of(q):
         start = score_keys[(problems * cdiv(keys, tiles.split), cdiv(rows, tile_rows))]
         _launch_within_memory(
-            tiles.score_stages, start, q, k, lengths, scores, maxima, rows, queries, keys, groups, D=width,
-            BLOCK_D=padded(width), BLOCK_R=tile_rows, BLOCK_N=tiles.keys, SPLIT=tiles.split, GROUP=group,
-            CAUSAL=causal, LENGTHS=lengths is not None, PRECISION=precision(tf32=False), num_warps=tiles.score_warps,
+            tiles.score_stages, start, q, k, mask_data, lengths, scores, maxima, strides, heads, rows, queries, keys,
+            groups, D=width, BLOCK_D=padded(width), BLOCK_R=tile_rows, BLOCK_N=tiles.keys, SPLIT=tiles.split,
+            GROUP=group, CAUSAL=causal, MASK=mask is not None, LENGTHS=lengths is not None,
+            PRECISION=precision(tf32=False), num_warps=tiles.score_warps,
         )  # fmt: skip
         select_and_mix[(problems * rows,)](
             v, scores, maxima, listed, weights, lse, out, rows, keys, groups, topk, scale, DV=value_width,
@@ -98,7 +101,7 @@ def _launch_within_memory(stages: int, start: Callable[..., object], *arguments:
 
 
 @decode_topk.register_fake
-def _(q, k, v, lengths, topk, causal, scale):
+def _(q, k, v, mask, lengths, topk, causal, scale):
     return _empty_results(q, v, topk)
 
 
@@ -117,7 +120,7 @@ def decode(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, At
     given, lead = flattened(inputs), inputs.lead
     most = min(inputs.mechanism.size or 0, inputs.num_keys)
     run = launch if is_eager(given.q, given.k, given.v) else decode_topk
-    out, listed, weights, lse = run(given.q, given.k, given.v, given.lengths, most, inputs.causal, inputs.scale)
+    out, listed, weights, lse = run(*given[:5], most, inputs.causal, inputs.scale)
     out = out.view(*lead, *out.shape[-2:])
     if not want_info:
         return out, None

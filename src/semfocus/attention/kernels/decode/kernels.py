@@ -31,11 +31,11 @@ def row_ends(row, problem, rows, queries, keys, lengths, CAUSAL: tl.constexpr, L
     return tl.maximum(last_key(row % queries + keys - queries, keys, length, CAUSAL), 0)
 
 
-@triton.jit(do_not_specialize=["rows", "queries", "keys", "groups"])  # a cache grows: one compilation serves
+@triton.jit(do_not_specialize=["heads", "rows", "queries", "keys", "groups"])  # a cache grows: one compilation serves
 def score_keys(
-    q, k, lengths, scores, maxima, rows, queries, keys, groups,
+    q, k, mask, lengths, scores, maxima, mask_strides, heads, rows, queries, keys, groups,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
-    GROUP: tl.constexpr, CAUSAL: tl.constexpr, LENGTHS: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, LENGTHS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """scores (P, R, Lk) and maxima (P, R, n) before sm_scale as ordered integers; NO_RANK where a query may not look.
 
@@ -49,6 +49,8 @@ def score_keys(
     inside = row < rows
     end = tl.where(inside, row_ends(row, problem, rows, queries, keys, lengths, CAUSAL, LENGTHS), 0)
     last = tl.max(end, axis=0)
+    mask_row = problem // heads * mask_strides[0] + problem % heads * mask_strides[1]
+    mask_row += (row // queries).to(tl.int64) * mask_strides[2] + (row % queries).to(tl.int64) * mask_strides[3]
     q_tile = tl.load(
         q + (problem * rows + row)[:, None] * D + channel[None, :], mask=inside[:, None] & (channel < D)[None, :],
         other=0.0,
@@ -59,6 +61,9 @@ def score_keys(
         k_tile = tl.load(at, mask=(key < last)[:, None] & (channel < D)[None, :], other=0.0)
         tile = product(operand(q_tile, 1.0, PRECISION), transpose(operand(k_tile, 1.0, PRECISION)), PRECISION)
         allowed = (key[None, :] < end[:, None]) & (tile != MINUS_INF)
+        if MASK:
+            at = mask + mask_row[:, None] + key[None, :].to(tl.int64) * mask_strides[4]
+            allowed = allowed & (tl.load(at, mask=allowed, other=0) != 0)
         rank = tl.where(allowed, float_to_ordered_int(tile), NO_RANK)
         at = scores + (problem * rows + row)[:, None] * keys + key[None, :]
         whole = tl.minimum(tl.cdiv(last, GROUP) * GROUP, keys)  # of a group that is chosen all keys are read
