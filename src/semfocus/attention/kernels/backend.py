@@ -93,10 +93,14 @@ def long_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | None
     mechanism = inputs.mechanism
     if not is_served(mechanism, SERVED):
         return _topk_only(inputs)
-    if max(min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks + mechanism.num_nearest) > MAX_KEPT_KEYS:
+    by_score, fixed = min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks + mechanism.num_nearest
+    if max(by_score, fixed) > MAX_KEPT_KEYS:
         return (
             f"it keeps at most {MAX_KEPT_KEYS} keys by score and {MAX_KEPT_KEYS} sinks and window keys, not {mechanism}"
         )
+    pairs = inputs.lead.numel() * inputs.num_queries * (by_score + fixed)
+    if pairs >= 2**31:
+        return f"it numbers kept pairs by 32 bits, and there are {pairs}"
     return _refuses_row(inputs, MAX_HEAD_DIM)
 
 

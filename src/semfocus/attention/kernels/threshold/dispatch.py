@@ -24,14 +24,14 @@ from semfocus.attention.kept_pairs import listed_scores
 from semfocus.attention.kernels.eager import choose_way
 from semfocus.attention.kernels.long.arguments import flattened
 from semfocus.attention.kernels.shared import dropout_threshold
-from semfocus.attention.kernels.short.arguments import cdiv, next_power_of_2, padded
+from semfocus.attention.kernels.short.arguments import cdiv, padded
 from semfocus.attention.kernels.short.configs import MIN_TILE, shrinking
 from semfocus.attention.kernels.threshold import flash, gradients, listing
 from semfocus.attention.kernels.threshold.configs import Look, launch_for
 from semfocus.attention.kernels.threshold.search import find_thresholds
 from semfocus.attention.weights import log_sum_exp
 
-FLAG_ROWS = 128  # rows of v that share a flag
+FLAG_ROWS = 128  # rows of v that a program looks at
 
 
 @dataclass(frozen=True)
@@ -109,19 +109,21 @@ class Call:
 
         def start(grid, **constants) -> None:
             flash.forward[grid](
-                self.q, self.k, self.v, *self.restrictions, self.hashes, flags, thresholds, last_ties, out, saved,
-                *self.sizes, len(flags), *self.softmax, **constants, BLOCK_FLAGS=next_power_of_2(len(flags)),
+                self.q, self.k, self.v, *self.restrictions, self.hashes, flag, thresholds, last_ties, out, saved,
+                *self.sizes, *self.softmax, **constants,
             )  # fmt: skip
 
         with torch.cuda.device_of(self.q):
-            flags = self._find_nonfinite()
+            flag = self._find_nonfinite()
             self._run("forward", start, self.q.shape[-2])
 
     def _find_nonfinite(self) -> Tensor:
+        """(1,) int32: whether v holds NaN or infinity."""
         rows, width = math.prod(self.v.shape[:-1]), self.v.shape[-1]
-        flags = self.v.new_empty(cdiv(rows, FLAG_ROWS), dtype=torch.int32)
-        flash.find_nonfinite[(len(flags),)](self.v, flags, rows, WIDTH=width, BLOCK=padded(width), BLOCK_M=FLAG_ROWS)
-        return flags
+        flag = torch.zeros(1, dtype=torch.int32, device=self.v.device)
+        grid = (cdiv(rows, FLAG_ROWS),)
+        flash.find_nonfinite[grid](self.v, flag, rows, WIDTH=width, BLOCK=padded(width), BLOCK_M=FLAG_ROWS)
+        return flag
 
     def backward(
         self, grad: Tensor, out: Tensor, thresholds: Tensor, last_ties: Tensor, saved: Tensor,
