@@ -208,6 +208,21 @@ def test_the_kept_keys_their_weights_and_the_log_sum_exp_are_the_oracles(name: s
     torch.testing.assert_close(found.lse, wanted.lse)
 
 
+def test_scores_that_repeat_do_not_take_many_passes() -> None:
+    """Counts alone took two dozen: between two neighbouring scores nothing tells them where to look."""
+    from semfocus.attention.kernels.threshold.dispatch import Call, _empty_results
+
+    tokens = torch.arange(400, device=DEVICE) % 19
+    for k in (
+        drawn(1, 1, 19, 16, integers=False)[:, :, tokens],
+        drawn(1, 1, 1, 16, integers=False).expand(1, 1, 400, 16),
+    ):
+        q, k = drawn(1, 1, 1, 16, 16, integers=False, seed=2), k.contiguous()
+        results = _empty_results(q, k, k)
+        passes = Call(q, k, k, None, None, None, 50, 0, 0, False, 1.0, 0.0).search(*results[1:3])
+        assert passes[..., 0].max() <= 12
+
+
 def test_a_threshold_keeps_clear_of_both_scores_between_which_it_is() -> None:
     """A kernel whose product differs in the last bit would otherwise drop the key whose score the threshold is."""
     from semfocus.attention.kernels.threshold.dispatch import Call, _empty_results
