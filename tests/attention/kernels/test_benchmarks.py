@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from semfocus.attention.kernels.regimes import Regime
+from tests.conftest import DEVICE
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -43,6 +44,7 @@ def test_the_rows_of_the_table_of_regimes_name_the_fastest_kernels(monkeypatch: 
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the benchmarks themselves run")
 @pytest.mark.parametrize(
     "command",
     [["kernels.py", "--smoke"], ["arena.py", "--device", "cpu", "--length", "64", "--kept", "8"]],

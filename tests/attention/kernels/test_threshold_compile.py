@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.compiling import run_compiled
+from tests.conftest import DEVICE
 
 SCRIPT = """
 from semfocus.attention.kernels.decode import dispatch as decode
@@ -49,6 +50,7 @@ KERNELS = {"find_thresholds", "forward", "by_query", "by_key", "list_kept"}
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the other tests compile the kernels")
 @pytest.mark.parametrize("restricted", [False, True], ids=["causal", "all restrictions"])
 @pytest.mark.parametrize(
     ("dtype", "width"), [("bfloat16", 64), ("bfloat16", 128), ("float16", 128), ("bfloat16", 256), ("float32", 64),
