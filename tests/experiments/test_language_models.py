@@ -146,5 +146,5 @@ def test_a_study_that_is_cut_off_while_it_tunes_goes_on_to_the_same_rates(tmp_pa
 
 def test_studies_are_listed_in_one_order_whichever_module_was_imported_first() -> None:
     names = [each.name for each in studies()]
-    assert names.index("figure_1") == 0
-    assert names.index("figure_20") < names.index("headline") < names.index("pretraining")
+    one_a_module = ("figure_1", "figure_19", "k_sweep", "temperature", "heavy_hitters", "pretraining")
+    assert sorted(one_a_module, key=names.index) == list(one_a_module)
