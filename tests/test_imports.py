@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "recipes": {"errors", "config", "tasks", "decoders"},
     "spec": {"errors", "config", "attention", "randomness"},
     "encodings": {"errors", "spec", "counter_rng"},
-    "model": {"spec", "encodings", "attention", "counter_rng"},
+    "model": {"errors", "spec", "encodings", "attention", "counter_rng"},
     "fused": {"attention", "spec", "model"},
     "training": {
         "errors", "lazy", "registry", "config", "spec", "model", "fused", "store", "tasks", "counter_rng", "randomness",
@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "experiments": {
         "errors", "registry", "execution", "attention", "config", "config_files", "recipes", "decoders", "tasks",
-        "training", "store", "measurements", "analysis", "report", "archive", "theory",
+        "training", "store", "measurements", "analysis", "report", "archive", "theory", "diagnostics",
     },
     "cli": {
         "integrations", "errors", "execution", "tasks", "config_files", "training", "store", "analysis", "report",

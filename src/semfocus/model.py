@@ -22,9 +22,11 @@ from torch.nn import functional
 from semfocus import counter_rng
 from semfocus.attention.learned import Follow, of_call
 from semfocus.attention.operator import attend
+from semfocus.attention.selection import can_sync
 from semfocus.encodings import distance_bias, encoding, rotated
 from semfocus.encodings import positional_encoding as positional_encoding
 from semfocus.encodings import sinusoidal_encoding as sinusoidal_encoding
+from semfocus.errors import UsageError
 from semfocus.spec import Spec
 
 
@@ -43,6 +45,8 @@ ACTIVATIONS = {
     "swiglu": _swiglu,
 }  # fmt: skip
 NORM_EPSILON = 1e-5
+MOST_PROGRAMS = 64  # compiled of one function
+LOGITS_BY_POSITION = 4  # axes of logits (E, B, L, C)
 ENOUGH_PROGRAMS = 128  # that a large GPU runs at once
 MAX_SPLIT_WEIGHT = 2**17  # numbers: a copy of more for each example costs more than splitting the sum gains
 
@@ -306,6 +310,18 @@ def _content(spec: Spec, tokens: Tensor) -> Tensor:
     return counter_rng.random_bits(seed, seen.to(torch.int32), position).to(torch.int64).sum(dim=-1)
 
 
+def weighted_loss(
+    objective_loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, targets: Tensor, weights: Tensor, total: Tensor
+) -> Tensor:
+    """(E,): the losses (E, B) of an objective, summed over examples with weights (B,), over `total`."""
+    return (objective_loss(widened(logits), targets) * weights).sum(dim=1) / total
+
+
+def widened(logits: Tensor) -> Tensor:
+    """Logits in 32 bits at least: a loss sums over many."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+
 @dataclass(frozen=True)
 class ForwardFns:
     """The functions that a step consists of: eager, compiled or fused."""
@@ -313,6 +329,7 @@ class ForwardFns:
     embed: Callable[..., Tensor] = embed
     block: Callable[..., Tensor] = block
     apply_head: Callable[..., Tensor] = apply_head
+    loss: Callable[..., Tensor] = weighted_loss
     fold_in: Callable[..., Tensor] = counter_rng.fold_in
     sgd_update: Callable[..., None] | None = None  # clips and updates in place; None: by torch, see `TrainStep`
 
@@ -321,6 +338,9 @@ class ForwardFns:
         """Newly compiled. Every cohort has its own shapes; without the reset torch counts them as recompilations of one
         function and, after a few, silently stops compiling."""
         torch.compiler.reset()
+        # A plan has a block compiled for each of its mechanisms, in training and in evaluation. Beyond torch's limit of
+        # eight the others would run without a compiler, and without a word.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_PROGRAMS)
         fast_embed, fast_block = torch.compile(embed, dynamic=False), torch.compile(block, dynamic=False)
 
         # On a CPU, functions with random numbers stay eager. There torch 2.13 writes the hash of `counter_rng` as C++
@@ -341,7 +361,15 @@ class ForwardFns:
         def by_device_fold_in(seed: Tensor, step: Tensor, sites: int) -> Tensor:
             return (counter_rng.fold_in if seed.device.type == "cpu" else fast_fold_in)(seed, step, sites)
 
-        return ForwardFns(by_device_embed, by_device_block, torch.compile(apply_head, dynamic=False), by_device_fold_in)
+        # Eager, a loss over a large vocabulary reads and writes logits of 32 bits several times.
+        fast_loss = torch.compile(weighted_loss, dynamic=False)
+
+        def by_size_loss(loss: Callable, logits: Tensor, *rest: Tensor) -> Tensor:
+            is_worth_it = logits.is_cuda and logits.dim() == LOGITS_BY_POSITION
+            return (fast_loss if is_worth_it else weighted_loss)(loss, logits, *rest)
+
+        fast_head = torch.compile(apply_head, dynamic=False)
+        return ForwardFns(by_device_embed, by_device_block, fast_head, by_size_loss, by_device_fold_in)
 
 
 EAGER = ForwardFns()
@@ -365,6 +393,12 @@ class Encoder(nn.Module):
         What is drawn at random (keys, positions) follows from the whole row, padding included: give rows one width.
         """
         spec = replace(self.spec, seq_len=tokens.shape[-1])
+        if can_sync(tokens) and tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) <= spec.vocab_size:
+            wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
+            raise UsageError(
+                f"tokens hold the id {wrong}, and this model knows {spec.vocab_size}: 0 .. {spec.vocab_size - 1}, and "
+                f"{spec.vocab_size} for padding; take the tokens of the task that it was trained on"
+            )
         if lengths is None:
             lengths = torch.full(tokens.shape[:1], tokens.shape[-1], device=tokens.device)
         ids, lengths = build_inputs(tokens, lengths, spec)

@@ -29,6 +29,8 @@ PAPER_SEEDS = (
 
 COMPACT = ("full", "banded:5", "block_local:5", "banded:5+1g", "block_local:5+1g", "topk:5")
 QUICK = ("full", "banded:5", "topk:5")
+LANGUAGE = ("full", "topk:8", "topk:32", "topk:8>full@0.3", "banded:32")
+LANGUAGE_QUICK = ("full", "topk:8", "topk:8>full@0.3")
 GRID = (
     "full", *(f"{name}:{size}" for name in ("topk", "banded", "block_local") for size in (5, 9)),
     *(f"{name}:{size}+{extra}g" for name in ("banded", "block_local") for size in (5, 9) for extra in (1, 3)),
@@ -60,6 +62,7 @@ PAPER = {
 }
 QUICK_ROWS = 2000, 500  # training and held-out examples
 QUICK_STEPS = 400  # of a language model
+QUICK_EVALUATED_ROWS = 32  # of its training rows: forty evaluations would take as long as the training
 MAX_SEEDS = 10_000
 OWN_DATA = Hyperparameters(50, blocks=4)  # of a task that is not in the paper, e.g. a user's file
 
@@ -72,12 +75,20 @@ def seeds(count: int) -> list[int]:
 
 
 def configure(
-    task: str, mechanism: str, seed: int, recipe: Recipe = "clean", options: dict[str, Any] | None = None
+    task: str,
+    mechanism: str,
+    seed: int,
+    recipe: Recipe = "clean",
+    options: dict[str, Any] | None = None,
+    size: str | None = None,
 ) -> RunConfig:
-    """The paper's run of this task, mechanism and seed; a task that is not in the paper gets stated defaults."""
+    """The paper's run of this task, mechanism and seed; a task that is not in the paper gets stated defaults.
+
+    `size` is one of `decoders.SIZES`, for language models alone.
+    """
     if recipe not in get_args(Recipe):
         raise unknown("recipe", recipe, get_args(Recipe))
-    size = language_size(task)
+    size = size or language_size(task)
     if size is not None:
         return language(size, task, mechanism, seed, options)
     chosen = PAPER.get(task, OWN_DATA)
@@ -107,6 +118,13 @@ def language_size(task: str) -> str | None:
     return task_class(task).language_size if task in task_names() else None
 
 
+def usual_mechanisms(task: str, is_quick: bool = False) -> tuple[str, ...]:
+    """What is compared where nothing else is asked for."""
+    if language_size(task) is not None:
+        return LANGUAGE_QUICK if is_quick else LANGUAGE
+    return QUICK if is_quick else COMPACT
+
+
 def mechanism_in(recipe: Recipe, mechanism: str) -> str:
     """The mechanism as a recipe means it: in `authors` random keys are drawn with replacement."""
     name, colon, size = mechanism.partition(":")
@@ -128,16 +146,23 @@ def at_scale(task: str, mechanism: str, seed: int, recipe: Recipe = "clean", sca
 
 
 def quick(
-    task: str, mechanism: str, seed: int, recipe: Recipe = "clean", options: dict[str, Any] | None = None
+    task: str,
+    mechanism: str,
+    seed: int,
+    recipe: Recipe = "clean",
+    options: dict[str, Any] | None = None,
+    size: str | None = None,
 ) -> RunConfig:
     """Smaller numbers, everything else the same: 20 tokens, 3 blocks, 2000 training examples, at most 20 epochs.
 
     A run stops once 95 % of its training examples are right. ListOps keeps its rule with up to 79 tokens. Options of
-    the task win over these numbers.
+    the task win over these numbers. A language model of any size takes 400 steps.
     """
-    size = language_size(task)
+    size = size or language_size(task)
     if size is not None:
-        return language(size, task, mechanism, seed, options, steps=QUICK_STEPS)
+        short = language(size, task, mechanism, seed, options, steps=QUICK_STEPS)
+        evaluated = min(QUICK_EVALUATED_ROWS, short.training.evaluated_rows or QUICK_EVALUATED_ROWS)
+        return short.model_copy(update={"training": short.training.model_copy(update={"evaluated_rows": evaluated})})
     listops = {"min_length": 20, "max_length": 80, "max_depth": 6}
     base = configure(task, mechanism, seed, recipe, _shorter(task, 20, listops) | (options or {}))
     return base.model_copy(

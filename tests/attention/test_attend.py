@@ -169,3 +169,13 @@ def test_a_nan_score_shows_in_the_gradient_also_where_finite_inputs_are_promised
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     out = attend(*leaves, "full", assume_finite=True)
     assert all(not grad.isfinite().all() for grad in torch.autograd.grad(out.square().sum(), leaves))
+
+
+def test_heads_that_stay_apart_give_what_heads_as_batch_entries_give() -> None:
+    """On a GPU a causal call keeps its heads where they are; queries of a language model are views of one product."""
+    generator = torch.Generator().manual_seed(4)
+    whole = torch.randn(2, 3, 10, 3 * 4 * 8, generator=generator)  # (E, B, L, 3 H w)
+    q, k, v = (part.unflatten(-1, (4, 8)).transpose(2, 3) for part in whole.chunk(3, dim=-1))
+    one, other = (dense._kernel(q, k, v, 0.3, True, by_heads=by_heads) for by_heads in (False, True))
+    torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert one.shape == (2, 3, 4, 10, 8)

@@ -35,6 +35,14 @@ def test_an_unknown_corpus_is_refused_with_the_known_names() -> None:
         get_task("text", corpus="pyhton")
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "folder"])
+def test_a_text_in_the_place_of_a_task_is_told_where_it_belongs(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    place = str(tmp_path / name)
+    with pytest.raises(UsageError, match=rf"corpus of the task text \(--option corpus={place}"):
+        get_task(place)
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.txt is not there; check the path"):
         text(tmp_path / "absent.txt")

@@ -11,10 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from semfocus.model import EAGER, ForwardFns
+from semfocus.config import AttentionConfig, ModelConfig
+from semfocus.model import EAGER, ForwardFns, Padding, block_parameters, weighted_loss
+from semfocus.spec import Spec
+from semfocus.tasks import NO_TARGET
 from semfocus.training import Runtime
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator
+from semfocus.training.objective import get_objective
 from semfocus.training.step import TrainStep
 from tests.training.helpers import CPU, begin, tiny
 
@@ -105,3 +109,44 @@ def test_auto_compiles_on_a_cpu_only_long_jobs_of_full_attention_without_dropout
     assert not chosen("full", 0.0, 1000)
     assert not chosen("full", 0.1, 10**12)
     assert not chosen("topk:3", 0.0, 10**12)
+
+
+def test_a_compiled_loss_is_the_plain_one() -> None:
+    """Of 16-bit logits at every position, with its gradient."""
+    objective, generator = get_objective("next_token"), torch.Generator().manual_seed(2)
+    logits = torch.randn(2, 3, 5, 40, generator=generator).bfloat16()
+    targets = torch.randint(40, (2, 3, 5), generator=generator)
+    targets[:, :, -1] = NO_TARGET
+    weights, answers = torch.tensor([1.0, 1.0, 0.0]), []
+    for loss in (weighted_loss, torch.compile(weighted_loss, dynamic=False, backend="aot_eager", fullgraph=True)):
+        leaf = logits.clone().requires_grad_()
+        value = loss(objective.loss, leaf, targets, weights, weights.sum())
+        answers.append((value, *torch.autograd.grad(value.sum(), leaf)))
+    for mine, other in zip(*answers, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+    assert answers[0][0].dtype == torch.float32
+
+
+def test_every_stage_of_a_plan_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own limit of eight programs of one function would leave the later stages to Python, without a word."""
+    compiled: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        compiled.append(len(inputs))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    parts, stages = ForwardFns.compiled(), range(1, 13)
+    x, generator = torch.zeros(1, 2, 16, 8), torch.Generator().manual_seed(1)
+    for k in stages:
+        spec = decoder(f"topk:{k}")
+        split = spec.layout.split(torch.randn(1, spec.layout.size, generator=generator))
+        weights = [split[f"blocks.0.{name}"] for name in block_parameters(spec)]
+        before = len(compiled)
+        parts.block(x, weights, Padding(), None, spec, 1e-5, False)
+        assert len(compiled) > before, f"stage {k} runs without a compiler"
+
+
+def decoder(mechanism: str) -> Spec:
+    model = ModelConfig(blocks=1, d_model=8, d_mlp=8, dropout=0.0)
+    return Spec(model, AttentionConfig(mechanism=mechanism), 9, 9, 16, is_causal=True, predicts_positions=True)

@@ -88,6 +88,15 @@ def test_chunks_fit_the_device_and_are_nearly_full(tokens: int, scores: int, siz
     assert chunk_size(begin([tiny(1), tiny(2)]), tokens, scores) == size
 
 
+def test_logits_over_a_large_vocabulary_are_taken_a_few_rows_at_a_time() -> None:
+    cohort = begin([tiny(1)])
+    cohort.spec = replace(cohort.spec, num_classes=50_000, predicts_positions=True, is_causal=True)
+    rows = chunk_size(cohort, tokens_at_once=2**21)
+    assert rows == 64  # 64 x 8 x 50 000 numbers are a tenth of what is allowed
+    cohort.spec = replace(cohort.spec, num_classes=2_000_000)
+    assert chunk_size(cohort, tokens_at_once=2**21) == 16
+
+
 class AppleCohort(Cohort):
     """A cohort that computes as on an `mps` device, which this machine need not have."""
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from semfocus.errors import UsageError
-from semfocus.training import Runtime, parse_epochs
+from semfocus.training import Runtime, parse_epochs, parse_shares
 from semfocus.training.runtime import Evaluations, numerics
 
 
@@ -69,7 +69,7 @@ def test_epochs_are_written_as_numbers_or_as_a_ladder() -> None:
     assert parse_epochs("ladder") == (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
     assert parse_epochs("ladder,3")[:4] == (0, 1, 2, 3)
     for wrong in ("1.5", "-1", "steps", "1;2"):
-        with pytest.raises(UsageError, match="is not an epoch; write for example 0,1,20 or ladder"):
+        with pytest.raises(UsageError, match="is not an epoch; write for example 0,1,20, ladder or 10%,50%"):
             parse_epochs(wrong)
 
 
@@ -141,3 +141,12 @@ def test_checkpoints_are_kept_by_epoch_and_by_share_of_training() -> None:
     kept = Runtime(device="cpu", keep_epochs=(0, 2, 20), keep_shares=(0.0, 0.1, 0.5, 1.0))
     assert kept.kept_steps(10, 60) == (0, 6, 20, 30, 60)
     assert kept.kept_steps(3, 3) == (0, 2, 3)
+
+
+def test_shares_of_training_stand_beside_epochs() -> None:
+    assert parse_shares("0,10%, 2.5%,50%,20") == (0.025, 0.1, 0.5)
+    assert parse_epochs("0,10%, 2.5%,50%,20") == (0, 20)
+    assert parse_shares("") == parse_shares("ladder") == ()
+    for wrong in ("101%", "%", "-1%", "1e1%", "nan%"):
+        with pytest.raises(UsageError, match="is not a share of training; write for example 10%,50%"):
+            parse_shares(wrong)

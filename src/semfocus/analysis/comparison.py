@@ -14,6 +14,7 @@ from semfocus.analysis.paired import paired_logrank
 from semfocus.analysis.records import Record, facts_of
 from semfocus.analysis.speedup import SpeedUp, speed_up
 from semfocus.analysis.survival import ConvergenceTimes
+from semfocus.analysis.tokens import TokenRace, token_race
 from semfocus.training.objective import ACCURACY, CLASSIFICATION, Learned
 
 
@@ -68,6 +69,7 @@ class Comparison:
     unfinished: tuple[str, ...]  # ids of runs that are left out
     learned: Learned = CLASSIFICATION.learned  # what the runs' objective calls learned
     facts: Mapping[str, Any] = field(default_factory=dict)  # what the runs say of the data they were given
+    race: TokenRace | None = None  # of language models, which are compared by losses and tokens instead of epochs
 
     @property
     def baseline(self) -> float:
@@ -99,7 +101,8 @@ class Comparison:
     @property
     def nothing_learned(self) -> bool:
         """Whether there are ended runs, and none of them learned: then nothing follows about speed."""
-        return any(len(arm.times) for arm in self.arms) and not any(arm.reached for arm in self.arms)
+        has_goal = self.race is None  # no share of right tokens means that a language is learned
+        return has_goal and any(len(arm.times) for arm in self.arms) and not any(arm.reached for arm in self.arms)
 
     @property
     def too_coarse(self) -> float | None:
@@ -128,6 +131,7 @@ class Comparison:
             "mechanisms": [_arm_dict(arm) for arm in self.arms],
             "findings": self.sentences(),
             **({"data": dict(self.facts)} if self.facts else {}),
+            **({"tokens": self.race.to_dict()} if self.race else {}),
         }
 
 
@@ -156,7 +160,8 @@ def compare_records(task: str, records: Sequence[Record], baselines: Mapping[str
     unfinished = tuple(record.id for record in records if not record.ended)
     learned = records[0].objective.learned if records else CLASSIFICATION.learned
     facts = facts_of(records[0].config) if records else {}
-    return Comparison(task, horizon, seeds, tuple(arms), baselines, unfinished, learned, facts)
+    race = token_race(records)
+    return Comparison(task, horizon, seeds, tuple(arms), baselines, unfinished, learned, facts, race)
 
 
 def best_baselines(baselines: Mapping[str, float]) -> dict[str, float]:

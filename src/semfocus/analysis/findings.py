@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BASE = "full"
 FindingKind = Literal[
-    "no_base", "base_alone", "no_bar", "nothing_learned",
+    "no_base", "base_alone", "no_bar", "nothing_learned", "told",
     "no_run", "unlearned", "base", "never", "undefined", "speed_up",
     "too_coarse", "hint", "beyond_chance", "no_difference",
 ]  # fmt: skip  # the second line is about one mechanism, the others about the whole comparison
@@ -92,6 +92,7 @@ class Finding:
     doubt: str = ""  # why the seeds cannot decide
     learned: Learned = CLASSIFICATION.learned
     baseline: float = 0.0  # the best accuracy that needs no learning
+    told: str = ""  # of language models, the sentence as `analysis.tokens` has it
 
     @property
     def text(self) -> str:
@@ -101,6 +102,8 @@ class Finding:
     def predicate(self, space: str = "") -> str:
         """The sentence without its mechanism. `space` stands before a percent sign."""
         match self.kind:
+            case "told":
+                return self.told
             case "no_base":
                 return "Without full attention among the mechanisms there is nothing to compare with."
             case "base_alone":
@@ -170,6 +173,8 @@ def _epochs(number: float) -> str:
 
 def findings_of(comparison: Comparison) -> list[Finding]:
     """A sentence for each mechanism, then what the differences amount to."""
+    if comparison.race is not None:
+        return [Finding("told", name, told=text) for name, text in comparison.race.sentences()]
     others = [arm for arm in comparison.arms if arm.mechanism != BASE]
     base = next((arm for arm in comparison.arms if arm.mechanism == BASE), None)
     if comparison.nothing_learned:

@@ -17,6 +17,7 @@ from semfocus.analysis.accuracy import AccuracyDifference, accuracy_difference
 from semfocus.analysis.comparison import BASE, Arm, Comparison
 from semfocus.analysis.intervals import ACCURACY_MARGIN, one_sided_p
 from semfocus.analysis.multiple import ALPHA, not_enough
+from semfocus.analysis.tokens import TokenRace
 from semfocus.training.objective import ACCURACY, Metric
 
 
@@ -31,6 +32,8 @@ class Recommendation:
 
 def recommend(comparison: Comparison) -> Recommendation:
     """What the comparison says about k."""
+    if comparison.race is not None:
+        return _by_tokens(comparison.race)
     base = next((arm for arm in comparison.arms if arm.mechanism == BASE and len(arm.times.seeds)), None)
     others = [arm for arm in comparison.arms if arm.mechanism != BASE and len(arm.times.seeds)]
     if base is None or not others:
@@ -58,6 +61,21 @@ def recommend(comparison: Comparison) -> Recommendation:
         )
     why = _why_not(faster, as_accurate, gains)
     return Recommendation(BASE, not doubt, f"Focus does not help here: {why}. Take full attention.{hint}")
+
+
+def _by_tokens(race: TokenRace) -> Recommendation:
+    """Of language models: the mechanism of the lowest final loss, where that is beyond chance, or as a hint."""
+    lower = [lane for lane in race.others if lane.change is not None and lane.change < 0]
+    best = min(lower, key=lambda lane: lane.change or 0.0, default=None)
+    hint = f" A hint, not a proof: {race.doubt}." if race.doubt else ""
+    if not race.others:
+        return Recommendation("", False, "Nothing to recommend: it takes ended runs of full attention and of some k.")
+    if best is None or not (race.doubt or (best.p is not None and best.p <= ALPHA)):
+        why = "none ends at a lower held-out loss" + (" beyond chance" if lower else "")
+        return Recommendation(BASE, not race.doubt, f"Focus does not help here: {why}. Take full attention.{hint}")
+    verb = "looks best" if race.doubt else "is the one to take"
+    gain = f"its final held-out loss is {-(best.change or 0.0):.1%} below full attention's"
+    return Recommendation(best.mechanism, not race.doubt, f"{best.mechanism} {verb}: {gain}.{hint}")
 
 
 @dataclass(frozen=True)

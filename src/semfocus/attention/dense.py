@@ -135,13 +135,17 @@ def _guarded(attention: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, 
     return torch.where(affected, float("nan"), attention(q, k, torch.where(finite, v, 0.0), scale, causal))
 
 
-def _kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
-    """torch's attention as (N, 1, L, D), which all its kernels take."""
+def _kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, by_heads: bool | None = None) -> Tensor:
+    """torch's attention as (N, 1, L, D), which all its kernels take; `by_heads` (causal on a GPU) as (N, H, L, D)."""
     if not causal and q.dim() == k.dim() == v.dim() > 2 and k.shape[-3] == v.shape[-3] == 1 < q.shape[-3]:
         # Heads that share keys, as more queries of one head: the keys need not be copied for each.
         return _kernel(q.flatten(-3, -2).unsqueeze(-3), k, v, scale, causal).squeeze(-3).unflatten(-2, q.shape[-3:-1])
     lead = common_lead(q, k, v)
-    flat = [tensor.expand(*lead, *tensor.shape[-2:]).reshape(-1, 1, *tensor.shape[-2:]) for tensor in (q, k, v)]
+    # Heads that lie between the positions, as a language model has them, would be copied to become batch entries.
+    by_heads = causal and q.is_cuda if by_heads is None else by_heads
+    heads = lead[-1] if by_heads and len(lead) > 1 else 1
+    flat = [tensor.expand(*lead, *tensor.shape[-2:]) for tensor in (q, k, v)]
+    flat = [tensor.reshape(-1, heads, *tensor.shape[-2:]) for tensor in flat]
     parts = [
         scaled_dot_product_attention(*part, is_causal=causal, scale=scale)
         for part in zip(*(tensor.split(MAX_BATCH) for tensor in flat), strict=True)

@@ -25,6 +25,7 @@ from semfocus.cli import (
     lengths,
     report,
     runs,
+    sample,
     studies,
     tasks,
     theory,
@@ -105,6 +106,7 @@ app.command("report")(report.report_command)
 app.command("diagnose")(diagnose.diagnose_command)
 app.command("show-attention")(attention.show_attention_command)
 app.command("lengths")(lengths.lengths_command)
+app.command("sample")(sample.sample_command)
 app.command("surface")(landscape.surface_command)
 app.command("sharpness")(landscape.sharpness_command)
 app.add_typer(tasks.app, name="tasks", cls=_Group)

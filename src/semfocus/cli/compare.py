@@ -16,8 +16,10 @@ from semfocus.cli.shared import (
     DryRun,
     EvaluateEvery,
     ExecutorName,
+    FitMemory,
     Jobs,
     Keep,
+    MicroBatch,
     Mix,
     Out,
     Sets,
@@ -73,6 +75,9 @@ def compare_command(
     option: Annotated[
         list[str] | None, typer.Option(help="Set an option of the task, e.g. length=60. Repeatable.")
     ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="The size of a language model: tiny, 1m, 3m, 10m, 30m or 124m. Default: tiny.")
+    ] = None,
     sets: Sets = None,
     out: Out = None,
     device: Device = "auto",
@@ -80,6 +85,8 @@ def compare_command(
     jobs: Jobs = None,
     mix: Mix = None,
     compile: Compile = "auto",
+    micro_batch: MicroBatch = None,
+    fit_memory: FitMemory = False,
     evaluate_every: EvaluateEvery = None,
     keep: Keep = "",
     executor: ExecutorName = "auto",
@@ -97,6 +104,7 @@ def compare_command(
     semfocus compare listops --attention full,topk:5 --seeds 10 --device cuda
     semfocus compare reviews.csv --attention full,topk:8 --epochs 20
     semfocus compare reviews.csv --attention auto --tune lr --early-stop 5
+    semfocus compare text --size tiny --quick
     """
     from semfocus.analysis.recommend import recommend
     from semfocus.cli import cluster
@@ -107,7 +115,7 @@ def compare_command(
     from semfocus.experiments.tuning import choose_rates, plan_tuning
     from semfocus.integrations.trackers import tracking
     from semfocus.report.terminal.progress import StudyProgressTable
-    from semfocus.training import Runtime, parse_epochs
+    from semfocus.training import Runtime, parse_epochs, parse_shares
 
     if until is not None:
         say("--until is now --stop-accuracy; the old name will go", err=True)
@@ -121,6 +129,7 @@ def compare_command(
         stop_accuracy=until if stop_accuracy is None else stop_accuracy,
         early_stop=early_stop,
         options=assignments(option),
+        size=size,
         overrides=sets or (),
         out=out,
     )
@@ -133,8 +142,11 @@ def compare_command(
         jobs=jobs,
         mix=mix,
         compile=compile,
+        micro_batch=micro_batch,
+        fit_memory=fit_memory,
         evaluate_every=evaluate_every,
         keep_epochs=parse_epochs(keep),
+        keep_shares=parse_shares(keep),
     )
     first = None if tune is None else plan_tuning(experiment, tune, out)
     if dry_run:
@@ -177,6 +189,8 @@ def train_command(
     device: Device = "auto",
     threads: Threads = None,
     compile: Compile = "auto",
+    micro_batch: MicroBatch = None,
+    fit_memory: FitMemory = False,
     keep: Keep = "",
     executor: ExecutorName = "auto",
     track: Track = None,
@@ -191,9 +205,12 @@ def train_command(
     from semfocus.execution import train
     from semfocus.integrations.trackers import tracking
     from semfocus.report.terminal.progress import ProgressTable
-    from semfocus.training import Runtime, parse_epochs
+    from semfocus.training import Runtime, parse_epochs, parse_shares
 
-    runtime = Runtime(device=device, threads=threads, compile=compile, keep_epochs=parse_epochs(keep))
+    runtime = Runtime(
+        device=device, threads=threads, compile=compile, micro_batch=micro_batch, fit_memory=fit_memory,
+        keep_epochs=parse_epochs(keep), keep_shares=parse_shares(keep),
+    )  # fmt: skip
     run = parse_config(apply_overrides(read_config(config), sets or []))
     with ProgressTable({run.attention.mechanism: 1}) as table, tracking(table, track or []) as on_progress:
         (outcome,) = train([run], out, runtime, on_progress, executor=executor)
@@ -210,6 +227,8 @@ def resume_command(
     threads: Threads = None,
     jobs: Jobs = None,
     compile: Compile = "auto",
+    micro_batch: MicroBatch = None,
+    fit_memory: FitMemory = False,
     keep: Keep = "",
     executor: ExecutorName = "auto",
     track: Track = None,
@@ -228,7 +247,7 @@ def resume_command(
     from semfocus.integrations.trackers import tracking
     from semfocus.report.terminal.progress import StudyProgressTable
     from semfocus.store import DamagedRuns, RunStore
-    from semfocus.training import Runtime, parse_epochs
+    from semfocus.training import Runtime, parse_epochs, parse_shares
 
     store = RunStore(out)
     chosen = [store.find(run) for run in runs] if runs else unfinished(store)
@@ -241,7 +260,10 @@ def resume_command(
     others = missing_cohort_members(chosen)
     if others:
         say(f"give {', '.join(others)} too for results to the bit: they trained together", err=True)
-    runtime = Runtime(device=device, threads=threads, jobs=jobs, compile=compile, keep_epochs=parse_epochs(keep))
+    runtime = Runtime(
+        device=device, threads=threads, jobs=jobs, compile=compile, micro_batch=micro_batch, fit_memory=fit_memory,
+        keep_epochs=parse_epochs(keep), keep_shares=parse_shares(keep),
+    )  # fmt: skip
     try:
         with StudyProgressTable(work_of_runs(chosen)) as table, tracking(table, track or []) as on_progress:
             outcomes = resume(chosen, runtime, on_progress, executor)

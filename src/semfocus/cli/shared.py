@@ -38,6 +38,13 @@ Compile = Annotated[
     Literal["auto", "on", "off"],
     typer.Option(help="Whether to compile the model; auto does where it pays, and always on a GPU."),
 ]
+MicroBatch = Annotated[
+    int | None,
+    typer.Option(help="How many examples of a batch are in memory at a time; their gradients add up. Default: all."),
+]
+FitMemory = Annotated[
+    bool, typer.Option("--fit-memory", help="Where a run does not fit into memory, halve --micro-batch until it does.")
+]
 Jobs = Annotated[
     int | None,
     typer.Option(help="How many cohorts train at a time. Default: a process a core, or four side by side on a GPU."),
@@ -54,7 +61,9 @@ Mix = Annotated[
 ]
 Keep = Annotated[
     str,
-    typer.Option(help="The epochs whose checkpoints stay: 0,1,5 (0 is before training), or ladder for 0,1,2,5 to 500."),
+    typer.Option(
+        help="The epochs whose checkpoints stay: 0,0.5,5 (0 is before training), or ladder for 0,1,2,5 to 500."
+    ),
 ]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Change any field of the configuration, e.g. training.lr=0.3.")
@@ -153,11 +162,15 @@ def print_run(outcome: RunOutcome) -> None:
 
 def print_comparison(comparison: Comparison) -> None:
     """The table of mechanisms, and what the data support."""
-    from semfocus.report.terminal.tables import comparison_table
-    from semfocus.report.text import baseline_text, counted, facts_text
+    from semfocus.report.race import comparison_title, course_table
+    from semfocus.report.terminal.tables import comparison_table, rich_table
+    from semfocus.report.text import baseline_text, facts_text
 
-    say(f"{comparison.task}: {counted(comparison.seeds, 'seed')}, at most {counted(comparison.horizon, 'epoch')}\n")
+    say(f"{comparison_title(comparison)}\n")
     console().print(comparison_table(comparison))
+    if comparison.race is not None and comparison.race.tokens:
+        say("")
+        console().print(rich_table(course_table(comparison.race)))
     say(f"\naccuracy without learning: {baseline_text(comparison)}")
     say("".join(f"{line}\n" for line in facts_text(comparison.facts)))
     for line in comparison.sentences():

@@ -29,6 +29,7 @@ from semfocus.model import Encoder
 from semfocus.store import RunDirectory
 from semfocus.tasks.base import Batch
 from semfocus.theory import mlp_constant, spectral_norm, stability
+from semfocus.theory.layers import ACTIVATION_SLOPE
 from semfocus.training import data
 from semfocus.training.loading import config_of
 
@@ -137,7 +138,10 @@ def batches_of(batch: Batch, device: str | torch.device) -> Iterator[Batch]:
 
 
 def weight_norms(model: Encoder) -> list[dict[str, Any]]:
-    """gamma and upsilon (a number a head) and mlp of every block, spectral norms in float64; None: not finite."""
+    """gamma and upsilon (a number a head) and mlp of every block, spectral norms in float64.
+
+    None: not finite. The slope of a squared ReLU or of a gate grows without end, and such an MLP has no constant.
+    """
     parameters = {name.replace("__", "."): value.detach() for name, value in model.named_parameters()}
     return [_block(model, {name: parameters[f"blocks.{i}.{name}.weight"] for name in ("qkv", "o", "mlp_in", "mlp_out")})
             for i in range(model.spec.model.blocks)]  # fmt: skip
@@ -149,11 +153,20 @@ def _block(model: Encoder, weights: dict[str, Tensor]) -> dict[str, Any]:
     queries, keys, values = (part.double().split(width, dim=1) for part in weights["qkv"].chunk(3, dim=1))
     outputs = weights["o"].double().split(width, dim=0)
     first, second = _norm(weights["mlp_in"]), _norm(weights["mlp_out"])
+    has_bound = first is not None and second is not None and shape.activation in ACTIVATION_SLOPE
     return {
-        "gamma": [_norm(scale * q @ k.mT) for q, k in zip(queries, keys, strict=True)],
+        "gamma": [_gamma(scale * q, k, shape.position_kind) for q, k in zip(queries, keys, strict=True)],
         "upsilon": [_norm(v @ o) for v, o in zip(values, outputs, strict=True)],
-        "mlp": None if first is None or second is None else mlp_constant(first, second, shape.activation),
+        "mlp": mlp_constant(first, second, shape.activation) if has_bound else None,
     }
+
+
+def _gamma(queries: Tensor, keys: Tensor, positions: str) -> float | None:
+    """The largest score of unit tokens; where rotary positions turn them, a bound for every distance."""
+    if positions != "rope":
+        return _norm(queries @ keys.mT)
+    first, second = _norm(queries), _norm(keys)
+    return None if first is None or second is None else first * second
 
 
 def _norm(matrix: Tensor) -> float | None:

@@ -154,4 +154,5 @@ def cohort_limit(config: RunConfig, task: Task, device: str, limits: dict[str, i
     model, length = spec.model, spec.length
     rows = config.training.batch_size * length
     per_position = 12 * model.d_model + 4 * model.d_mlp + 4 * model.heads * (model.head_dim + 2 * length)
-    return max(1, limits.get(device, 2**31) // (4 * model.blocks * rows * per_position))
+    numbers = model.blocks * per_position + (3 * spec.num_classes if spec.predicts_positions else 0)
+    return max(1, limits.get(device, 2**31) // (4 * rows * numbers))

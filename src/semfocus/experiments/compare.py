@@ -11,6 +11,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from semfocus.store import RunStore
 from semfocus.tasks import Task, given
 from semfocus.tasks.table import TableTask
 from semfocus.training.objective import get_objective
-from semfocus.training.runtime import Runtime, parse_epochs
+from semfocus.training.runtime import Runtime, parse_epochs, parse_shares
 
 LADDER = "auto"  # as attention: full, and a short ladder of k
 
@@ -46,6 +47,7 @@ def comparison_of(
     stop_accuracy: float | None = None,
     early_stop: int | None = None,
     options: Mapping[str, Any] | None = None,
+    size: str | None = None,
     overrides: Sequence[str] = (),
     out: Path | str | None = None,
     name: str = "data",
@@ -56,7 +58,7 @@ def comparison_of(
     """
     root = RunStore(out).root
     place, chosen = given.keep(task, root, options, name)
-    make = recipes.quick if quick else recipes.configure
+    make = partial(recipes.quick if quick else recipes.configure, size=size)
     built = TaskConfig(name=place, options=make(place, "full", 0, recipe, chosen).task.options).build(root)
     if isinstance(built, TableTask) and built.is_unbalanced and "metrics" not in chosen:
         chosen = {**chosen, "metrics": "balanced"}
@@ -68,10 +70,11 @@ def comparison_of(
         )
     changes = [*overrides, *_changes(epochs, stop_accuracy, early_stop)]
     configs = []
-    for mechanism in _mechanisms(attention, quick, built):
+    is_language = recipes.language_size(place) is not None
+    for mechanism in _mechanisms(attention, recipes.usual_mechanisms(place, quick), built):
         for seed in recipes.seeds(seeds):
             config = make(place, mechanism, seed, recipe, chosen)
-            if quick and built.size("train") is not None:
+            if quick and not is_language and built.size("train") is not None:  # a quick decoder has its own numbers
                 config = config.model_copy(update={"task": _at_most(config, built)})
             configs.append(parse_config(apply_overrides(config.model_dump(mode="json"), changes)))
     question = f"Which attention learns {title} in the fewest epochs, and which is right on rows it has not seen?"
@@ -79,8 +82,8 @@ def comparison_of(
     return Experiment(title, title, question, tuple(distinct(configs)), panels, figure=f"curves-{title}")
 
 
-def _mechanisms(attention: str | Iterable[str] | None, quick: bool, task: Task) -> list[str]:
-    asked = _listed(attention) or (recipes.QUICK if quick else recipes.COMPACT)
+def _mechanisms(attention: str | Iterable[str] | None, usual: Sequence[str], task: Task) -> list[str]:
+    asked = _listed(attention) or usual
     if LADDER in asked:
         if len(asked) > 1:
             raise UsageError(
@@ -133,6 +136,7 @@ def compare(
     early_stop: int | None = None,
     tune: Literal["lr"] | None = None,
     options: Mapping[str, Any] | None = None,
+    size: str | None = None,
     overrides: Sequence[str] = (),
     name: str = "data",
     out: Path | str | None = None,
@@ -141,6 +145,8 @@ def compare(
     jobs: int | None = 1,
     mix: bool | None = None,
     compile: Literal["auto", "on", "off"] = "auto",
+    micro_batch: int | None = None,
+    fit_memory: bool = False,
     evaluate_every: float | None = None,
     keep: str = "",
     executor: str = AUTO,
@@ -160,11 +166,12 @@ def compare(
     early_stop      a run stops after so many epochs without a lower held-out loss; the test split is judged
     tune            "lr": choose each mechanism's learning rate first, on seeds of its own
     options         of the task: {"text_column": "review", "tokenizer": "char"}
+    size            of a language model: tiny, 1m, 3m, 10m, 30m or 124m
     overrides       any field of the configuration: ["model.blocks=2"]
     name            how messages, page and files call data in memory
     out             where runs live; default SEMFOCUS_RUNS, else ./runs
-    device, threads, jobs, mix, compile, evaluate_every, keep, executor    how to train; no effect on results beyond
-                    rounding
+    device, threads, jobs, mix, compile, micro_batch, fit_memory, evaluate_every, keep, executor    how to train; no
+                    effect on results beyond rounding
     progress        a progress bar, or a function that is called with the progress
 
     With `jobs` above 1 in a script, call this below `if __name__ == "__main__":`. `until` is the old name of
@@ -175,11 +182,13 @@ def compare(
         stop_accuracy = until if stop_accuracy is None else stop_accuracy
     experiment = comparison_of(
         task, attention=attention, seeds=seeds, quick=quick, recipe=recipe, epochs=epochs,
-        stop_accuracy=stop_accuracy, early_stop=early_stop, options=options, overrides=overrides, out=out, name=name,
+        stop_accuracy=stop_accuracy, early_stop=early_stop, options=options, size=size, overrides=overrides, out=out,
+        name=name,
     )  # fmt: skip
     runtime = Runtime(
-        device=device, threads=threads, jobs=jobs, mix=mix, compile=compile, evaluate_every=evaluate_every,
-        keep_epochs=parse_epochs(keep),
+        device=device, threads=threads, jobs=jobs, mix=mix, compile=compile, micro_batch=micro_batch,
+        fit_memory=fit_memory, evaluate_every=evaluate_every, keep_epochs=parse_epochs(keep),
+        keep_shares=parse_shares(keep),
     )  # fmt: skip
     lines: list[str] = []
     if tune is not None:

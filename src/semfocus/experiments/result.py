@@ -24,8 +24,9 @@ from semfocus.analysis.records import Record
 from semfocus.errors import MissingExtra, nearby, printable, unknown
 from semfocus.execution.executor import RunOutcome
 from semfocus.experiments.run import Outcome
+from semfocus.report.race import comparison_title, race_table
 from semfocus.report.terminal.tables import comparison_table
-from semfocus.report.text import baseline_text, counted, epochs_text, facts_text, learning_time_text
+from semfocus.report.text import baseline_text, epochs_text, facts_text, learning_time_text
 from semfocus.training.objective import known_columns
 
 if TYPE_CHECKING:
@@ -123,10 +124,7 @@ class ComparisonResult(Comparison):
         console.print(comparison_table(self))
         table = "\n".join(line.rstrip() for line in written.getvalue().splitlines())
         where = ["", f"page: {nearby(self.page)}"] if self.page else []
-        return printable("\n".join([self._title(), "", table, "", *self._texts(), *where]))
-
-    def _title(self) -> str:
-        return f"{self.task}: {counted(self.seeds, 'seed')}, at most {counted(self.horizon, 'epoch')}"
+        return printable("\n".join([comparison_title(self), "", table, "", *self._texts(), *where]))
 
     def _texts(self) -> list[str]:
         texts = [f"Accuracy without learning: {baseline_text(self)}.", *facts_text(self.facts), *self.tuning]
@@ -157,10 +155,14 @@ class ComparisonResult(Comparison):
             ]
             lines.append("".join(f"<td>{escape(cell)}</td>" for cell in cells))
         head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+        if self.race is not None:
+            source = race_table(self.race)
+            head = "".join(f"<th>{escape(text)}</th>" for text in source.heads)
+            lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in source.rows]
         body = "".join(f"<tr>{line}</tr>" for line in lines)
         told = "".join(f"<li>{escape(text)}</li>" for text in self._texts())
         where = f"<p>Everything: <code>{escape(nearby(self.page))}</code></p>" if self.page else ""
         return (
-            f"<p><b>{escape(self._title())}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"<p><b>{escape(comparison_title(self))}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
             f"<ul>{told}</ul>{where}"
         )

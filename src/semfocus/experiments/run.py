@@ -77,6 +77,8 @@ def run(plan: Plan, runtime: Runtime = Runtime(), on_progress: Callable | None =
     """
     experiment = plan.experiment
     outcomes = train_jobs(plan.jobs, plan.store, keeping(experiment, runtime), on_progress, executor)
+    if not experiment.heads_page:  # a study declares what it measures and draws
+        _write_samples(plan, runtime)
     everything = Results.load(plan.store)
     ids = {job.id for job in plan.jobs}
     results, faults = everything.only(ids), [fault for fault in everything.faults if fault.name in ids]
@@ -96,6 +98,19 @@ def keeping(experiment: Experiment, runtime: Runtime) -> Runtime:
         keep_epochs=tuple(sorted({*runtime.keep_epochs, *experiment.keep_epochs})),
         keep_shares=tuple(sorted({*runtime.keep_shares, *experiment.keep_shares})),
     )
+
+
+def _write_samples(plan: Plan, runtime: Runtime) -> None:
+    """Let each trained language model write a few lines, which are kept with its run: the page shows them."""
+    from semfocus.diagnostics.samples import measure_sample, writes
+
+    for job in plan.jobs:
+        try:
+            if writes(job.task) and job.state == "done":
+                measure_sample(job.run, runtime=runtime)
+        except Exception as error:  # the runs are trained: what cannot be written must not cost their comparison
+            text = f"run {job.id} has no sample of its text: {type(error).__name__}: {error}"
+            warnings.warn(text, stacklevel=2)
 
 
 def _write_page(plan: Plan, everything: Results, own: Results) -> Path:
@@ -130,6 +145,18 @@ def _comparison(group: Group, plan: Plan) -> Comparison:
     return compare_records(group.name, records, task.baselines)
 
 
+def _draw_races(plan: Plan, results: Results) -> list[Path]:
+    """Of language models, held-out loss by tokens."""
+    from semfocus.report.figures.race import draw_race
+
+    is_study = plan.experiment.heads_page
+    groups = [group for group in results.groups if group.comparison.race is not None and not is_study]
+    stem = plan.store.root / f"tokens-{plan.experiment.name}"
+    places = [stem if len(groups) == 1 else stem.with_name(f"{stem.name}-{i + 1}") for i in range(len(groups))]
+    drawn = [draw_race(group, place, formats=("svg", "png")) for group, place in zip(groups, places, strict=True)]
+    return [path for paths in drawn for path in paths]
+
+
 def _draw(plan: Plan, results: Results) -> list[Path]:
     """The panels that the experiment declares, as far as the runs have what they show."""
     from semfocus.report.figures.declared import draw_panels
@@ -137,7 +164,7 @@ def _draw(plan: Plan, results: Results) -> list[Path]:
     experiment = plan.experiment
     stem = plan.store.root / (experiment.figure or experiment.name)
     try:
-        return draw_panels(
+        return _draw_races(plan, results) + draw_panels(
             experiment.panels,
             results,
             stem,

@@ -17,6 +17,7 @@ from semfocus.measurements.kinds import (
     Sharpness,
     SurfaceMeta,
 )
+from semfocus.measurements.samples import Sample
 from semfocus.measurements.store import keep, keep_surface, read, read_all, read_surface, surface_name
 from semfocus.measurements.surface import SQUARES, Surface, grid_axis, slopes
 
@@ -33,6 +34,7 @@ __all__ = [
     "MaskStability",
     "Measurement",
     "Measurements",
+    "Sample",
     "Sharpness",
     "Smoothness",
     "Surface",

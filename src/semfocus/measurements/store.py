@@ -44,6 +44,7 @@ from semfocus.measurements.kinds import (
     Sharpness,
     SurfaceMeta,
 )
+from semfocus.measurements.samples import Sample
 from semfocus.measurements.surface import Surface
 from semfocus.store import DamagedMeasurement, RunDirectory
 from semfocus.store.measurements import (
@@ -76,6 +77,7 @@ KINDS: dict[str, type[Measurement]] = {
     LengthCurve.NAME: LengthCurve,
     KeptKeys.NAME: KeptKeys,
     Smoothness.NAME: Smoothness,
+    Sample.NAME: Sample,
     Induction.NAME: Induction,
 }  # by plain name
 

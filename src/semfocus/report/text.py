@@ -41,7 +41,8 @@ NORM_HEADS = (
     "run, epoch and block", "gamma", "upsilon", "MLP", "softmax slope", "bound, all keys", "bound, k heaviest",
 )  # fmt: skip
 NORMS_NOTE = (
-    "At the newest of these checkpoints. Spectral norms: gamma of the scores, upsilon of the values, largest head. "
+    "At the newest of these checkpoints. Spectral norms: gamma of the scores (with rotary positions, a bound for all "
+    "distances), upsilon of the values, largest head; an MLP with a squared ReLU or a gate has none. "
     "Softmax slope: the largest 1-norm of its Jacobian over the queries, and the certified bounds of docs/theory.md "
     "(none where an earlier version measured: measure again)."
 )
@@ -330,8 +331,8 @@ def norm_table(runs: Sequence[Json]) -> TextTable:
     for run in runs:
         newest = max(run["checkpoints"].values(), key=lambda checkpoint: checkpoint["epoch"])
         for layer in newest["layers"]:
-            largest = (_largest(layer["gamma"]), _largest(layer["upsilon"]), layer["mlp"])
-            sizes = [_number(value, "not finite") for value in largest]
+            largest = (_largest(layer["gamma"]), _largest(layer["upsilon"]))
+            sizes = [*(_number(value, "not finite") for value in largest), _number(layer["mlp"], "none")]
             worst = layer["stability"].get("100", {})
             slope = _number(worst.get("jacobian"), "inf") if worst else ""
             # Older measurements lack `fewest_keys`. Their bounds are for the most keys and do not hold for all queries.

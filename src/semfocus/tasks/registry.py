@@ -12,6 +12,7 @@ from semfocus.registry import Registry
 from semfocus.tasks.base import Task
 
 FILE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".tex")  # without labels
 ARRAYS_SUFFIX = ".safetensors"  # of arrays that were stored
 _BUILT_IN = (
     "parity", "even_pairs", "missing_duplicate", "cycle_navigation", "stack_manipulation", "modular_arithmetic",
@@ -59,6 +60,11 @@ def get_task(name: str | os.PathLike[str], **options: Any) -> Task:
         from semfocus.tasks.files import FileTask
 
         return FileTask.load(Path(name), **options)
+    if name not in TASKS.names() and (Path(name).suffix.lower() in TEXT_SUFFIXES or Path(name).is_dir()):
+        raise UsageError(
+            f"{name!r} is text without labels: give it to a language model as the corpus of the task text "
+            f"(--option corpus={name}, or options={{'corpus': {str(name)!r}}})"
+        )
     cls = task_class(name)
     known = [field.name for field in dataclasses.fields(cls) if field.init]
     given, options = options, {cls.other_spellings.get(option, option): value for option, value in options.items()}

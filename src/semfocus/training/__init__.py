@@ -8,11 +8,11 @@ from semfocus.lazy import attach
 
 if TYPE_CHECKING:
     from semfocus.training.loading import checkpoint_epochs, load
-    from semfocus.training.runtime import Runtime, parse_epochs
+    from semfocus.training.runtime import Runtime, parse_epochs, parse_shares
     from semfocus.training.signals import Interrupted
     from semfocus.training.trainer import Progress
 
-__all__ = ["Interrupted", "Progress", "Runtime", "checkpoint_epochs", "load", "parse_epochs"]
+__all__ = ["Interrupted", "Progress", "Runtime", "checkpoint_epochs", "load", "parse_epochs", "parse_shares"]
 
 __getattr__, __dir__ = attach(
     __name__,
@@ -23,5 +23,6 @@ __getattr__, __dir__ = attach(
         "checkpoint_epochs": "semfocus.training.loading",
         "load": "semfocus.training.loading",
         "parse_epochs": "semfocus.training.runtime",
+        "parse_shares": "semfocus.training.runtime",
     },
 )

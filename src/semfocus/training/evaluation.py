@@ -13,18 +13,20 @@ import torch
 from torch import Tensor
 
 from semfocus.config import RunConfig
-from semfocus.model import EAGER, ForwardFns, forward
+from semfocus.model import EAGER, ForwardFns, forward, widened
 from semfocus.spec import initial
 from semfocus.tasks import Task
 from semfocus.training import data
 from semfocus.training.cohort import Cohort, spec_of
 from semfocus.training.data import Examples
 from semfocus.training.objective import objective_of
-from semfocus.training.step import autocast, widened
+from semfocus.training.step import autocast
 
 # Of all members together: what fits into a CPU's cache, and what fills a GPU.
 TOKENS_AT_ONCE = {"cpu": 2**14, "cuda": 2**21}
 SCORES_AT_ONCE = 2**29  # of attention: more makes a GPU no faster, takes gigabytes, and exceeds 32-bit indices
+
+LOGITS_AT_ONCE = 2**28  # of positions: a gigabyte in 32 bits, and as much again for their probabilities
 
 Scores = dict[str, list[float]]  # by column of metrics.jsonl, one value a member
 
@@ -162,5 +164,7 @@ def chunk_size(cohort: Cohort, tokens_at_once: int | None = None, scores_at_once
     tokens = TOKENS_AT_ONCE.get(cohort.device.type, 2**14) if tokens_at_once is None else tokens_at_once
     most = tokens // (cohort.members * spec.length)
     most = min(most, scores_at_once // (cohort.members * spec.model.heads * spec.length**2))
+    if spec.predicts_positions:
+        most = min(most, LOGITS_AT_ONCE // (cohort.members * spec.length * spec.num_classes))
     chunks = -(-count // max(1, most))
     return -(-count // chunks)

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -215,16 +216,30 @@ def _cores() -> int:
 
 
 def parse_epochs(text: str) -> tuple[int, ...]:
-    """`"0,1,20"` as epochs; `ladder` stands for 0,1,2,5,10,20,50,100,200,500."""
+    """`"0,1,20"` as epochs; `ladder` stands for 0,1,2,5,10,20,50,100,200,500. Of `10%` see `parse_shares`."""
     epochs: set[int] = set()
     for part in filter(None, (piece.strip() for piece in text.split(","))):
+        if part.endswith("%"):
+            continue
         if part == "ladder":
             epochs |= {*LADDER}
         elif part.isdecimal():
             epochs.add(int(part))
         else:
-            raise UsageError(f"keep = {text!r}: {part!r} is not an epoch; write for example 0,1,20 or ladder")
+            raise UsageError(f"keep = {text!r}: {part!r} is not an epoch; write for example 0,1,20, ladder or 10%,50%")
     return tuple(sorted(epochs))
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """`"0,10%,50%"` as shares of training, without the epochs in it."""
+    shares: set[float] = set()
+    for part in (piece.strip() for piece in text.split(",")):
+        if not part.endswith("%"):
+            continue
+        if not re.fullmatch(r"\d{1,3}(\.\d{1,6})?", part[:-1], flags=re.ASCII) or float(part[:-1]) > 100:
+            raise UsageError(f"keep = {text!r}: {part!r} is not a share of training; write for example 10%,50%")
+        shares.add(float(part[:-1]) / 100)
+    return tuple(sorted(shares))
 
 
 def _worth_compiling(spec: Spec, examples: int, device: torch.device) -> bool:

@@ -26,9 +26,9 @@ def autocast(cohort: Cohort) -> torch.autocast:
     return torch.autocast(cohort.device.type, torch.bfloat16, enabled=is_asked, cache_enabled=False)
 
 
-def widened(logits: Tensor) -> Tensor:
-    """Logits in 32 bits at least: a loss sums over many."""
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+def _int64(number: int) -> int:
+    """The number as 64 bits hold it: what is too large wraps."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 class TrainStep:
@@ -104,11 +104,10 @@ class TrainStep:
         loss, gradients = self._gradients(indices[:, :size], weights[:size], total, seeds)
         for first in range(size, indices.shape[1], size):
             part = slice(first, first + size)
-            own_seeds = None if seeds is None else seeds + first * SEED_STRIDE
+            own_seeds = None if seeds is None else seeds + _int64(first * SEED_STRIDE)
             own_loss, own = self._gradients(indices[:, part], weights[part], total, own_seeds)
             loss = loss + own_loss
-            for gradient, more in zip(gradients, own, strict=True):
-                gradient.add_(more)
+            torch._foreach_add_(gradients, own)  # in few kernels
         with torch.no_grad():
             if self.lr_factors is not None:
                 torch.mul(self.lrs, self.lr_factors.index_select(0, self.index), out=self.step_lrs)
@@ -125,13 +124,18 @@ class TrainStep:
         with torch.enable_grad():
             with autocast(cohort):
                 logits = forward(self.leaves, tokens, lengths, self.spec, seeds, self.parts)
-            loss = (cohort.objective.loss(widened(logits), targets) * weights).sum(dim=1) / total  # (E,)
+            loss = self.parts.loss(cohort.objective.loss, logits, targets, weights, total)  # (E,)
             return loss.detach(), torch.autograd.grad(loss.sum(), list(self.leaves.values()))
 
     def seeds(self) -> Tensor | None:
-        """(sites, E) the dropout seeds of this step; None where nothing is random."""
+        """(sites, E) the dropout seeds of this step; None where nothing is random.
+
+        The model takes seeds for the sign of a training step, in which averaged parameters follow what they see.
+        """
         spec = self.cohort.spec
-        return self.parts.fold_in(self.cohort.seeds, self.count, spec.num_dropout_sites) if spec.is_stochastic else None
+        if not spec.is_stochastic and not spec.layout.averages:
+            return None
+        return self.parts.fold_in(self.cohort.seeds, self.count, spec.num_dropout_sites)
 
     def _chosen_update(self) -> Callable[[Tensor, tuple[Tensor, ...]], None]:
         """The update by fused kernels where they have it, else compiled where the model is."""

@@ -52,7 +52,10 @@ def render(
     mechanisms = results.mechanisms
     script = asset("chart.js") + asset("page.js").removeprefix('"use strict";\n')
     css = style_sheet(mechanisms)
-    groups = [sections.group(place, group, mechanisms, picture) for place, group in enumerate(results.groups)]
+    groups = [
+        sections.group(place, group, mechanisms, picture, results.measurements)
+        for place, group in enumerate(results.groups)
+    ]
     summary = summarise(results.groups, about)
     on_top = sections.first_screen(results.groups, summary.meant)
     measurements = measured(results, picture)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from functools import partial
 from math import isinf
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +12,23 @@ from semfocus.analysis.comparability import differing, setting_text
 from semfocus.analysis.groups import Group, short_name
 from semfocus.analysis.multiple import ALPHA
 from semfocus.analysis.results import Results
+from semfocus.analysis.tokens import TokenRace
+from semfocus.measurements import Measurements
 from semfocus.report.figures.gallery import base_group, main_groups
 from semfocus.report.figures.heatmap import cell_texts, speed_cells, strength
+from semfocus.report.figures.race import draw_race
 from semfocus.report.figures.style import mechanism_style
 from semfocus.report.page import rows
 from semfocus.report.page.by_size import by_size_picture
 from semfocus.report.page.markup import shown
 from semfocus.report.page.payload import charts, metric_texts, shapes
-from semfocus.report.page.pictures import PictureMaker
+from semfocus.report.page.pictures import PictureMaker, PictureSpec, digest
 from semfocus.report.page.provenance import commands, commit, config_for_training, facts_of
+from semfocus.report.page.samples import samples
 from semfocus.report.page.summary import About, summary_text
+from semfocus.report.race import race_table
 from semfocus.report.text import at_odds, facts_text, rates_text, seeds_text
-from semfocus.training.objective import CLASSIFICATION
+from semfocus.training.objective import CLASSIFICATION, LOSS
 
 if TYPE_CHECKING:
     from semfocus.analysis.comparison import Arm
@@ -87,7 +93,7 @@ def data(results: Results, mechanisms: list[str]) -> Json:
     }
 
 
-def group(place: int, group: Group, mechanisms: list[str], picture: PictureMaker) -> Json:
+def group(place: int, group: Group, mechanisms: list[str], picture: PictureMaker, measurements: Measurements) -> Json:
     """The section of one group: settings, findings, tables, configuration, and the command that trains it."""
     comparison = group.comparison
     tables = (rows.convergence(group), rows.accuracy(group))
@@ -103,7 +109,9 @@ def group(place: int, group: Group, mechanisms: list[str], picture: PictureMaker
         "details": group.details,
         "goal": comparison.learned.text(),
         "metrics": metric_texts([group]),
-        "metric": comparison.learned.column,
+        "metric": comparison.learned.column if comparison.race is None else LOSS.column("heldout"),
+        "race": None if comparison.race is None else _race(group, comparison.race, picture),
+        "samples": samples(group, measurements),
         "level": comparison.learned.level(),
         "settings": "; ".join(setting_text(n, group.settings[n]) for n in HEADING_SETTINGS if group.settings.get(n)),
         "findings": summary_text(group),
@@ -124,6 +132,16 @@ def group(place: int, group: Group, mechanisms: list[str], picture: PictureMaker
         "config": json.dumps(config_for_training(group.records[0].config), indent=2, ensure_ascii=False),
         "command": "\n".join(commands(group)),
     }
+
+
+def _race(group: Group, race: TokenRace, picture: PictureMaker) -> Json:
+    """Language models by tokens: the figure and the table."""
+    table = race_table(race)
+    curves = [[run.mechanism, run.seed, run.column("heldout_loss").tolist()] for run in group.records if run.metrics]
+    spec = PictureSpec(
+        "Held-out loss by tokens", "", partial(draw_race, group), digest("race", [group.name, str(curves)])
+    )
+    return {"heads": table.heads, "rows": table.rows, "note": table.note, "picture": picture(spec)}
 
 
 def _curve_note(group: Group) -> str:
@@ -193,7 +211,7 @@ def first_screen(groups: list[Group], meant: list[Group]) -> list[Group]:
 
 def heat(shown_groups: list[Group], groups: list[Group], mechanisms: list[str]) -> Json:
     """A heat map of speed-ups over full attention: a row for each group shown, a column for each mechanism."""
-    shown_groups = _bases_first(shown_groups)
+    shown_groups = _bases_first([group for group in shown_groups if group.comparison.race is None])
     names, table = speed_cells(shown_groups)
     lines = [
         {

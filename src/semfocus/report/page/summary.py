@@ -46,7 +46,9 @@ def summarise(groups: Sequence[Group], about: About | None = None) -> Summary:
     if not groups:
         return Summary("No runs yet", "Nothing was asked: the directory holds no run that can be read.", [])
     headline, meant = _headline(groups)
-    findings = summary_text(groups[0]) if len(groups) == 1 else _over_groups(groups)
+    findings = (
+        summary_text(groups[0]) if len(groups) == 1 else [*_of_languages(groups), *_over_groups(_by_epochs(groups))]
+    )
     if about is None:
         return Summary(headline, _asked(groups, _question(groups)), findings, meant)
     answer = [] if findings and findings[0].startswith(f"{headline}.") else [f"{headline}."]
@@ -68,7 +70,7 @@ def summary_text(group: Group) -> list[str]:
     for finding in group.comparison.findings():
         mechanisms.setdefault(finding.predicate(" "), []).append(finding.mechanism)
     sentences = [_about_all(names, predicate) for predicate, names in mechanisms.items()]
-    which_k = _is_ladder(group) and not group.comparison.nothing_learned
+    which_k = _is_ladder(group) and not group.comparison.nothing_learned and group.comparison.race is None
     return [*sentences, recommend(group.comparison).text] if which_k else sentences
 
 
@@ -97,6 +99,8 @@ def _question(groups: Sequence[Group]) -> str:
     tasks = list(dict.fromkeys(group.task for group in groups))
     settings = f" under {len(groups)} settings" if len(groups) > len(tasks) else ""
     what = f"{_joined(tasks)}{settings}"
+    if not _by_epochs(groups):
+        return f"Which attention learns {what} with the fewest tokens, and where does each end?"
     return f"Which attention learns {what} in the fewest epochs, and which is right on rows it has not seen?"
 
 
@@ -104,14 +108,31 @@ def _asked(groups: Sequence[Group], question: str) -> str:
     mechanisms = base_first(m for group in groups for m in group.mechanisms)
     seeds = [len({run.seed for run in group.runs(name)}) for group in groups for name in group.mechanisms]
     many = f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
-    return (
-        f"{question} {_joined(mechanisms)}, with {many} {'seed' if max(seeds) == 1 else 'seeds'} each; learned means "
-        f"{goal_text(groups)}."
-    )
+    by_epochs = _by_epochs(groups)
+    learned = f"; learned means {goal_text(by_epochs)}" if by_epochs else ""
+    return f"{question} {_joined(mechanisms)}, with {many} {'seed' if max(seeds) == 1 else 'seeds'} each{learned}."
+
+
+def _by_epochs(groups: Sequence[Group]) -> list[Group]:
+    """The groups that are no language models: those are compared by tokens."""
+    return [group for group in groups if group.comparison.race is None]
+
+
+def _of_languages(groups: Sequence[Group]) -> list[str]:
+    """The answer of each group of language models."""
+    return [f"{group.name}: {group.comparison.race.headline}." for group in groups if group.comparison.race is not None]
 
 
 def _headline(groups: Sequence[Group]) -> tuple[str, list[Group]]:
     """The best-supported answer in one line, and the groups that it speaks of; none means all."""
+    languages = [group.comparison.race for group in groups if group.comparison.race is not None]
+    if len(languages) == len(groups) == 1:
+        return languages[0].headline, []
+    if len(languages) == len(groups):
+        ahead = sum(race.best is not None for race in languages)
+        line = "some mechanism reaches full attention's final loss with fewer tokens"
+        return f"In {ahead} of {len(groups)} settings {line}", []
+    groups = _by_epochs(groups)
     if not any(arm.times for group in groups for arm in group.comparison.arms):
         return "No run has ended yet", []
     if not any(arm.reached for group in groups for arm in group.comparison.arms):
@@ -155,6 +176,8 @@ def _fewer(name: str, won: Pairs, every: Pairs, sure: str = "") -> str:
 
 def _over_groups(groups: Sequence[Group]) -> list[str]:
     """A sentence for each mechanism; mechanisms with the same finding share one."""
+    if not groups:
+        return []
     lost = [group for group in groups if group.comparison.nothing_learned]
     if len(lost) == len(groups):
         runs = sum(len(arm.times) for group in groups for arm in group.comparison.arms)

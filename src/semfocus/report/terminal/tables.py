@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from semfocus.analysis.accuracy import Accuracies
 from semfocus.analysis.comparison import Comparison
 from semfocus.analysis.multiple import ALPHA
+from semfocus.report.race import race_table
 from semfocus.report.text import TextTable, correlation_text, epochs_text, layer_table, learning_time_text
 from semfocus.training.objective import known_columns
 
@@ -25,6 +26,8 @@ def comparison_table(comparison: Comparison) -> Table:
     """One row for each mechanism: epochs until it learned and their time, against full attention, accuracy."""
     from rich.table import Table
 
+    if comparison.race is not None:
+        return rich_table(race_table(comparison.race))
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("mechanism", no_wrap=True)
     for title in (
