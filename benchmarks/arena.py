@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from timing import Shape, cell, columns, dense_mask, flex, full, inputs, largest_difference, ours
+from timing import Shape, cell, columns, dense_mask, flex, full, inputs, largest_difference, ours, peak_mib
 
 WHEELS = (
     "adasplash==0.2.2", "attn-gym==0.0.17", "einops==0.8.2", "entmax==1.3", "fla-core==0.6.0",
@@ -180,7 +180,7 @@ PEERS = [
     Peer("torch, default", "full attention", sdpa, exact, on_cpu=True),
     Peer("torch, FlashAttention-2", "full attention", partial(full, kernel="FLASH_ATTENTION"), exact),
     Peer("torch, cuDNN", "full attention", partial(full, kernel="CUDNN_ATTENTION"), exact),
-    Peer("FlexAttention", "full attention", flex, exact, on_cpu=True),
+    Peer("FlexAttention", "full attention", flex, exact),
     Peer("adasplash", "entmax-1.5 of all keys", adasplash, exact_entmax, lambda: importlib.import_module("adasplash")),
     Peer("entmax", "entmax-1.5 of all keys", entmax, exact_entmax, lambda: importlib.import_module("entmax"),
          on_cpu=True),
@@ -208,11 +208,7 @@ def measure(peer: Peer, shape: Shape, device: str) -> dict[str, Any]:
     run = partial(peer.run, shape=shape)
     try:
         line["error"] = error_of(peer, shape, device)
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            torch.autograd.grad(run(*tensors[:3]), tensors[:3], tensors[3])
-            line["extra_mib"] = (torch.cuda.max_memory_allocated() - before) / 2**20
+        line["extra_mib"] = peak_mib(lambda: torch.autograd.grad(run(*tensors[:3]), tensors[:3], tensors[3]))
     except Exception as error:  # a peer may raise anything; the table shows what
         return line | {"refused": f"{type(error).__name__}: {error}"[:120]}
     line["graph"] = cell(run, tensors) if device == "cuda" else "no graph"
@@ -236,20 +232,17 @@ def error_of(peer: Peer, shape: Shape, device: str) -> float:
 
 def selection_stage(shape: Shape) -> list[str]:
     """Only the choice of keys: attn-gym's indexer (one list for all heads) beside our thresholds (one a head)."""
-    import torch
-    from attn_gym.sparse import lightning_indexer
-
     from semfocus.attention.kernels.threshold.dispatch import Call, _empty_results
     from timing import milliseconds
 
     q, k, _, _ = (tensor.detach() for tensor in inputs(shape))
     rows, one = as_rows(q).contiguous(), k[:, 0].contiguous()
-    weights = torch.ones(rows.shape[:3], device=q.device, dtype=torch.float32)
+    weights = rows.new_ones(rows.shape[:3])
     five = q[:, :, None].contiguous()
     call = Call(five, k, k, None, None, None, shape.kept, 0, 0, shape.causal, 1.0, 0.0)
     results = _empty_results(five, k, k)
     ways = {
-        "attn-gym, one list for all heads": lambda: lightning_indexer(
+        "attn-gym, one list for all heads": lambda: importlib.import_module("attn_gym.sparse").lightning_indexer(
             rows, one, weights, shape.kept, causal=shape.causal
         ),
         "semfocus, a threshold a head": lambda: call.search(results[1], results[2]),
@@ -267,7 +260,7 @@ def shown(line: dict[str, Any]) -> str:
     head = f"{line['name']:24} | {line['computes']:50}"
     if "refused" in line:
         return f"{head} | {line['refused']}"
-    memory = f"{line['extra_mib']:7.0f} MiB" if "extra_mib" in line else f"{'-':>11}"
+    memory = f"{'-':>11}" if line["extra_mib"] is None else f"{line['extra_mib']:7.0f} MiB"
     return f"{head} | {columns(line['graph'], line['python'])} | {memory} | {line['error']:.1e}"
 
 
@@ -300,6 +293,7 @@ def main() -> None:
 
     where = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     lines, records = [f"torch {torch.__version__}, {where}; ms: graph fwd, fwd+bwd | Python fwd, fwd+bwd"], []
+    absent = [f"{name}: not run: {why}" for name, why in NOT_HERE.items()]
     for kept in options.kept:
         kept = min(kept, options.length)
         shape = Shape(options.batch, options.heads, options.length, options.width, kept, causal=True)
@@ -309,15 +303,21 @@ def main() -> None:
             records.append(measure(peer, shape, options.device) | {"shape": str(shape), "kept": kept})
             lines.append(shown(records[-1]))
             print(lines[-1], flush=True)
-        if options.device == "cuda" and options.peers:
+            write(options.out, [*lines, *absent], records)
+        if options.device == "cuda":
             lines += ["selection alone: graph, Python", *selection_stage(shape)]
             print("\n".join(lines[-3:]), flush=True)
-    lines += [f"{name}: not run: {why}" for name, why in NOT_HERE.items()]
-    print("\n".join(lines[-len(NOT_HERE) :]))
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "arena.txt").write_text("\n".join(lines) + "\n")
-        (options.out / "arena.json").write_text(json.dumps(records, indent=1) + "\n")
+    print("\n".join(absent))
+    write(options.out, [*lines, *absent], records)
+
+
+def write(folder: Path | None, lines: list[str], records: list[dict[str, Any]]) -> None:
+    """The tables so far: a peer that never returns costs only its own line and those behind it."""
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "arena.txt").write_text("\n".join(lines) + "\n")
+    (folder / "arena.json").write_text(json.dumps(records, indent=1) + "\n")
 
 
 if __name__ == "__main__":

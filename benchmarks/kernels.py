@@ -4,6 +4,7 @@
     python benchmarks/kernels.py --only 0 1 5                   # these lines of the table alone
     python benchmarks/kernels.py --regimes                      # every way that serves a shape, beside each other
     python benchmarks/kernels.py --decode                       # one query over a long cache
+    python benchmarks/kernels.py --smoke                        # all of it, tiny, without a GPU
     python benchmarks/kernels.py --draw results/kernels/map.json docs/images/kernels-map
 
 bf16. Every time is given as a replayed CUDA graph and as called from Python, for us and for peers, in one run. Answers
@@ -14,12 +15,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
 from kernels_map import MAP_KS, MAP_LENGTHS, draw, map_of_ratios
+from kernels_regimes import FAMILIES, REGIME_SHAPES, by_kernels, chosen, regimes, serves
 from timing import (
     COPY_RATE,
     HEADER,
@@ -35,6 +39,7 @@ from timing import (
     largest_difference,
     milliseconds,
     ours,
+    peak_mib,
 )
 
 SHAPES = [
@@ -59,24 +64,9 @@ SHAPES = [
     Shape(1, 8, 65536, 128, 256, causal=True),
     Shape(2, 8, 4096, 256, 64, causal=True),
 ]
-REGIME_SHAPES = [
-    Shape(batch, heads, length, width, kept, causal=True)
-    for batch, heads, length, width in ((64, 6, 512, 64), (16, 12, 1024, 64), (8, 16, 2048, 64), (4, 8, 4096, 128),
-                                        (2, 8, 8192, 128), (1, 8, 16384, 128))
-    for kept in (8, 16, 24, 32, 64, 256)
-]  # fmt: skip
 CACHES, CACHE_KS = (4096, 32768, 131072), (64, 512, 2048)
 FULL = ("FLASH_ATTENTION", "CUDNN_ATTENTION")
-
-
-def by_kernels(q, k, v, shape: Shape, name: str):
-    """Attention by one family of kernels, whatever the table of regimes says."""
-    from unittest import mock
-
-    from semfocus.attention.kernels import backend
-
-    with mock.patch.object(backend, "choose_kernels", return_value=name):
-        return ours(q, k, v, shape)
+SMOKE = [Shape(1, 1, 66, 16, 20, causal=True)]
 
 
 def error_of(shape: Shape) -> float:
@@ -96,30 +86,25 @@ def error_of(shape: Shape) -> float:
     return largest_difference(found, (exact, *torch.autograd.grad(exact, wide, grad.double())))
 
 
-def chosen(shape: Shape, tensors) -> str:
-    """Which kernels the table of regimes picks."""
-    from semfocus import TopK
-    from semfocus.attention.inputs import prepare_inputs
-    from semfocus.attention.kernels.backend import choose_kernels
-    from semfocus.attention.normalisers import Softmax
+def step_of_ours(tensors, shape: Shape):
+    import torch
 
-    inputs = prepare_inputs(*tensors[:3], TopK(shape.kept), normaliser=Softmax(), causal=shape.causal)
-    return choose_kernels(inputs) or "none"
+    return torch.autograd.grad(ours(*tensors[:3], shape), tensors[:3], tensors[3])
 
 
 def headlines(shapes: list[Shape]) -> list[str]:
-    import torch
-
     title = f"{HEADER} | {'':18} | graph: fwd  fwd+bwd | Python: fwd  fwd+bwd  (ms)"
     print(title)
     lines = [title]
     for shape in shapes:
         tensors = inputs(shape)
-        error = error_of(shape)
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        torch.autograd.grad(ours(*tensors[:3], shape), tensors[:3], tensors[3])
-        extra = (torch.cuda.max_memory_allocated() - before) / 2**20
+        try:
+            error = error_of(shape)
+            extra = peak_mib(partial(step_of_ours, tensors, shape)) or 0.0
+        except Exception as failure:  # the other shapes are worth measuring
+            lines.append(f"{shape} | failed: {type(failure).__name__}: {failure}"[:300])
+            print(lines[-1], flush=True)
+            continue
         ways = {f"ours: {chosen(shape, tensors)}": partial(ours, shape=shape)}
         ways |= {f"full, {name.split('_')[0].lower()}": partial(full, shape=shape, kernel=name) for name in FULL}
         ways["full, flex"] = partial(flex, shape=shape)
@@ -147,39 +132,13 @@ def summary(shape: Shape, found: dict[str, tuple[Cell, Cell]]) -> str:
     return f"{', '.join(texts)} of the best full; floor of the scores {flop / TENSOR_RATE * 1e3:.2f} ms"
 
 
-def regimes() -> list[str]:
-    """Every family of kernels that serves a shape: what `kernels/regimes.py` should say."""
-    lines = [f"{HEADER} | {'long':>19} | {'threshold':>19} | {'short':>19} | chosen, fastest"]
-    print(lines[0])
-    for shape in REGIME_SHAPES:
-        tensors = inputs(shape)
-        found = {name: cell(partial(by_kernels, shape=shape, name=name), tensors) for name in
-                 ("long", "threshold", "short") if _serves(name, shape, tensors)}  # fmt: skip
-        times = {name: times[1] for name, times in found.items() if not isinstance(times, str)}
-        texts = [columns(found.get(name, "-"), "").split(" | ")[0] for name in ("long", "threshold", "short")]
-        fastest = min(times, key=lambda name: times[name]) if times else "-"
-        lines.append(f"{shape} | {' | '.join(texts)} | {chosen(shape, tensors)}, {fastest}")
-        print(lines[-1], flush=True)
-    return lines
-
-
-def _serves(name: str, shape: Shape, tensors) -> bool:
-    from semfocus import TopK
-    from semfocus.attention.inputs import prepare_inputs
-    from semfocus.attention.kernels.backend import REFUSALS
-    from semfocus.attention.normalisers import Softmax
-
-    inputs = prepare_inputs(*tensors[:3], TopK(shape.kept), normaliser=Softmax(), causal=shape.causal)
-    return REFUSALS[name](inputs, False) is None
-
-
-def decoding() -> list[str]:
+def decoding(caches: tuple[int, ...] = CACHES) -> list[str]:
     """One query of 32 heads on 8 key heads of 128 over a cache, and the share of the memory floor: keys, k values."""
     import torch
 
     lines = ["one query, 32 heads on 8 key heads of 128 | graph, Python (us) | share of the floor"]
     print(lines[0])
-    for length in CACHES:
+    for length in caches:
         shape = Shape(1, 32, length, 128, 0)
         q, k, v, _ = inputs(shape, key_heads=8)
         q, k, v = q.detach()[:, :, :1].contiguous(), k.detach(), v.detach()
@@ -204,12 +163,16 @@ def decoding() -> list[str]:
 def compile_all(shapes: list[Shape]) -> None:
     """Every kernel to be timed, by several processes at once, so that the timed run finds them in Triton's cache."""
     code = "import sys; sys.path.insert(0, sys.argv[1]); import kernels; kernels.touch(sys.argv[2:])"
-    fields = ("batch", "heads", "length", "width", "kept", "causal")
-    texts = [",".join(str(int(getattr(shape, field))) for field in fields) for shape in shapes]
+    texts = [as_text(shape) for shape in shapes]
     here = str(Path(__file__).parent)
     workers = [subprocess.Popen([sys.executable, "-c", code, here, *texts[i::12]]) for i in range(12)]
     for worker in workers:
         worker.wait()
+
+
+def as_text(shape: Shape) -> str:
+    """A shape as an argument of a command."""
+    return ",".join(str(int(getattr(shape, field.name))) for field in fields(shape))
 
 
 def touch(texts: list[str]) -> None:
@@ -219,10 +182,22 @@ def touch(texts: list[str]) -> None:
         *numbers, causal = (int(part) for part in text.split(","))
         shape = Shape(*numbers, causal=bool(causal))
         q, k, v, grad = inputs(shape)
-        for name in ("long", "threshold", "short"):
-            if _serves(name, shape, (q, k, v)):
-                torch.autograd.grad(by_kernels(q, k, v, shape, name), (q, k, v), grad)
-        torch.autograd.grad(flex(q, k, v, shape), (q, k, v), grad)
+        ways = [partial(by_kernels, name=name) for name in FAMILIES if serves(name, shape, (q, k, v))]
+        for way in (*ways, flex):
+            try:
+                torch.autograd.grad(way(q, k, v, shape), (q, k, v), grad)
+            except Exception as failure:  # the timed run tells of it; the next way is compiled all the same
+                print(f"{shape} | {way}: {type(failure).__name__}: {failure}"[:300], file=sys.stderr)
+
+
+def smoke() -> None:
+    """Every table with tiny shapes: what would fail before the first number shows without a GPU."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    touch([as_text(shape) for shape in SMOKE])
+    headlines(SMOKE)
+    regimes(SMOKE)
+    decoding((70,))
+    json.dumps(map_of_ratios([64], (4,), tokens=64))
 
 
 def main() -> None:
@@ -233,9 +208,13 @@ def main() -> None:
     parser.add_argument("--regimes", action="store_true", help="time every way that serves a shape, and no more")
     parser.add_argument("--decode", action="store_true", help="time one query over a cache, and no more")
     parser.add_argument("--lengths", type=int, nargs="*", default=list(MAP_LENGTHS), help="columns of the map to time")
+    parser.add_argument("--smoke", action="store_true", help="all of it, tiny, on a CPU by Triton's interpreter")
     options = parser.parse_args()
     if options.draw:
         draw(*options.draw)
+        return
+    if options.smoke:
+        smoke()
         return
     import torch
     import triton
@@ -246,7 +225,7 @@ def main() -> None:
     tables: dict[str, list[str]] = {}
     if options.regimes:
         compile_all(REGIME_SHAPES)
-        tables["regimes.txt"] = [title, *regimes()]
+        tables["regimes.txt"] = [title, *regimes(REGIME_SHAPES)]
     if options.decode:
         tables["decode.txt"] = [title, *decoding()]
     if not tables:

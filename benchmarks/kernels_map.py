@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,25 +15,25 @@ MAP_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 MAP_KS = (4, 8, 16, 32, 64, 256, 1024)
 
 
-def map_of_ratios(lengths: list[int]) -> dict:
-    """Forward and backward over the best full attention's, for 16384 tokens (or one longer row) and D = 128."""
+def map_of_ratios(lengths: list[int], ks: tuple[int, ...] = MAP_KS, tokens: int = 16384) -> dict:
+    """Forward and backward over the best full attention's, for so many tokens (or one longer row) and D = 128."""
     import torch
 
     cells = []
     for length in lengths:
-        shape = Shape(max(1, 16384 // length), HEADS, length, 128, 0)
+        shape = Shape(max(1, tokens // length), HEADS, length, 128, 0)
         tensors = inputs(shape)
         peers = [
             cell(partial(full, shape=shape, kernel=kernel), tensors)
             for kernel in ("FLASH_ATTENTION", "CUDNN_ATTENTION")
         ]
-        best = min(peer[1] for peer in peers if not isinstance(peer, str))
-        for most in MAP_KS:
+        best = min((peer[1] for peer in peers if not isinstance(peer, str)), default=math.nan)
+        for most in ks:
             found = cell(partial(ours, shape=replace(shape, kept=most)), tensors)
             time = None if isinstance(found, str) else found[1]
             cells.append({"length": length, "k": most, "ours_ms": time, "full_ms": best})
             print(f"L {length:6} k {most:3}: {'-' if time is None else f'{time / best:.2f}'}", flush=True)
-    device = torch.cuda.get_device_name()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {"device": device, "heads": HEADS, "width": 128, "dtype": "bfloat16", "causal": False, "cells": cells}
 
 

@@ -34,10 +34,11 @@ class Shape:
 HEADER = f"{'B':>3} {'H':>3} {'L':>6} {'D':>4} {'k':>5} {'':6}"
 
 
-def inputs(shape: Shape, device: str = "cuda", key_heads: int | None = None):
+def inputs(shape: Shape, device: str | None = None, key_heads: int | None = None):
     """q, k, v with gradients and a gradient of the output; bfloat16 (float32 on a CPU), random."""
     import torch
 
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(0)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
@@ -129,13 +130,13 @@ def milliseconds(call: Callable[[], object], graph: bool = True) -> float:
 
 
 def _on_cpu(call: Callable[[], object]) -> float:
-    call()
-    times = []
-    for _ in range(3):
+    """The median of 3 calls; a call that takes half a second is not repeated."""
+    times: list[float] = []
+    while len(times) < 4 and (not times or times[0] < 500):  # the first one warms up
         started = time.perf_counter()
         call()
         times.append((time.perf_counter() - started) * 1e3)
-    return statistics.median(times)
+    return statistics.median(times[1:] or times)
 
 
 def both(attention: Callable[..., object], tensors, *, graph: bool = True) -> tuple[float, float]:
@@ -150,6 +151,20 @@ def both(attention: Callable[..., object], tensors, *, graph: bool = True) -> tu
     with torch.no_grad():
         forward = milliseconds(lambda: attention(q, k, v), graph=graph)
     return forward, milliseconds(step, graph=graph)
+
+
+def peak_mib(step: Callable[[], object]) -> float | None:
+    """The most memory that a step takes beyond what is there before it; None on a CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        step()
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 Cell = tuple[float, float] | str

@@ -9,7 +9,12 @@ from pathlib import Path
 
 PRELUDE = """
 import contextlib
+import re
+import subprocess
+import tempfile
+from pathlib import Path
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -29,9 +34,23 @@ class NoDriver:
 def compile_only(self, *arguments, grid, warmup, **options):
     done = launch(self, *arguments, grid=grid, warmup=True, **options)
     seen[self.fn.__name__] = max(seen.get(self.fn.__name__, 0), done.metadata.shared)
+    compiled.append((self.fn.__name__, done))
+
+
+def resources(done):
+    # Registers of a thread, bytes that it spills to its stack, and the tensor core instructions of a compiled kernel.
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(done.asm["cubin"])
+        file.flush()
+        told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, stack = (int(re.search(name + ":([0-9]+)", told)[1]) for name in ("REG", "STACK"))
+    instructions = {name for name in ("wgmma", "mma.sync") if name in done.asm["ptx"]}
+    return registers, stack, instructions
 
 
 seen = {}  # kernels, and the most shared memory of any
+compiled = []  # names and compiled kernels, in order
 launch, JITFunction.run = JITFunction.run, compile_only
 driver.set_active(NoDriver())
 torch.cuda.device_of = lambda tensor: contextlib.nullcontext()

@@ -388,7 +388,10 @@ class Encoder(nn.Module):
             self.register_parameter(name.replace(".", "__"), nn.Parameter(value[0].clone()))
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Examples may have any length: positions extend. An example ends at its length, or at the last column."""
+        """Examples may have any length: positions extend. An example ends at its length, or at the last column.
+
+        What is drawn at random (keys, positions) follows from the whole row, padding included: give rows one width.
+        """
         spec = replace(self.spec, seq_len=tokens.shape[-1])
         if can_sync(tokens) and tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) <= spec.vocab_size:
             wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import lzma
 from collections.abc import Callable
@@ -84,6 +86,20 @@ def test_long_texts_and_line_ends_of_other_systems_come_back(tmp_path: Path) -> 
     odd = "a\r\nb\rc"
     with_last_row(runs[0], lambda row: {**row, "note": "x" * 200_000, odd: odd}, device_name=odd, log="y" * 200_000)
     assert_published_to_the_bit(runs, tmp_path)
+
+
+def test_no_cell_of_the_tables_is_a_formula(tmp_path: Path) -> None:
+    runs = trained([tiny(seed) for seed in (1, 2)], tmp_path / "runs")
+    with_last_row(runs[0], lambda row: row, device_name="=1+1")
+    with_last_row(runs[1], lambda row: {**row, "=2+2": 1.0})
+    written = publish(RunStore(tmp_path / "runs"), tmp_path / "paper")
+    assert written.runs == [runs[0].id]
+    assert "'=2+2', which a spreadsheet would take for a formula" in written.left_out[runs[1].id]
+    for name in (RUNS, EVALUATIONS):
+        rows = csv.reader(io.StringIO(lzma.decompress((tmp_path / "paper" / name).read_bytes()).decode(), newline=""))
+        assert not [cell for row in rows for cell in row if cell.startswith("=")]
+    read_published(tmp_path / "paper", RunStore(tmp_path / "again"))
+    assert files_of(RunDirectory(tmp_path / "again" / runs[0].id)) == files_of(runs[0], "checkpoints")
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -129,6 +129,26 @@ def test_on_a_gpu_the_family_of_kernels_is_named_with_what_the_table_of_regimes_
     assert "kernels threshold" in str(told)
 
 
+@pytest.mark.parametrize("queries", [1, 8, 9, 300])
+@pytest.mark.parametrize("kept", [8, 24, 70])
+def test_a_gradient_changes_no_kernels_but_those_for_decoding_into_those_with_the_same_scores(
+    monkeypatch, queries: int, kept: int
+) -> None:
+    """Other kernels could round a score otherwise, and keep other keys where a forward pass is computed again."""
+    from semfocus.attention.kernels.short import dispatch
+
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(dispatch, "refuses_device", lambda device: None)
+    for mechanism in (TopK(kept), TopK(kept, sinks=2)):
+        running = []
+        for grad in (False, True):
+            q, k, v = (tensor.bfloat16() for tensor in qkv(queries, 1500, lead=(1, 1), width=16))
+            told = explain(q.requires_grad_(grad), k, v, mechanism, causal=True)
+            running.append(next(name for name, why in told.kernels.items() if why.startswith("runs")))
+        decoding = queries <= 8 and not mechanism.sinks
+        assert running == (["decode", "threshold"] if decoding else [running[0]] * 2)
+
+
 def test_it_is_exported_and_prints_one_line_for_each_backend() -> None:
     assert semfocus.explain is explain
     told = explain(*qkv(300, 300, lead=(2, 4)), TopK(8), causal=True)

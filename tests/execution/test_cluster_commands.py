@@ -13,6 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from semfocus.cli import app, cluster
+from semfocus.cli.shared import fail_if_needed
+from semfocus.errors import Locked
+from semfocus.execution import RunOutcome
 from semfocus.execution.cluster import leaving
 from semfocus.report.page.page import write_page
 from semfocus.store.board import open_board
@@ -100,3 +103,12 @@ def test_a_dry_run_counts_on_no_more_jobs_than_there_are_cohorts(tmp_path: Path)
     assert "on this machine: 50 jobs at a time; 2 cohorts, 2 at a time" in shown
     values = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     assert (values["at_a_time"], values["tasks"][0]["waiting"]) == (2, 2)
+
+
+def test_a_run_that_is_held_elsewhere_is_told_with_where_or_that_it_is_free_again(tmp_path: Path) -> None:
+    (run,) = trained([tiny()], tmp_path)
+    held = [RunOutcome(tiny(), run, "held")]
+    with run.lock(), pytest.raises(Locked, match=f"{run.id} by process {os.getpid()} on {os.uname().nodename} since"):
+        fail_if_needed(held)
+    with pytest.raises(Locked, match=r"by a process that has ended since .the same command goes on"):
+        fail_if_needed(held)

@@ -206,7 +206,7 @@ def test_the_same_from_python_with_a_users_own_file(tmp_path: Path) -> None:
         (["compare", "parity", "--device", "tpu"], "is not one of auto, cpu, cuda, mps"),
         (["compare", "parity", "--set", "training.lrr=1"], "did you mean 'training.lr'"),
         (["compare", "parity", "--set", "training.lr=-1"], "training.lr = -1"),
-        (["compare", "parity", "--epochs", "0"], "training.epochs = 0"),
+        (["compare", "parity", "--epochs", "0"], "epochs = 0 must be at least 1"),
         (["compare", "parity", "--keep", "0,x"], "'x' is not an epoch"),
         (["compare", "parity", "--quick", "--option", "lenght=9"], "did you mean 'length'"),
         (["compare", "parity", "--tune", "decay"], "'decay'"),

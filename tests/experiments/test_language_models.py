@@ -13,7 +13,7 @@ from semfocus.cli import app
 from semfocus.errors import UsageError
 from semfocus.experiments.language_models import ARMS, COURSE, induction, pretraining, recall, scaling
 from semfocus.experiments.paper_text import figure_19, figure_20
-from semfocus.experiments.registry import get_study
+from semfocus.experiments.registry import get_study, studies
 from semfocus.experiments.run import plan, run
 from semfocus.experiments.tuning import choose_rates, plan_tuning
 from semfocus.store import RunDirectory
@@ -142,3 +142,9 @@ def test_a_study_that_is_cut_off_while_it_tunes_goes_on_to_the_same_rates(tmp_pa
     assert "parameters of the blocks" in (tmp_path / "cut" / "scaling-1.svg").read_text()
     (verdict,) = (each for each in Results.load(tmp_path / "cut").verdicts if each.claim == "C20")
     assert verdict.outcome == "not decided"
+
+
+def test_studies_are_listed_in_one_order_whichever_module_was_imported_first() -> None:
+    names = [each.name for each in studies()]
+    one_a_module = ("figure_1", "figure_19", "k_sweep", "temperature", "heavy_hitters", "pretraining")
+    assert sorted(one_a_module, key=names.index) == list(one_a_module)

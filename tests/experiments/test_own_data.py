@@ -233,6 +233,12 @@ def test_attention_is_a_text_or_a_list(tmp_path: Path) -> None:
     ("typed", "message"),
     [
         (("--early-stop", "0"), "early_stop = 0 must be at least 1"),
+        (
+            ("--early-stop", "3", "--option", "test_share=0"),
+            "early_stop = 3 judges the test split, and reviews has none",
+        ),
+        (("--stop-accuracy", "95"), "stop_accuracy = 95 is not a share of 1: for 95 % write 0.95"),
+        (("--epochs", "0"), "epochs = 0 must be at least 1"),
         (("--option", "length"), "--option length must look like --option name=value"),
         (("--option", "text_column=txt"), "name one with --option text_column=NAME"),
     ],

@@ -59,7 +59,7 @@ def export_records(records: Sequence[Record], out: Path, to: Format) -> Exported
         import duckdb
     except ImportError:
         raise MissingExtra("duckdb", "analysis", "exporting runs") from None
-    escaped = _escape if to == "csv" else lambda value: value
+    escaped = without_formula if to == "csv" else lambda value: value
     runs = _run_columns(evaluated)
     metrics = _metric_columns(evaluated, taken=set(runs))
     own = {f"r{place}": [escaped(value) for value in values] for place, values in enumerate(runs.values())}
@@ -125,7 +125,7 @@ def _one_type(values: list[Any]) -> list[Any]:
     return [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
 
 
-def _escape(value: Any) -> Any:
+def without_formula(value: Any) -> Any:
     """A text that no spreadsheet takes for a formula, nor a line of it."""
     return _FORMULA.sub("'", value) if isinstance(value, str) else value
 

@@ -141,7 +141,7 @@ class Finding:
 
     def _epochs(self, space: str) -> str:
         """` reached 95 % training accuracy in 8 epochs (median; 3 of 3 seeds)`."""
-        share = f"{self.reached[0]} of {self.reached[1]} seeds"
+        share = _share(*self.reached)
         goal = self.learned.text(space)
         if self.kind == "never" or not self.reached[0]:
             return f" never reached {goal} within {_epochs(self.horizon)} ({share})"
@@ -153,14 +153,18 @@ class Finding:
         if self.kind != "speed_up" or self.ratio is None or self.ratio.value is None:
             return ""
         if not self.base_reached[0] and self.ratio.value <= 1:  # a bound on the wrong side of 1 says nothing
-            return f", which full attention never did (0 of {self.base_reached[1]} seeds)"
+            return f", which full attention never did ({_share(0, self.base_reached[1])})"
         fewer = self.ratio.value >= 1
         ratio = self.ratio if fewer else self.ratio.inverse
-        base = f"{self.base_reached[0]} of {self.base_reached[1]} seeds"
+        base = _share(*self.base_reached)
         amount = "as many as" if f"{self.ratio.value:.3g}" == "1" and self.ratio.sign == "=" else (
             f"{ratio.words} {'fewer' if fewer else 'more'} than"
         )  # fmt: skip
         return f", on average {amount} full attention ({base})"
+
+
+def _share(reached: int, seeds: int) -> str:
+    return f"{reached} of {seeds} seed{'' if seeds == 1 else 's'}"
 
 
 def _epochs(number: float) -> str:

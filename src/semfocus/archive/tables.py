@@ -20,11 +20,12 @@ import io
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from semfocus.analysis.export import without_formula
 from semfocus.analysis.results import Results
 from semfocus.archive import cells, xz
 from semfocus.archive.contents import ENDED, Files, read_files
@@ -69,6 +70,7 @@ def publish(store: RunStore, out: Path, about: Mapping[str, Any] | None = None) 
         except SemfocusError as error:
             left_out[entry.name] = str(error)
     orders = {run_id: cells.field_orders(_logs(files), run_id) for run_id, files in runs.items()}
+    left_out |= {run_id: why for run_id, own in orders.items() if (why := _why_no_headings(own))}
     names = cells.heading(order for own in orders.values() for order in own)
     left_out |= {run_id: why for run_id, files in runs.items() if (why := _why_not_as_it_was(files, run_id, names))}
     runs = {run_id: files for run_id, files in runs.items() if run_id not in left_out}
@@ -211,6 +213,12 @@ def _sound_files(run: RunDirectory) -> Files:
     return read_files(run)
 
 
+def _why_no_headings(orders: Iterable[tuple[str, ...]]) -> str:
+    """Why the fields of a run cannot be headings; empty where they can."""
+    formulas = [name for order in orders for name in order if without_formula(name) != name]
+    return f"a field is called {formulas[0]!r:.40}, which a spreadsheet would take for a formula" if formulas else ""
+
+
 def _why_not_as_it_was(files: Files, run_id: str, names: Sequence[str]) -> str:
     """Why the tables cannot hold a run; empty where they can."""
     try:
@@ -239,7 +247,8 @@ def _run_rows(runs: Mapping[str, Files]) -> Iterator[str]:
         facts = [status.get(name, "") for name in FACTS]
         known = [run_id, status["state"], config["task"]["name"], config["attention"]["mechanism"], config["seed"]]
         known += [config.get("precision", ""), *facts, seconds, files[METRICS].count(b"\n")]
-        yield cells.csv_line([*map(str, known), files[CONFIG].decode(), files[STATUS].decode()])
+        shown = [without_formula(str(value)) for value in known]  # for people: the documents beside are read back
+        yield cells.csv_line([*shown, files[CONFIG].decode(), files[STATUS].decode()])
 
 
 def _measurement_lines(runs: Mapping[str, Files]) -> Iterator[str]:

@@ -219,6 +219,11 @@ def listed_info(inputs: AttentionInputs, indices: Tensor, lse: Tensor) -> Attent
     weights = inputs.normaliser.weights(scores, indices >= 0)
     if inputs.sinks is not None:
         weights = weights * share_of_keys(lse, inputs.sinks)
+    return counted_info(inputs, indices, weights, lse)
+
+
+def counted_info(inputs: AttentionInputs, indices: Tensor, weights: Tensor, lse: Tensor) -> AttentionInfo:
+    """`AttentionInfo` of the kept keys (*lead, Lq, n) and their weights."""
     counts = lse.new_zeros(*inputs.lead, inputs.num_keys, dtype=torch.int64)
     flat = indices.flatten(-2)
     counts.scatter_add_(-1, flat.clamp(min=0), (flat >= 0).long())

@@ -201,7 +201,8 @@ def fail_if_needed(outcomes: Sequence[RunOutcome], faults: Sequence[Fault] = ())
         reasons = "; ".join(f"{run_id}: {reason}" for run_id, reason in corrupt.items())
         raise CorruptData(f"{counted(len(corrupt), 'run')} damaged and left out: {reasons}")
     if held:
-        holders = "; ".join(f"{run.id} by {run.holder() or 'another process'}" for run in held)
+        ended = "a process that has ended since (the same command goes on)"
+        holders = "; ".join(f"{run.id} by {run.holder() or ended}" for run in held)
         raise Locked(f"{len(held)} runs are held elsewhere and left out: {holders}")
     if failed:
         reasons = "; ".join(f"{run_id}: {reason or 'no reason was recorded'}" for run_id, reason in failed.items())

@@ -63,6 +63,11 @@ def comparison_of(
     if isinstance(built, TableTask) and built.is_unbalanced and "metrics" not in chosen:
         chosen = {**chosen, "metrics": "balanced"}
         built = dataclasses.replace(built, settings=dataclasses.replace(built.settings, metrics="balanced"))
+    title = Path(place).stem if "." in place else place
+    if early_stop is not None and built.size("test") == 0:
+        raise UsageError(
+            f"early_stop = {early_stop} judges the test split, and {title} has none: choose a test_share above 0"
+        )
     changes = [*overrides, *_changes(epochs, stop_accuracy, early_stop)]
     configs = []
     is_language = recipes.language_size(place) is not None
@@ -72,7 +77,6 @@ def comparison_of(
             if quick and not is_language and built.size("train") is not None:  # a quick decoder has its own numbers
                 config = config.model_copy(update={"task": _at_most(config, built)})
             configs.append(parse_config(apply_overrides(config.model_dump(mode="json"), changes)))
-    title = Path(place).stem if "." in place else place
     question = f"Which attention learns {title} in the fewest epochs, and which is right on rows it has not seen?"
     panels = (curves_of(get_objective(built.objective)),)
     return Experiment(title, title, question, tuple(distinct(configs)), panels, figure=f"curves-{title}")
@@ -102,6 +106,10 @@ def asks_which_k(attention: str | Iterable[str] | None) -> bool:
 
 def _changes(epochs: int | None, stop_accuracy: float | None, early_stop: int | None) -> list[str]:
     fields: dict[str, Any] = {"epochs": epochs, "stop_accuracy": stop_accuracy}
+    if epochs is not None:
+        check_int("epochs", epochs, at_least=1)
+    if stop_accuracy is not None and not 0 < stop_accuracy <= 1:
+        raise UsageError(f"stop_accuracy = {stop_accuracy:g} is not a share of 1: for 95 % write 0.95")
     if early_stop is not None:
         check_int("early_stop", early_stop, at_least=1)
         fields |= {"patience": early_stop, "patience_on": "validation", "evaluate_test": True}

@@ -182,7 +182,7 @@ def recall(tasks: Tasks = ("mqar",), **choices: Unpack[Choices]) -> list[RunConf
     # The size, the numbers of pairs, the widths, the vocabulary, the rows and the epochs.
     made: dict[Scale, tuple[Size, Sequence[int], Sequence[int], int, int, int]] = {
         "paper": (size, (8, 16, 32), (32, 64, 128), 8192, 20_000, 32),
-        "quick": (replace(size, length=32, batch_size=32, evaluated_rows=200), (2, 4), (16, 32), 64, 2000, 10),
+        "quick": (replace(size, length=24, batch_size=32, evaluated_rows=100), (2, 4), (16, 32), 32, 2000, 8),
         "smoke": (replace(size, length=16, batch_size=10, evaluated_rows=20), (2, 4), (8, 16), 32, 60, 2),
     }
     size, numbers, widths, vocab, rows, epochs = made[scale]

@@ -29,10 +29,10 @@ def study(**about: Any) -> Callable[[Runs], Runs]:
 
 
 def studies() -> list[Study]:
-    """All of them: the paper's figures in order, then further checks, interventions and open questions."""
-    for module in _MODULES:
-        import_module(f"semfocus.experiments.{module}")
-    return _studies.entries()
+    """All of them: the paper's figures in order, then further checks, interventions, open questions; then others'."""
+    names = [import_module(f"semfocus.experiments.{module}").__name__ for module in _MODULES]
+    places = {name: place for place, name in enumerate(names)}  # whichever was imported first
+    return sorted(_studies.entries(), key=lambda study: places.get(study.runs.__module__, len(places)))
 
 
 def get_study(name: str) -> Study:

@@ -35,13 +35,9 @@ def document(config: RunConfig, task: Task) -> dict[str, Any]:
 
 
 def recorded_fields(run: RunDirectory) -> dict[str, Any]:
-    """The fields of config.json, after a check that the run is named after them, and that it is damaged nowhere else.
-
-    What is measured on the model of a run is an answer about the run.
-    """
+    """The fields of config.json, after a check that the run is named after them."""
     fields, is_sealed = run.read_config()
     check_recorded_id(fields, run.id, is_sealed)
-    run.check_logs()
     return fields
 
 
@@ -106,6 +102,7 @@ def load(
     saved = directory.load_checkpoint(_step_meant(directory, step, epoch, checkpoint), expect=expect)
     if saved is None:
         raise UsageError(f"run {directory.id} has no checkpoint yet; train it first")
+    directory.check_logs()  # what is measured on its model is an answer about the run
     return Encoder(_as_trained(spec, directory, saved.step), saved.tensors["parameters"]).eval()
 
 

@@ -40,6 +40,8 @@ CASES = {
     "k beyond the row": ((1, 1, 1, 16), (1, 1, 5, 16), TopK(50), {}),
     "many": ((1, 1, 1, 16), (1, 1, 100, 16), TopK(63), {}),
     "lengths": ((3, 1, 1, 16), (3, 1, 90, 16), TopK(7), {"lengths": [0, 1, 61]}),
+    "mask of keys": ((3, 8, 1, 16), (3, 2, 90, 16), TopK(7), {"enable_gqa": True, "mask": (3, 1, 1, 90)}),
+    "mask of pairs": ((2, 4, 3, 16), (2, 2, 50, 16), TopK(9), {"enable_gqa": True, "mask": (2, 4, 3, 50)}),
     "a width that is no power of two": ((1, 1, 1, 24), (1, 1, 40, 24), TopK(3), {}),
 }
 
@@ -50,6 +52,8 @@ def test_answers_are_the_oracles(name: str, integers: bool) -> None:
     q_shape, k_shape, mechanism, options = CASES[name]
     if "lengths" in options:
         options = {"lengths": torch.tensor(options["lengths"], device=DEVICE)}
+    if "mask" in options:
+        options = options | {"mask": drawn(*options["mask"], integers=False, seed=9) > 0}
     qkv = [drawn(*shape, integers=integers, seed=seed) for seed, shape in enumerate((q_shape, k_shape, k_shape))]
     agree(qkv, mechanism, **options)
 
@@ -95,14 +99,39 @@ def test_nan_in_a_query_reaches_its_own_row_alone_and_in_a_kept_value_shows() ->
 
 @pytest.mark.parametrize(
     ("mechanism", "options", "reason"),
-    [(TopK(3, sinks=1), {}, "sinks"), (TopK(3), {"mask": torch.ones(40, dtype=torch.bool, device=DEVICE)}, "mask"),
-     (TopK(3), {"return_info": True}, "return_info"), (TopK(5000), {}, "2048")],
+    [(TopK(3, sinks=1), {}, "sinks"), (TopK(3), {"mask": torch.ones(40, device=DEVICE)}, "mask"),
+     (TopK(3), {"dropout_p": 0.1}, "dropout"), (TopK(5000), {}, "2048")],
 )  # fmt: skip
 def test_what_the_kernels_cannot_serve_is_refused_with_the_reason(mechanism, options, reason: str) -> None:
     q, k = drawn(1, 1, 1, 16), drawn(1, 1, 40 if mechanism.k < 5000 else 6000, 16)
-    options = {"mask": options["mask"]} if "mask" in options else options
     with pytest.raises(Exception, match=reason):
         operator.attend(q, k, k, mechanism, backend="decode", **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"lengths": [0, 61]}, {"causal": True}], ids=["plain", "lengths", "causal"])
+def test_the_kept_keys_their_weights_and_the_log_sum_exp_are_the_oracles(options) -> None:
+    """40 heads share a key head and have 3 queries each: rows of a product that do not fit one tile."""
+    q, k, v = drawn(2, 40, 3, 16), drawn(2, 1, 70, 16, seed=1), drawn(2, 1, 70, 16, seed=2)
+    if "lengths" in options:
+        options = {"lengths": torch.tensor(options["lengths"], device=DEVICE)}
+    found, wanted = (
+        operator.attend(q, k, v, TopK(9), backend=backend, enable_gqa=True, return_info=True, **options)[1]
+        for backend in ("decode", "reference")
+    )
+    assert torch.equal(found.indices, wanted.indices)
+    assert torch.equal(found.in_degree, wanted.in_degree)
+    torch.testing.assert_close(found.weights, wanted.weights)
+    torch.testing.assert_close(found.lse, wanted.lse)
+
+
+def test_scores_that_only_rounding_after_the_scale_makes_equal_are_told_apart() -> None:
+    q, k = torch.zeros(1, 1, 1, 16, device=DEVICE), torch.zeros(1, 1, 40, 16, device=DEVICE)
+    q[..., 0], k[..., 0] = 1.0, 1.75
+    k[..., 30, 0] += 2.0**-23
+    scaled = k[0, 0, :, 0] * 0.6
+    assert scaled[0] == scaled[30]
+    _, info = operator.attend(q, k, k, TopK(1), scale=0.6, backend="decode", return_info=True)
+    assert info.indices.item() == 30
 
 
 def test_a_gradient_is_refused_and_nine_queries_too() -> None:

@@ -7,7 +7,9 @@ import torch
 
 from semfocus import TopK
 from semfocus.attention import operator
-from semfocus.attention.kernels.backend import long_refuses
+from semfocus.attention.inputs import prepare_inputs
+from semfocus.attention.kernels.backend import choose_kernels, long_refuses
+from semfocus.attention.normalisers import Softmax
 from tests.conftest import DEVICE
 
 FLOAT32_ERROR = 2e-5
@@ -221,3 +223,11 @@ def _lack(*arguments, **options) -> None:
     from triton import OutOfResources
 
     raise OutOfResources(2, 1, "shared memory")
+
+
+def test_more_pairs_than_32_bits_number_are_left_to_the_kernels_without_lists() -> None:
+    q = torch.zeros(1, device=DEVICE).bfloat16().expand(64, 16, 65536, 16)  # which takes no memory
+    for kept, kernels in ((16, "long"), (32, "threshold")):
+        inputs = prepare_inputs(q, q, q, TopK(kept), normaliser=Softmax(), causal=True)
+        assert choose_kernels(inputs) == kernels
+    assert "2147483648" in str(long_refuses(inputs))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
+
 import torch
 from torch import Tensor
 
@@ -38,7 +41,8 @@ def triton(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, At
 
 def explain_kernels(inputs: AttentionInputs, want_info: bool = False) -> dict[str, str]:
     """For each family of kernels why it computes a call, or does not."""
-    chosen, fitting = choose_kernels(inputs, want_info), _fitting(inputs)
+    chosen = choose_kernels(inputs, want_info)
+    fitting = list(_fitting(inputs)) if is_served(inputs.mechanism, SERVED) else []
     reasons = {}
     for name, refuses in REFUSALS.items():
         refused = refuses(inputs, want_info)
@@ -56,21 +60,24 @@ def choose_kernels(inputs: AttentionInputs, want_info: bool = False) -> str | No
     """The kernels that compute a call, by the table of regimes; None where none can serve."""
     if not is_served(inputs.mechanism, SERVED):
         return "short" if short_refuses(inputs, want_info) is None else None
-    for name in (*(regime.kernels for regime in _fitting(inputs)), *REFUSALS):  # at last whatever can serve
+    for name in chain((regime.kernels for regime in _fitting(inputs)), REFUSALS):  # at last whatever can serve
+        if name == "decode" and _wants_grad(inputs) and _decode_refuses_sizes(inputs) is None:
+            name = "threshold"  # which keeps the same keys, by the same bits, and has a gradient
         if REFUSALS[name](inputs, want_info) is None:
             return name
     return None
 
 
-def _fitting(inputs: AttentionInputs) -> list[Regime]:
-    """The rows of the table of regimes that a call fits; none for what is not top-k."""
+def _wants_grad(inputs: AttentionInputs) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in (inputs.q, inputs.k, inputs.v))
+
+
+def _fitting(inputs: AttentionInputs) -> Iterator[Regime]:
+    """The rows of the table of regimes that a call of top-k attention fits, in order."""
     mechanism = inputs.mechanism
-    if not is_served(mechanism, SERVED):
-        return []
     kept = max(min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks + mechanism.num_nearest)
-    grad = torch.is_grad_enabled() and any(t.requires_grad for t in (inputs.q, inputs.k, inputs.v))
-    size = kept, inputs.num_keys, inputs.num_queries, grad, 8 * inputs.q.element_size()
-    return [regime for regime in REGIMES if regime.fits(*size)]
+    size = kept, inputs.num_keys, inputs.num_queries, 8 * inputs.q.element_size()
+    return (regime for regime in REGIMES if regime.fits(*size))
 
 
 def triton_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | None:
@@ -78,10 +85,7 @@ def triton_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | No
     if choose_kernels(inputs, want_info) is not None:
         return None
     served = is_served(inputs.mechanism, SERVED)
-    reason = threshold_refuses(inputs, want_info) or "" if served else short_refuses(inputs, want_info)
-    if served and "return_info" in str(reason):  # which `long` would have told, of fewer keys
-        reason = long_refuses(inputs, want_info)
-    return reason
+    return threshold_refuses(inputs, want_info) if served else short_refuses(inputs, want_info)
 
 
 def long_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | None:
@@ -89,10 +93,14 @@ def long_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | None
     mechanism = inputs.mechanism
     if not is_served(mechanism, SERVED):
         return _topk_only(inputs)
-    if max(min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks + mechanism.num_nearest) > MAX_KEPT_KEYS:
+    by_score, fixed = min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks + mechanism.num_nearest
+    if max(by_score, fixed) > MAX_KEPT_KEYS:
         return (
             f"it keeps at most {MAX_KEPT_KEYS} keys by score and {MAX_KEPT_KEYS} sinks and window keys, not {mechanism}"
         )
+    pairs = inputs.lead.numel() * inputs.num_queries * (by_score + fixed)
+    if pairs >= 2**31:
+        return f"it numbers kept pairs by 32 bits, and there are {pairs}"
     return _refuses_row(inputs, MAX_HEAD_DIM)
 
 
@@ -100,8 +108,6 @@ def threshold_refuses(inputs: AttentionInputs, want_info: bool = False) -> str |
     """Why `threshold` cannot serve a call; None if it can."""
     if not is_served(inputs.mechanism, SERVED):
         return _topk_only(inputs)
-    if want_info:
-        return "it keeps no list of what it kept (return_info)"
     # Three products of float32 operands as wide as 256 would leave no registers for scores.
     wide = inputs.q.dtype == torch.float32
     return _refuses_row(inputs, MAX_HEAD_DIM if wide else MAX_THRESHOLD_HEAD_DIM)
@@ -109,17 +115,18 @@ def threshold_refuses(inputs: AttentionInputs, want_info: bool = False) -> str |
 
 def decode_refuses(inputs: AttentionInputs, want_info: bool = False) -> str | None:
     """Why `decode` cannot serve a call; None if it can."""
-    mechanism = inputs.mechanism
-    if not is_served(mechanism, SERVED):
+    if not is_served(inputs.mechanism, SERVED):
         return _topk_only(inputs)
-    if want_info:
-        return "it keeps no list of what it kept (return_info)"
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (inputs.q, inputs.k, inputs.v)):
-        return "it has no backward pass"
+    return "it has no backward pass" if _wants_grad(inputs) else _decode_refuses_sizes(inputs)
+
+
+def _decode_refuses_sizes(inputs: AttentionInputs) -> str | None:
+    """Why `decode` cannot serve a call of top-k attention, were no gradient wanted."""
+    mechanism = inputs.mechanism
     if inputs.num_queries > MAX_DECODE_QUERIES:
         return f"it takes at most {MAX_DECODE_QUERIES} queries a head, not {inputs.num_queries}"
-    if inputs.mask is not None or inputs.dropout_seed is not None:
-        return "it takes lengths, not masks, and no dropout"
+    if inputs.dropout_seed is not None:
+        return "it has no dropout"
     if min(mechanism.size or 0, inputs.num_keys) > MAX_DECODE_KEPT_KEYS:
         return f"it keeps at most {MAX_DECODE_KEPT_KEYS} keys, not {mechanism}"
     if mechanism.num_sinks or mechanism.num_nearest:

@@ -2,7 +2,9 @@
 
 `python benchmarks/kernels.py --regimes` times the ways that serve a shape beside each other and prints what the table
 should say. A row says what it rests on; "not measured" stands where the other way is refused or known to be slow.
-Nothing here needs Triton. Half-precision rows of up to 1023 keys with at most 16 kept are `short`, as is all that is
+What is chosen does not depend on whether a gradient is wanted, which could change the kept set in the last bit of a
+score: where `decode` is chosen and one is, `threshold` computes the same scores to the bit. Nothing here needs Triton.
+Half-precision rows of up to 1023 keys with at most 16 kept are `short`, as is all that is
 not top-k.
 """
 
@@ -23,20 +25,19 @@ class Regime:
     min_keys: int = 0
     max_keys: int = ANY
     max_queries: int = ANY
-    inference: bool = False  # only where no gradient is wanted
     floats: tuple[int, ...] = (16, 32)  # bits of the types that it was chosen for
     why: str = ""
 
-    def fits(self, kept: int, keys: int, queries: int, grad: bool, bits: int) -> bool:
+    def fits(self, kept: int, keys: int, queries: int, bits: int) -> bool:
         """Whether a call lies within the bounds."""
         sizes = kept <= self.max_kept and self.min_keys <= keys <= self.max_keys and queries <= self.max_queries
-        return sizes and bits in self.floats and not (self.inference and grad)
+        return sizes and bits in self.floats
 
 
 # ms, H200, bf16, 8 heads of 128, 16384 tokens, forward and backward, beside the best full attention
 REGIMES = (
     Regime("short", max_keys=64, why="measured (results/engine)"),
-    Regime("decode", min_keys=1024, max_queries=MAX_DECODE_QUERIES, inference=True,
+    Regime("decode", min_keys=1024, max_queries=MAX_DECODE_QUERIES,
            why="not measured; where a head has few queries, the others leave a GPU idle"),
     Regime("short", max_kept=16, floats=(32,), why="measured (results/engine); up to 1024 keys, it refuses more"),
     Regime("short", max_kept=16, max_keys=1023, floats=(16,), why="measured: from 1024 keys on `long` takes half"),

@@ -107,8 +107,9 @@ def _patch_interpreter() -> None:
     """Patch Triton 3.6's interpreter where it differs from a GPU or is needlessly slow.
 
     Loop bounds: numpy 2.4 no longer converts an array of one element to an index. Infinities: a GPU does not warn.
-    bfloat16: a GPU rounds to nearest. Device functions: the language is patched once a launch, not once a call, which
-    takes most of the time.
+    bfloat16: a GPU rounds to nearest. Products: numpy's depend on the size of the tile in their last bits, a tensor
+    core's do not, and sets of kept keys hang on that; summed in float64, hardly any does. Device functions: the
+    language is patched once a launch, not once a call, which takes most of the time.
     """
     from triton.runtime import interpreter
 
@@ -134,7 +135,12 @@ def _patch_interpreter() -> None:
             src = interpreter.TensorHandle(rounded, src.dtype)
         return truncate(self, src, dst_type)
 
+    def dot_of_any_tile(self, a, b, d, input_precision, max_num_imprecise_acc):
+        product = numpy.matmul(a.data.astype("float64"), b.data.astype("float64")).astype(d.data.dtype)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
     interpreter._patch_lang_tensor = patch_and_index
+    interpreter.InterpreterBuilder.create_dot = dot_of_any_tile
     interpreter.InterpreterBuilder.create_fp_trunc = round_and_truncate
     interpreter.GridExecutor.__call__ = call_prepared
     interpreter.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)

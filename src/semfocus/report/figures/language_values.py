@@ -17,8 +17,12 @@ from semfocus.analysis.head_start import log_ratio
 from semfocus.analysis.records import Record
 
 TOKENS, PARAMETERS, HEAD_START = "tokens", "parameters", "head_start"
-LANGUAGE_LABELS = {
+LABELS = {
     TOKENS: "tokens",
+    "seconds": "seconds of training",
+    "induction.best_heads": "weight of the best induction head",
+    "induction.accuracies": "accuracy of copying",
+    "induction.tokens": "tokens",
     PARAMETERS: "parameters of the blocks",
     **{f"{HEAD_START}.{percent}": f"times fewer tokens, at {percent} %" for percent in (25, 50, 100)},
 }

@@ -27,14 +27,7 @@ from semfocus.analysis.records import Record
 from semfocus.errors import UsageError
 from semfocus.measurements import Measurements
 from semfocus.measurements.kinds import USUAL_PERCENT
-from semfocus.report.figures.language_values import (
-    HEAD_START,
-    LANGUAGE_LABELS,
-    PARAMETERS,
-    TOKENS,
-    head_start_of,
-    parameters_of,
-)
+from semfocus.report.figures import language_values
 from semfocus.report.figures.lines import Quantiles
 from semfocus.report.figures.style import STYLES, MechanismStyle, Theme, mechanism_style, step_style
 from semfocus.tasks.registry import option_defaults
@@ -58,11 +51,7 @@ LABELS = {
     "smoothness.lengths": "tokens",
     "smoothness.constants": "local Lipschitz constant of attention",
     "smoothness.exponent": "exponent of its growth with the length",
-    "induction.best_heads": "weight of the best induction head",
-    "induction.accuracies": "accuracy of copying",
-    "induction.tokens": "tokens",
-    "seconds": "seconds of training",
-    **LANGUAGE_LABELS,
+    **language_values.LABELS,
 }
 SHARES = ("mask_stability.kept", "lengths.area", "induction.best_heads", "induction.accuracies")  # of measurements
 T = TypeVar("T")
@@ -151,8 +140,8 @@ class Runs:
 
     def _value(self, record: Record, metric: str) -> float | None:
         kind, _, name = metric.partition(".")
-        if kind == HEAD_START:
-            return head_start_of(record, self.groups, float(name) / 100)
+        if kind == language_values.HEAD_START:
+            return language_values.head_start_of(record, self.groups, float(name) / 100)
         if metric == "seconds":
             return record.seconds if record.ended else None
         if metric == "converged_at":
@@ -169,7 +158,7 @@ class Runs:
 
     def measured(self, record: Record, field: str) -> Any:
         """The value of a measurement's field, or the values of a metric along training; None where there is none."""
-        if field == TOKENS:
+        if field == language_values.TOKENS:
             return tokens_of(record).tolist()
         if field in known_columns():
             return record.column(field).tolist()
@@ -226,8 +215,8 @@ def field_value(record: Record, field: str) -> Any:
     """
     if field == TASK:
         return task_label(record.config)
-    if field == PARAMETERS:
-        return parameters_of(record.config["model"])
+    if field == language_values.PARAMETERS:
+        return language_values.parameters_of(record.config["model"])
     value: Any = record.config
     for name in field.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None

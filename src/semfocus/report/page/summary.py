@@ -200,9 +200,10 @@ def _about(arms: Sequence[Arm], level: str) -> str:
     faster = [arm for arm in arms if _faster(arm)]
     slower = [arm for arm in arms if _decided(arm) and not _faster(arm)]
     never = sum(bool(len(arm.times)) and not arm.reached for arm in arms)
-    parts = [f"fewer epochs than full attention in {len(faster) or 'none'} of {counted(len(arms), 'comparison')}"]
+    parts = [f"no fewer epochs than full attention in {counted(len(arms), 'comparison')}"]
     if faster:
         proven = [arm for arm in faster if _decided(arm)]
+        parts[0] = f"fewer epochs than full attention in {len(faster)} of {counted(len(arms), 'comparison')}"
         parts[0] += f" ({_span(faster)} fewer, beyond chance in {len(proven) or 'none'})"
     if slower:
         parts.append(f"more epochs beyond chance in {len(slower)}")

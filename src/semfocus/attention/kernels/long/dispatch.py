@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from triton import OutOfResources
@@ -29,7 +28,7 @@ from semfocus.attention.kernels.long.backward import PairLists, hub_parts, key_g
 from semfocus.attention.kernels.long.forward import best_groups, group_maxima, select_and_mix
 from semfocus.attention.kernels.products import precision
 from semfocus.attention.kernels.shared import dropout_threshold
-from semfocus.attention.kernels.short.arguments import HeadDims
+from semfocus.attention.kernels.short.arguments import HeadDims, cdiv, next_power_of_2
 from semfocus.attention.kernels.short.configs import MIN_TILE
 
 SCRATCH_BYTES = 2**29  # of group maxima held at once; more queries take several launches
@@ -88,10 +87,6 @@ def shrinking(tiles: Tiles) -> Iterator[Tiles]:
         yield tiles
 
 
-def _next_power_of_2(number: int) -> int:
-    return triton.next_power_of_2(max(number, 1))
-
-
 @torch.library.custom_op("semfocus::long_topk", mutates_args=())
 def long_topk(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, lengths: Tensor | None, hashes: Tensor | None,
@@ -124,36 +119,36 @@ def _forward(call: LongCall, tiles: Tiles) -> tuple[Tensor, Tensor, Tensor]:
     *lead, queries, width = q.shape
     problems, keys, value_width = math.prod(lead), k.shape[-2], v.shape[-1]
     out, indices, lse = _empty_results(q, k, v, topk, sinks, window)
-    groups = triton.cdiv(keys, tiles.group)
+    groups = cdiv(keys, tiles.group)
     chunk = max(tiles.queries, SCRATCH_BYTES // (4 * problems * groups) // tiles.queries * tiles.queries)
     chunk = min(chunk, queries)
     maxima = torch.empty(problems, groups, chunk, dtype=torch.float32, device=q.device)
-    octet_maxima = torch.empty(problems, triton.cdiv(groups, 8), chunk, dtype=torch.float32, device=q.device)
+    octet_maxima = torch.empty(problems, cdiv(groups, 8), chunk, dtype=torch.float32, device=q.device)
     chosen = torch.empty(problems, chunk, topk, dtype=torch.int32, device=q.device)
     mask_data = q if mask is None else mask.expand(*lead, queries, keys)  # without a mask any address will do
     strides = (0,) * 5 if mask is None else mask_data.stride()
-    block_k, block_list = _next_power_of_2(topk), _next_power_of_2(topk + sinks + window)
-    block_d = min(_next_power_of_2(width), max(16, tiles.select_numbers // (block_k * tiles.group)))
-    block_dv = min(_next_power_of_2(value_width), max(16, tiles.select_numbers // block_list))
+    block_k, block_list = next_power_of_2(topk), next_power_of_2(topk + sinks + window)
+    block_d = min(next_power_of_2(width), max(16, tiles.select_numbers // (block_k * tiles.group)))
+    block_dv = min(next_power_of_2(value_width), max(16, tiles.select_numbers // block_list))
     numbers = max(block_k * tiles.group * block_d, block_list * max(block_d, block_dv))  # of one query
     rows = max(1, min(tiles.select_numbers // numbers, 16))
     looks = {"CAUSAL": call.causal, "LENGTHS": lengths is not None}
     flags = {"MASK": mask is not None, "ALWAYS_KEPT": sinks + window > 0, **looks}
     for first in range(0, queries, chunk):
         here = min(chunk, queries - first)
-        group_maxima[(triton.cdiv(here, tiles.queries) * problems,)](
+        group_maxima[(cdiv(here, tiles.queries) * problems,)](
             q, k, mask_data, lengths, maxima, octet_maxima, strides, lead[1],
             first, here, queries, keys, groups, sinks, window, lead[-1],
-            D=width, BLOCK_D=max(16, _next_power_of_2(width)), BLOCK_M=tiles.queries, BLOCK_N=tiles.lanes,
+            D=width, BLOCK_D=max(16, next_power_of_2(width)), BLOCK_M=tiles.queries, BLOCK_N=tiles.lanes,
             GROUP_SIZE=tiles.group, PRECISION=precision(tf32=False), **flags,
             num_warps=tiles.maxima_warps, num_stages=tiles.maxima_stages,
         )  # fmt: skip
-        best_groups[(triton.cdiv(here, tiles.group_rows) * problems,)](
+        best_groups[(cdiv(here, tiles.group_rows) * problems,)](
             maxima, octet_maxima, lengths, chosen, first, here, queries, keys, groups,
             TOPK=topk, BLOCK_K=block_k, BLOCK_M=tiles.group_rows, GROUP_SIZE=tiles.group, **looks,
             num_warps=tiles.group_rows // 32,
         )  # fmt: skip
-        select_and_mix[(triton.cdiv(here, rows) * problems,)](
+        select_and_mix[(cdiv(here, rows) * problems,)](
             q, k, v, mask_data, lengths, hashes, chosen, out, indices, lse, strides, lead[1],
             first, here, queries, keys, sinks, window, lead[-1],
             call.scale, dropout_threshold(call.dropout_p), 1 / (1 - call.dropout_p), TOPK=topk, BLOCK_K=block_k,
@@ -208,13 +203,13 @@ def _backward_kernels(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p
     weights = torch.empty(indices.shape, dtype=torch.float32, device=q.device)
     factors, owners = torch.empty_like(weights), torch.empty_like(indices)
     total_keys = k.shape[0] * k.shape[1] * keys
-    block_d, block_dv = _next_power_of_2(width), _next_power_of_2(value_width)
-    block_list = _next_power_of_2(listed)
+    block_d, block_dv = next_power_of_2(width), next_power_of_2(value_width)
+    block_list = next_power_of_2(listed)
     widths = {"LIST": listed, "DIMS": HeadDims(width, block_d, value_width, block_dv)}
     numbers = block_list * max(block_d, block_dv)  # of one query
     block_m = max(1, min(tiles.gradient_numbers // numbers, 16))
-    warps = max(1, min(_next_power_of_2(numbers // tiles.gradient_numbers), 8))
-    query_gradients[(triton.cdiv(rows, block_m),)](
+    warps = max(1, min(next_power_of_2(numbers // tiles.gradient_numbers), 8))
+    query_gradients[(cdiv(rows, block_m),)](
         grad, grad_lse, q, k, v, hashes, indices, dq, weights, factors, owners, rows, queries, keys, total_keys, heads,
         scale, dropout_threshold(dropout_p), 1 / (1 - dropout_p), BLOCK_LIST=block_list, BLOCK_M=block_m,
         GRAD_LSE=grad_lse is not None, DROPOUT=hashes is not None, **widths, num_warps=warps,
@@ -223,7 +218,7 @@ def _backward_kernels(grad, grad_lse, q, k, v, hashes, indices, scale, dropout_p
     key_range = torch.arange(total_keys + 1, device=q.device, dtype=torch.int32)
     offsets = torch.searchsorted(sorted_keys, key_range, out_int32=True)
     pairs = order.numel()
-    windows = triton.cdiv(pairs, CHUNK)
+    windows = cdiv(pairs, CHUNK)
     parts = torch.empty(windows, 2, block_d + block_dv, dtype=torch.float32, device=q.device)
     lists = PairLists(sorted_keys, order, offsets, weights, factors, q, grad)
     options = {"BLOCK_PAIRS": tiles.list_rows, "CHUNK": CHUNK, "HUB": HUB, "num_warps": tiles.list_warps, **widths}

@@ -146,7 +146,7 @@ def store_stretch_maxima(
                     key[None, :], queries.position[:, None], keys, queries.sinks, queries.window, CAUSAL
                 )  # fmt: skip
             if MASK:
-                at = queries.mask[:, None] + key[None, :] * queries.mask_stride
+                at = queries.mask[:, None] + key[None, :].to(tl.int64) * queries.mask_stride
                 allowed = allowed & (tl.load(at, mask=allowed, other=0) != 0)
             scores = tl.where(allowed, scores, MINUS_INF)
         best = tl.maximum(best, scores, propagate_nan=tl.PropagateNan.ALL)
@@ -282,7 +282,7 @@ def select_and_mix(
     if ALWAYS_KEPT:
         allowed = allowed & ~is_always_kept(key, position[:, None], keys, sinks, window, CAUSAL)
     if MASK:
-        at = mask + query[:, None].to(tl.int64) * mask_strides[3] + key * mask_strides[4]
+        at = mask + query[:, None].to(tl.int64) * mask_strides[3] + key.to(tl.int64) * mask_strides[4]
         allowed = allowed & (tl.load(at, mask=allowed, other=0) != 0)
     scores = pair_scores(q_rows, k, key, allowed, BLOCK_M, BLOCK_K * GROUP_SIZE, D, BLOCK_D) * sm_scale
     # Ordered integers, which a warp reduces in one instruction.
@@ -308,7 +308,7 @@ def select_and_mix(
         )
         fits = fits & ((sink < sinks)[None, :] | (near >= sinks))  # a sink inside the window is listed once
         if MASK:
-            at = mask + query[:, None].to(tl.int64) * mask_strides[3] + extra * mask_strides[4]
+            at = mask + query[:, None].to(tl.int64) * mask_strides[3] + extra.to(tl.int64) * mask_strides[4]
             fits = fits & (tl.load(at, mask=fits, other=0) != 0)
         more = pair_scores(q_rows, k, extra, fits, BLOCK_M, BLOCK_LIST, D, BLOCK_D) * sm_scale
         fits = fits & (more != MINUS_INF)

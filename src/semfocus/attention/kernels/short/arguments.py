@@ -134,3 +134,14 @@ def empty_like_layout(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype |
 def padded(size: int) -> int:
     """The smallest power of two that is at least `size` and 16, the least that tensor cores take."""
     return max(16, 1 << (size - 1).bit_length())
+
+
+# Triton's own functions of these two take several microseconds a call on the host.
+def cdiv(size: int, tile: int) -> int:
+    """How many tiles cover `size`."""
+    return -(-size // tile)
+
+
+def next_power_of_2(number: int) -> int:
+    """The smallest power of two that is at least `number` and 1."""
+    return 1 << max(number - 1, 0).bit_length()

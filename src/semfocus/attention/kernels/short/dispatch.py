@@ -11,6 +11,8 @@ here synchronises with the device or creates tensors on the host. Triton is impo
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -22,12 +24,14 @@ from semfocus.attention.kept_keys import ordered
 from semfocus.attention.kernels.eager import choose_way
 from semfocus.attention.kernels.short.arguments import empty_like_layout
 from semfocus.attention.kernels.short.configs import MAX_HEAD_DIM, MAX_LISTED_KEYS, MAX_SHORT_LENGTH, MAX_WHOLE_LENGTH
-from semfocus.attention.mechanisms import Mechanism, is_registered, parse_mechanism
+from semfocus.attention.mechanisms import Mechanism, is_registered
+from semfocus.attention.mechanisms import parse_mechanism as parse_any_mechanism
 from semfocus.counter_rng import in_functorch
 
 SERVED = ("full", "banded", "block_local", "topk", "bottomk")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OLDEST_TRITON = (3, 6)
+parse_mechanism = lru_cache(maxsize=256)(parse_any_mechanism)  # several times a call, of the few names above
 
 
 def short(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:

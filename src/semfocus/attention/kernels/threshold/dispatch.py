@@ -13,23 +13,25 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from triton import OutOfResources
 
+from semfocus.attention.chunked import counted_info, listed_info
 from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import AttentionInfo
+from semfocus.attention.kept_pairs import listed_scores
 from semfocus.attention.kernels.eager import choose_way
 from semfocus.attention.kernels.long.arguments import flattened
 from semfocus.attention.kernels.shared import dropout_threshold
-from semfocus.attention.kernels.short.arguments import padded
+from semfocus.attention.kernels.short.arguments import cdiv, padded
 from semfocus.attention.kernels.short.configs import MIN_TILE, shrinking
-from semfocus.attention.kernels.threshold import flash, gradients
+from semfocus.attention.kernels.threshold import flash, gradients, listing
 from semfocus.attention.kernels.threshold.configs import Look, launch_for
 from semfocus.attention.kernels.threshold.search import find_thresholds
+from semfocus.attention.weights import log_sum_exp
 
-FLAG_ROWS = 128  # rows of v that share a flag
+FLAG_ROWS = 128  # rows of v that a program looks at
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Call:
     def search(self, thresholds: Tensor, last_ties: Tensor) -> Tensor:
         """Fill the thresholds; return how many passes over the keys each search took."""
         queries = self.q.shape[-2]
-        passes = thresholds.new_empty(self.problems, triton.cdiv(queries, MIN_TILE), dtype=torch.int32)
+        passes = thresholds.new_empty(self.problems, cdiv(queries, MIN_TILE), dtype=torch.int32)
 
         def start(grid, **constants) -> None:
             find_thresholds[grid](
@@ -107,19 +109,21 @@ class Call:
 
         def start(grid, **constants) -> None:
             flash.forward[grid](
-                self.q, self.k, self.v, *self.restrictions, self.hashes, flags, thresholds, last_ties, out, saved,
-                *self.sizes, len(flags), *self.softmax, **constants, BLOCK_FLAGS=triton.next_power_of_2(len(flags)),
+                self.q, self.k, self.v, *self.restrictions, self.hashes, flag, thresholds, last_ties, out, saved,
+                *self.sizes, *self.softmax, **constants,
             )  # fmt: skip
 
         with torch.cuda.device_of(self.q):
-            flags = self._find_nonfinite()
+            flag = self._find_nonfinite()
             self._run("forward", start, self.q.shape[-2])
 
     def _find_nonfinite(self) -> Tensor:
+        """(1,) int32: whether v holds NaN or infinity."""
         rows, width = math.prod(self.v.shape[:-1]), self.v.shape[-1]
-        flags = self.v.new_empty(triton.cdiv(rows, FLAG_ROWS), dtype=torch.int32)
-        flash.find_nonfinite[(len(flags),)](self.v, flags, rows, WIDTH=width, BLOCK=padded(width), BLOCK_M=FLAG_ROWS)
-        return flags
+        flag = torch.zeros(1, dtype=torch.int32, device=self.v.device)
+        grid = (cdiv(rows, FLAG_ROWS),)
+        flash.find_nonfinite[grid](self.v, flag, rows, WIDTH=width, BLOCK=padded(width), BLOCK_M=FLAG_ROWS)
+        return flag
 
     def backward(
         self, grad: Tensor, out: Tensor, thresholds: Tensor, last_ties: Tensor, saved: Tensor,
@@ -143,6 +147,23 @@ class Call:
             self._run("by_query", by_query, self.q.shape[-2])
             self._run("by_key", by_key, self.k.shape[-2])
 
+    def list_kept(self, thresholds: Tensor, last_ties: Tensor, saved: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, H, G, Lq, n) the kept keys in increasing order, -1 for none, and their weights before dropout."""
+        queries, keys = self.q.shape[-2], self.k.shape[-2]
+        size = *self.q.shape[:-1], min(self.topk + self.sinks + self.window, keys)
+        indices = torch.full(size, -1, dtype=torch.int32, device=self.q.device)
+        weights = torch.zeros(size, dtype=torch.float32, device=self.q.device)
+
+        def start(grid, **constants) -> None:
+            listing.list_kept[grid](
+                self.q, self.k, *self.restrictions, thresholds, last_ties, saved, indices, weights, *self.sizes,
+                self.scale, size[-1], **constants,
+            )  # fmt: skip
+
+        with torch.cuda.device_of(self.q):
+            self._run("list", start, queries)
+        return indices, weights
+
     def _run(self, name: str, start: Callable[..., None], rows: int) -> None:
         """Launch a kernel: a program for each tile of rows; on a GPU with less shared memory with smaller tiles."""
         look = self.look
@@ -152,7 +173,7 @@ class Call:
             tile = attempt.block_n if name == "by_key" else attempt.block_m
             try:
                 start(
-                    (problems * triton.cdiv(rows, tile),), LOOK=look, BLOCK_M=attempt.block_m, BLOCK_N=attempt.block_n,
+                    (problems * cdiv(rows, tile),), LOOK=look, BLOCK_M=attempt.block_m, BLOCK_N=attempt.block_n,
                     # with fused multiply-adds, score - row_max would not be exactly zero for the largest score
                     enable_fp_fusion=False, **attempt.options,
                 )  # fmt: skip
@@ -257,13 +278,39 @@ class _Eager(torch.autograd.Function):
         return *grads, *([None] * 9)
 
 
+@torch.library.custom_op("semfocus::threshold_lists", mutates_args=())
+def threshold_lists(
+    q: Tensor, k: Tensor, mask: Tensor | None, lengths: Tensor | None, thresholds: Tensor, last_ties: Tensor,
+    saved: Tensor, topk: int, sinks: int, window: int, causal: bool, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The kept keys (B, H, G, Lq, n) int32 in increasing order, -1 for none, and their weights before dropout."""
+    call = Call(q, k, q, mask, lengths, None, topk, sinks, window, causal, scale, 0.0)
+    return call.list_kept(thresholds, last_ties, saved)
+
+
+@threshold_lists.register_fake
+def _(q, k, mask, lengths, thresholds, last_ties, saved, topk, sinks, window, causal, scale):
+    size = *q.shape[:-1], min(topk + sinks + window, k.shape[-2])
+    return q.new_empty(size, dtype=torch.int32), q.new_empty(size, dtype=torch.float32)
+
+
 def threshold(inputs: AttentionInputs, want_info: bool = False) -> tuple[Tensor, AttentionInfo | None]:
     """Top-k attention of a call that `threshold_refuses` does not refuse."""
     mechanism, lead = inputs.mechanism, inputs.lead
     given = flattened(inputs)
     run = choose_way(threshold_topk, _Eager, launch_forward, inputs.q, inputs.k, inputs.v)
-    out, *_ = run(
-        *given, min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks, mechanism.num_nearest, inputs.causal,
-        inputs.scale, inputs.dropout_p,
+    options = min(mechanism.size or 0, inputs.num_keys), mechanism.num_sinks, mechanism.num_nearest, inputs.causal
+    out, thresholds, last_ties, saved = run(*given, *options, inputs.scale, inputs.dropout_p)
+    out = out.view(*lead, *out.shape[-2:])
+    if not want_info:
+        return out, None
+    q, k = given.q.detach(), given.k.detach()
+    indices, weights = threshold_lists(
+        q, k, given.mask, given.lengths, thresholds, last_ties, saved, *options, inputs.scale
     )  # fmt: skip
-    return out.view(*lead, *out.shape[-2:]), None
+    indices, weights = (tensor.view(*lead, *tensor.shape[-2:]) for tensor in (indices.long(), weights))
+    if torch.is_grad_enabled() and (inputs.q.requires_grad or inputs.k.requires_grad):
+        return out, listed_info(inputs, indices, log_sum_exp(listed_scores(inputs, indices), indices >= 0))
+    row_max, norm = saved.view(*lead, *saved.shape[-2:]).unbind(-2)  # logarithms to the base of two
+    lse = (row_max - norm.log2()) * math.log(2)
+    return out, counted_info(inputs, indices, weights, torch.where(indices[..., 0] < 0, -math.inf, lse))

@@ -24,18 +24,19 @@ from semfocus.attention.kernels.threshold.tiles import (
 
 
 @triton.jit
-def find_nonfinite(v, flags, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_M: tl.constexpr):
-    """flags (tiles of rows,) int32: whether a tile of BLOCK_M rows of a matrix holds NaN or infinity."""
+def find_nonfinite(v, flag, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_M: tl.constexpr):
+    """flag (1,) int32 becomes 1 if a matrix holds NaN or infinity. Grid: tiles of BLOCK_M rows."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     values = load_rows(v, row, row < rows, WIDTH, BLOCK).to(tl.float32)
-    tl.store(flags + tl.program_id(0), tl.max(tl.max((~finite(values)).to(tl.int32), axis=1), axis=0))
+    found = tl.max(tl.max((~finite(values)).to(tl.int32), axis=1), axis=0)
+    tl.store(flag, found, mask=found > 0)  # all programs that store write the same
 
 
 @triton.jit
 def forward(
-    q, k, v, mask, lengths, hashes, flags, thresholds, last_ties, out, saved, mask_strides, key_heads, queries, keys,
-    heads_per_key, sinks, window, num_flags, sm_scale, drop_threshold, drop_factor,
-    LOOK: tl.constexpr, BLOCK_FLAGS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    q, k, v, mask, lengths, hashes, flag, thresholds, last_ties, out, saved, mask_strides, key_heads, queries, keys,
+    heads_per_key, sinks, window, sm_scale, drop_threshold, drop_factor,
+    LOOK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """out (M, Lq, Dv), and saved (M, 2, Lq): the largest score and one over the sum. Grid: M x tiles of queries."""
     BLOCK_DV: tl.constexpr = LOOK.block_dv
@@ -63,8 +64,7 @@ def forward(
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
     state = row_max, row_sum, tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     log_scale = sm_scale * LOG2_E
-    flag = tl.arange(0, BLOCK_FLAGS)
-    if tl.max(tl.load(flags + flag, mask=flag < num_flags, other=0), axis=0) == 0:
+    if tl.load(flag) == 0:
         state = mix_tiles(
             0, opening, state, q_tile, k, v, looking, cutoffs, drop, log_scale, LOOK, BLOCK_N, False, False
         )

@@ -1,9 +1,11 @@
-"""Each query's threshold: its k-th best score, or any number between that and the next, and the last tie it keeps.
+"""Each query's threshold: a number between its k-th best score and the next, or that score and the last tie it keeps.
 
     sample    a few tiles of keys: mean and deviation of a query's scores, from which the first guess follows
     count     one pass over all keys: how many reach each of three guesses; the threshold is between two of them
     lanes     once at most RANKS keys are missing: one pass that keeps the four best keys of each tile column below the
               upper guess; the missing ones are among these unless four of them stand in one column
+    span      where counts do not get there soon, because scores repeat: one pass for the lowest and the highest score
+              in between; if these are one, it is the k-th
     ties      only where several keys have the threshold's score and not all are kept: the number of the last one
 
 All in one kernel, which repeats `count` and `lanes` until every query of its tile is done: of random scores three or
@@ -38,6 +40,7 @@ from semfocus.attention.kernels.threshold.tiles import (
 
 RANKS = tl.constexpr(16)  # missing keys that `lanes` looks for
 SAMPLED_TILES = tl.constexpr(32)
+FEW = tl.constexpr(4)  # passes after which every other one is `span`
 MANY = tl.constexpr(8)  # passes after which the search halves
 LOWEST_RANK = tl.constexpr(-(0x7F7FFFFF + 1))  # the ordered integer of LOWEST_FLOAT
 INFINITE_RANK = tl.constexpr(0x7F800000)
@@ -98,6 +101,8 @@ def find_thresholds(
                 bracket, found, missing, most, q_tile, k, looking, ranges, LOOK, BLOCK_M, BLOCK_N
             )
             counted = 0
+        elif (taken >= FEW) & (taken % 2 == 0):
+            bracket, found = search_span(bracket, found, most, q_tile, k, looking, ranges, LOOK, BLOCK_M, BLOCK_N)
         else:
             guesses = place_guesses(bracket, most, mean, deviation, taken, counted, ranges[2], LOOK)
             counts = count_reaching(guesses, q_tile, k, looking, ranges, LOOK, BLOCK_M, BLOCK_N)
@@ -248,6 +253,35 @@ def narrow(bracket, found, guesses, counts, most):
 
 
 @triton.jit
+def search_span(
+    bracket, found, most, q_tile, k, looking, ranges,
+    LOOK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Bracket and thresholds after a look at the lowest and the highest score in between; the one below the upper guess
+    becomes the middle one of the next count."""
+    low, high = ordered_int_to_float(bracket.low), ordered_int_to_float(bracket.high)
+    lowest = tl.full((BLOCK_M,), float("inf"), tl.float32)
+    highest = tl.full((BLOCK_M,), MINUS_INF, tl.float32)
+    for tile in range(ranges[2]):
+        scores = candidate_scores(q_tile, k, looking, tile, LOOK, BLOCK_N, False)
+        inside = (scores >= low[:, None]) & (scores < high[:, None])
+        lowest = tl.minimum(lowest, tl.min(tl.where(inside, scores, float("inf")), axis=1))
+        highest = tl.maximum(highest, tl.max(tl.where(inside, scores, MINUS_INF), axis=1))
+    some = found.active & (lowest <= highest)
+    same = some & (lowest == highest)
+    floor, ceiling = float_to_ordered_int(lowest), float_to_ordered_int(highest)
+    rank = tl.where(same, floor, found.rank)
+    ties = tl.where(same, most - bracket.high_count.to(tl.int32), found.ties)
+    return (
+        Bracket(
+            tl.where(some, floor, bracket.low), tl.where(some, ceiling + 1, bracket.high), bracket.low_count,
+            bracket.high_count,
+        ),
+        Found(rank, ties, found.active & ~same),
+    )  # fmt: skip
+
+
+@triton.jit
 def search_lanes(
     bracket, found, missing, most, q_tile, k, looking, ranges,
     LOOK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -284,11 +318,15 @@ def search_lanes(
     rank = tl.where(few, LOWEST_RANK, float_to_ordered_int(score))
     all_kept = few | (reached == missing)
     ties = tl.where(all_kept, 0, (missing - above).to(tl.int32))
+    # Half way to the next score, so that the last bit of a product decides nothing unless it decides the order.
+    half = 0.5 * score + 0.5 * tl.maximum(tl.max(best, axis=1), LOWEST_FLOAT)
+    apart = (reached == missing) & (half < score) & (half > tl.max(best, axis=1))
+    final = tl.where(apart, float_to_ordered_int(half), rank)
     low = tl.where(hidden, tl.maximum(rank, bracket.low), bracket.low)
     low_count = tl.where(hidden, tl.maximum(bracket.high_count + reached, most + 1.0), bracket.low_count)
     return (
         Bracket(low, bracket.high, low_count, bracket.high_count),
-        Found(tl.where(done, rank, found.rank), tl.where(done, ties, found.ties), found.active & hidden),
+        Found(tl.where(done, final, found.rank), tl.where(done, ties, found.ties), found.active & hidden),
     )
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from semfocus.attention.kernels.long.queries import Queries, is_always_kept, last_key, mask_start, window_start
 from semfocus.attention.kernels.products import operand, product, transpose
-from semfocus.attention.kernels.shared import INTERPRETED, MAX_INDEX, MINUS_INF
+from semfocus.attention.kernels.shared import MAX_INDEX, MINUS_INF
 
 
 class Sizes(NamedTuple):
@@ -62,11 +62,7 @@ def load_keys(x, key, keys, WIDTH: tl.constexpr, BLOCK: tl.constexpr, UNMASKED: 
 def tile_scores(q_tile, k_tile, LOOK: tl.constexpr):
     """(BLOCK_M, BLOCK_N) float32 before the softmax scale: the one definition of a score."""
     PRECISION: tl.constexpr = LOOK.precision
-    if INTERPRETED:  # the order in which numpy adds products depends on the tile's shape: in float64 it does not show
-        scores = tl.dot(q_tile.to(tl.float64), tl.trans(k_tile.to(tl.float64)), out_dtype=tl.float64).to(tl.float32)
-    else:
-        scores = product(operand(q_tile, 1.0, PRECISION), transpose(operand(k_tile, 1.0, PRECISION)), PRECISION)
-    return scores
+    return product(operand(q_tile, 1.0, PRECISION), transpose(operand(k_tile, 1.0, PRECISION)), PRECISION)
 
 
 @triton.jit
