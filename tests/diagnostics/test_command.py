@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from semfocus.analysis.correlation import spearman
 from semfocus.cli import app
 from semfocus.errors import DataError, UsageError
+from semfocus.report.diagnosis_text import condition_rows, newest_rows
 from semfocus.report.figures.diagnosis import draw_heat_maps
 from semfocus.report.figures.scatter import draw_dispersion_vs_speedup
 from semfocus.report.page.diagnosis import _model_headline, write_model_page
 from semfocus.report.page.page import write_page
-from semfocus.report.text import condition_rows, newest_rows
 from semfocus.store import RunDirectory, read_measurement
 from semfocus.training.loading import load
 from tests.integrations import tiny

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from semfocus.cli.shared import console
+from semfocus.report.diagnosis_text import LAYER_HEADS, SPREAD_HEADS, condition_table, norm_table, spread_table
 from semfocus.report.figures.diagnosis import (
     draw_conditions,
     draw_dispersion_along_training,
@@ -22,7 +23,7 @@ from semfocus.report.figures.diagnosis import (
 from semfocus.report.figures.drawing import keeping_figures
 from semfocus.report.page.diagnosis import write_runs_page
 from semfocus.report.terminal.tables import rich_table
-from semfocus.report.text import LAYER_HEADS, SPREAD_HEADS, TextTable, condition_table, norm_table, spread_table
+from semfocus.report.text import TextTable
 
 PERCENTS = ("50", "75", "90", "95", "100")
 LONG = "a_task_with_quite_a_long_name"

@@ -28,7 +28,8 @@ from semfocus.diagnostics.sentences import left_out
 from semfocus.errors import UsageError
 from semfocus.measurements import Dispersion, MaskStability, keep
 from semfocus.measurements.kinds import LAST
-from semfocus.report.text import TextTable, condition_table, newest_rows, norm_table
+from semfocus.report.diagnosis_text import condition_table, newest_rows, norm_table
+from semfocus.report.text import TextTable
 from semfocus.store import RunDirectory, RunStore
 from semfocus.training.loading import checkpoint_epochs, load
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from semfocus.report.diagnosis_text import TABLE6_PERCENTILES, row_label
 from semfocus.report.figures.drawing import (
     FORMATS,
     caption,
@@ -22,7 +23,6 @@ from semfocus.report.figures.drawing import (
 )
 from semfocus.report.figures.lines import Line, about_bands, draw_line, group_lines, run_lines
 from semfocus.report.figures.style import PALETTES, MechanismStyle, Theme, mechanism_style
-from semfocus.report.text import TABLE6_PERCENTILES, row_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,6 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from semfocus.report.diagnosis_text import (
+    condition_table,
+    layer_table,
+    newest_rows,
+    norm_table,
+    spread_findings,
+    spread_headline,
+    spread_table,
+)
 from semfocus.report.figures.diagnosis import (
     draw_conditions,
     draw_dispersion_along_training,
@@ -22,16 +31,7 @@ from semfocus.report.figures.diagnosis import (
 )
 from semfocus.report.page.markup import policy, style_sheet, template
 from semfocus.report.page.pictures import PictureSpec, picture
-from semfocus.report.text import (
-    condition_table,
-    layer_table,
-    newest_rows,
-    norm_table,
-    run_label,
-    spread_findings,
-    spread_headline,
-    spread_table,
-)
+from semfocus.report.text import run_label
 from semfocus.store.atomic import write_text
 
 Json = Mapping[str, Any]

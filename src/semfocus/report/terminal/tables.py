@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from semfocus.analysis.accuracy import Accuracies
 from semfocus.analysis.comparison import Comparison
 from semfocus.analysis.multiple import ALPHA
+from semfocus.report.diagnosis_text import layer_table
 from semfocus.report.race import race_table
-from semfocus.report.text import TextTable, correlation_text, epochs_text, layer_table, learning_time_text
+from semfocus.report.text import TextTable, correlation_text, epochs_text, learning_time_text
 from semfocus.training.objective import known_columns
 
 if TYPE_CHECKING:
