@@ -151,7 +151,7 @@ def test_a_long_name_is_written_and_a_longer_one_is_a_storage_error(tmp_path: Pa
 COMMANDS = [
     ("runs",), ("verdicts",), ("report",), ("clean",), ("show",), ("export", "--to", "csv"), ("unpack",), ("rebuild",),
     ("diagnose",), ("diagnose", "--text", "t.txt", "--model"), ("resume",), ("pack",), ("status",), ("lengths",),
-    ("sharpness",), ("--plugin",), ("resume", "--out"),
+    ("sharpness",), ("--plugin",), ("resume", "--out"), ("compare",),
 ]  # fmt: skip
 
 

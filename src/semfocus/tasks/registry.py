@@ -60,7 +60,7 @@ def get_task(name: str | os.PathLike[str], **options: Any) -> Task:
         from semfocus.tasks.files import FileTask
 
         return FileTask.load(Path(name), **options)
-    if name not in TASKS.names() and (Path(name).suffix.lower() in TEXT_SUFFIXES or Path(name).is_dir()):
+    if name not in TASKS.names() and (Path(name).suffix.lower() in TEXT_SUFFIXES or os.path.isdir(name)):
         raise UsageError(
             f"{name!r} is text without labels: give it to a language model as the corpus of the task text "
             f"(--option corpus={name}, or options={{'corpus': {str(name)!r}}})"
