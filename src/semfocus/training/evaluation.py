@@ -25,7 +25,6 @@ from semfocus.training.step import autocast
 # Of all members together: what fits into a CPU's cache, and what fills a GPU.
 TOKENS_AT_ONCE = {"cpu": 2**14, "cuda": 2**21}
 SCORES_AT_ONCE = 2**29  # of attention: more makes a GPU no faster, takes gigabytes, and exceeds 32-bit indices
-
 LOGITS_AT_ONCE = 2**28  # of positions: a gigabyte in 32 bits, and as much again for their probabilities
 
 Scores = dict[str, list[float]]  # by column of metrics.jsonl, one value a member
