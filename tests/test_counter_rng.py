@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.utils import run_and_get_code
 
 from semfocus import counter_rng
 
@@ -78,3 +81,17 @@ def test_rows_have_the_same_numbers_whether_all_are_looked_at_or_some() -> None:
     assert every.flatten().tolist() == list(range(30))
     assert every.dtype == torch.int32
     assert torch.equal(every[..., 2:4, :], counter_rng.row_ids((2, 3), 2, torch.device("cpu"), 2, 5))
+
+
+@pytest.mark.slow
+def test_compiled_hash_multiplies_columns_as_numbers_of_32_bits() -> None:
+    """As part of an index expression their product would not wrap: Triton refuses constants beyond int32."""
+
+    def bits(seed: Tensor, rows: Tensor) -> Tensor:
+        return counter_rng.random_bits(seed, rows, torch.arange(8, dtype=torch.int32) + 2**16)
+
+    arguments = torch.tensor([[2**40 + 5]]), torch.arange(4, dtype=torch.int32)[:, None]
+    compiled, programs = run_and_get_code(torch.compile(bits, dynamic=False), *arguments)
+    assert torch.equal(compiled, bits(*arguments))
+    literals = [int(number) for number in re.findall(r"-?\d{9,}", "\n".join(programs))]
+    assert literals and all(-(2**31) <= number < 2**31 for number in literals)

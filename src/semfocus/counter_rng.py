@@ -41,7 +41,9 @@ def random_bits(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """int32 hashes, best in their high bits, of `rows` and `columns` (int32) under `seed` (int64); all broadcast."""
     if _suits_numpy(seed, rows, columns):
         return _random_bits_by_numpy(seed, rows, columns)
-    return _last_mix(row_hash(seed, rows) + columns * GOLDEN)
+    # "& -1" changes no bit. Without it Inductor folds a product of an arange into an index expression, whose constants
+    # do not wrap: of columns from 2^16 on they exceed int32, and Triton refuses them.
+    return _last_mix(row_hash(seed, rows) + (columns & -1) * GOLDEN)
 
 
 def row_hash(seed: Tensor, rows: Tensor) -> Tensor:
