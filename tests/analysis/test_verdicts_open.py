@@ -149,3 +149,11 @@ def test_too_few_pairs_decide_no_exponent() -> None:
     records, measured = growth(0.5)
     few = [run for run in records if run.seed < 4]
     assert verdict("C18", few, measured).outcome == "not decided"
+
+
+def test_exponents_that_one_arm_alone_has_so_far_are_no_pair() -> None:
+    records, measured = growth(0.5)
+    of_full = {record.id: measured[record.id] for record in records if record.mechanism == "full"}
+    found = verdict("C18", records, of_full)
+    assert found.judged[0] == 0
+    assert "never run" in found.because or "no seed" in found.because, found.because

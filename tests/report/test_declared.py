@@ -210,6 +210,20 @@ def test_measured_curves_go_along_what_was_measured(results: Results) -> None:
     assert list(slopes.axes[0].lines[0].get_xdata()) == known
 
 
+def test_a_map_has_the_medians_of_tables_and_how_many_converged_where_half_did_not(tmp_path: Path) -> None:
+    there = {"full": (3, 4, 6, None), "topk:5": (2, None, None, None), "topk:9": (None,) * 4}
+    for config in configs(("parity",), tuple(there), 4, training__epochs=12):
+        number = next(i for i, other in enumerate(configs(("parity",), ("full",), 4)) if other.seed == config.seed)
+        epoch = there[config.attention.mechanism][number]
+        lines = [row | {"train_accuracy": float(epoch is not None and row["epoch"] >= epoch)} for row in rows(config)]
+        made(tmp_path, config, measured=lines)
+    results = Results.load(tmp_path)
+    (figure,) = drawn(Panel("epochs", ("converged_at",), "map"), results)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["5", "1 of 4", "never"]
+    (group,) = results.groups
+    assert group.comparison.arm("full").times.median == 5
+
+
 def test_a_scatter_has_a_point_for_each_line(results: Results) -> None:
     fields = ("task.name", "attention.mechanism")
     panel = Panel("masks and speed", ("speed_up",), "scatter", "mask_stability.kept", fields, ())

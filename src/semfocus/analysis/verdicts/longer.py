@@ -156,6 +156,8 @@ def _exponents(settings: Sequence[Setting], task: str, measurements: Measurement
         for arm, runs in known.items()
     }
     seeds = sorted(exponents[FULL].keys() & exponents[TOPK].keys())
+    if not seeds:  # measured in part
+        return missing(task, f"no seed of which the smoothness of both {FULL} and {TOPK} was measured")
     differences = np.array([(exponents[TOPK][s] or 0.0) - (exponents[FULL][s] or 0.0) for s in seeds])
     interval, few = mean_interval(differences), not_enough(len(seeds), 1)
     runs = setting.ids(seeds, FULL, TOPK)

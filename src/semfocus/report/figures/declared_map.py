@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,28 +33,38 @@ SPREAD = 20.0  # largest / smallest value beyond which colours are logarithmic
 def draw_map(sheet: Sheet) -> list[Path]:
     """Draw one figure for each metric: rows by `each`, columns by `lines`; an empty cell has no run with a value.
 
-    A run that never converged counts as later than all others: where the median seed never did, the cell says so.
+    A run that never converged counts as later than all others: where half of the seeds never did, the cell says how
+    many did.
     """
     columns = list(sheet.runs.split(sheet.panel.lines))
     rows = sheet.columns()
     written = []
     for stem, (metric,) in sheet.parts(list(sheet.panel.metrics), 1):
-        cells = [
-            [_median(sheet, runs.split(sheet.panel.lines).get(key), metric) for key in columns] for _, runs in rows
-        ]
-        if any(value is not None for row in cells for value in row):
+        cells = [[_cell(sheet, runs.split(sheet.panel.lines).get(key), metric) for key in columns] for _, runs in rows]
+        if any(cell is not None for row in cells for cell in row):
             names = [_way(sheet.panel.lines, key) for key in columns]
             written += _draw(sheet, stem, metric, [title for title, _ in rows], names, cells)
     return written
 
 
-def _median(sheet: Sheet, runs: Runs | None, metric: str) -> float | None:
-    """The median over seeds, inf where more than half of them never converged; None without a value."""
+class _Cell(NamedTuple):
+    """The median over seeds, inf where half of them never converged; and what stands in the cell."""
+
+    median: float
+    text: str
+
+
+def _cell(sheet: Sheet, runs: Runs | None, metric: str) -> _Cell | None:
     if runs is None:
         return None
     check_alike(sheet.panel.title, metric, runs.records)
     values = [math.inf if math.isnan(value) else value for value in runs.values(metric)]
-    return statistics.median_high(values) if values else None
+    if not values:
+        return None
+    middle, known = statistics.median(values), sum(map(math.isfinite, values))
+    if not math.isfinite(middle):
+        return _Cell(middle, f"{known} of {len(values)}" if known else "never")
+    return _Cell(middle, f"{middle:.0%}" if is_share(metric) else plain(float(f"{middle:.3g}")))
 
 
 def _way(fields: Sequence[str], key: Key) -> str:
@@ -68,11 +79,11 @@ def _way(fields: Sequence[str], key: Key) -> str:
 
 
 def _draw(
-    sheet: Sheet, stem: Path, metric: str, rows: Sequence[str], names: Sequence[str], cells: list[list[float | None]]
+    sheet: Sheet, stem: Path, metric: str, rows: Sequence[str], names: Sequence[str], cells: list[list[_Cell | None]]
 ) -> list[Path]:
     from matplotlib.figure import Figure
 
-    table = np.array([[math.nan if value is None else value for value in row] for row in cells])
+    table = np.array([[math.nan if cell is None else cell.median for cell in row] for row in cells])
     known = table[np.isfinite(table)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     if is_share(metric):
@@ -86,10 +97,10 @@ def _draw(
         shades = _shades(table, low, high, logarithmic)
         panel.imshow(_colours(shades, sheet.theme), aspect="auto", interpolation="nearest")
         for i, row in enumerate(cells):
-            for j, value in enumerate(row):
-                if value is not None:
-                    ink = PALETTES[sheet.theme].ink if not math.isfinite(value) else _ink(shades[i, j])
-                    panel.text(j, i, _text(metric, value), ha="center", va="center", fontsize=7, color=ink)
+            for j, cell in enumerate(row):
+                if cell is not None:
+                    ink = _ink(shades[i, j]) if math.isfinite(cell.median) else PALETTES[sheet.theme].ink
+                    panel.text(j, i, cell.text, ha="center", va="center", fontsize=7, color=ink)
         panel.set_xticks(range(len(names)), names, rotation=40, ha="right")
         panel.set_yticks(range(len(rows)), rows)
         panel.tick_params(length=0, labelcolor=PALETTES[sheet.theme].ink)
@@ -121,9 +132,3 @@ def _colours(shades: np.ndarray, theme: Theme) -> np.ndarray:
 def _ink(shade: float) -> str:
     """Dark text on the bright end of the scale."""
     return DARK if shade > 0.6 else LIGHT
-
-
-def _text(metric: str, value: float) -> str:
-    if not math.isfinite(value):
-        return "never"
-    return f"{value:.0%}" if is_share(metric) else plain(float(f"{value:.3g}"))
