@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from semfocus.config import RunConfig
-from semfocus.model import EAGER
+from semfocus.model.forward_fns import EAGER
 from semfocus.store import (
     Checkpoint,
     DamagedRuns,
