@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from semfocus.attention.inputs import prepare_inputs
+from semfocus.attention.arguments import prepare_inputs
 from semfocus.attention.kernels.short.arguments import empty_like_layout
 from semfocus.attention.kernels.short.dispatch import empty_saved, plan, short_refuses, short_refuses_form
 from semfocus.fused.launch import launch_for, num_splits
