@@ -64,6 +64,16 @@ def test_stop_accuracy_stops_each_member_at_its_own_epoch_and_the_others_continu
         )
 
 
+def test_a_run_that_stops_is_until_then_the_run_that_goes_on(tmp_path: Path) -> None:
+    """Verdicts count its epochs as that one's."""
+    settings: dict[str, Any] = {"epochs": 8, "lr": 0.3}
+    (goes_on,) = trained([tiny(4, "topk:3", **settings)], tmp_path)
+    (stops,) = trained([tiny(4, "topk:3", stop_accuracy=0.55, **settings)], tmp_path)
+    assert goes_on.id != stops.id
+    assert len(stops.metrics()) == 3
+    assert goes_on.metrics()[:3] == stops.metrics()
+
+
 def test_on_a_gpu_members_leave_a_batch_some_at_a_time_and_the_others_learn_as_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
