@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
+from semfocus.encodings import sinusoidal_encoding
 from semfocus.execution.processes import keep_memory
-from semfocus.model import sinusoidal_encoding
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator
 from semfocus.training.runtime import Runtime, flop_per_row, numerics

@@ -32,7 +32,7 @@ def by_kernels(q, k, v, shape: Shape, name: str):
 def call_of(shape: Shape, tensors):
     """The inputs of a call of `attend` as its backends see them."""
     from semfocus import TopK
-    from semfocus.attention.inputs import prepare_inputs
+    from semfocus.attention.arguments import prepare_inputs
     from semfocus.attention.normalisers import Softmax
 
     return prepare_inputs(*tensors[:3], TopK(shape.kept), normaliser=Softmax(), causal=shape.causal)

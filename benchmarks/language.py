@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig, TrainingConfig
 from semfocus.decoders import SIZES, Size, model_of
-from semfocus.model import EAGER, ForwardFns
+from semfocus.model.forward_fns import EAGER, ForwardFns
 from semfocus.spec import Spec, initial
 from semfocus.training.cohort import MOMENTS, Cohort
 from semfocus.training.data import Rows

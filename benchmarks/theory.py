@@ -24,9 +24,10 @@ from torch.nn import functional
 
 from semfocus.config import AttentionConfig, RunConfig, TaskConfig
 from semfocus.diagnostics import diagnose
+from semfocus.encodings import sinusoidal_encoding
 from semfocus.landscape import SurfaceSettings, measure_surface
 from semfocus.measurements import Surface, surface_name
-from semfocus.model import Encoder, sinusoidal_encoding
+from semfocus.model.encoder import Encoder
 from semfocus.spec import Spec, initial
 from semfocus.store import RunDirectory, RunStore
 from semfocus.store.measurements import read_arrays

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semfocus import recipes
-from semfocus.model import Encoder
+from semfocus.model.encoder import Encoder
 from semfocus.spec import initial
 from semfocus.training.cohort import spec_of
 

@@ -15,7 +15,9 @@ from semfocus.config.run import recorded_run_id
 from semfocus.encodings import distance_bias, random_positions, rotated, sinusoidal_encoding, slopes
 from semfocus.errors import UsageError
 from semfocus.fused.block import refuses
-from semfocus.model import Encoder, build_inputs, forward
+from semfocus.model.encoder import Encoder
+from semfocus.model.forward import forward
+from semfocus.model.inputs import build_inputs
 from semfocus.spec import initial
 from semfocus.training.loading import document
 from tests.test_model import batch, engine, rows_of, spec_of

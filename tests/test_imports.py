@@ -47,8 +47,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "archive": {"errors", "config", "store", "analysis"},
     "landscape": {
-        "errors", "lazy", "randomness", "attention", "theory", "config", "spec", "model", "tasks", "training", "store",
-        "measurements",
+        "errors", "lazy", "randomness", "attention", "theory", "config", "spec", "encodings", "model", "tasks",
+        "training", "store", "measurements",
     },
     "report": {
         "errors", "store", "analysis", "measurements", "theory", "landscape", "tasks", "training", "config", "recipes",

@@ -12,7 +12,10 @@ from torch.nn import functional
 
 from semfocus import counter_rng
 from semfocus.config import AttentionConfig, ModelConfig
-from semfocus.model import Encoder, _evaluation_seeds, build_inputs, forward, sinusoidal_encoding, valid_mask
+from semfocus.encodings import sinusoidal_encoding
+from semfocus.model.encoder import Encoder
+from semfocus.model.forward import _evaluation_seeds, forward
+from semfocus.model.inputs import build_inputs, valid_mask
 from semfocus.spec import Spec, initial
 from semfocus.tasks import get_task
 from tests.training.plain import PlainEncoder, pos_enc

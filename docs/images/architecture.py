@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 COLUMNS, WIDE, HIGH = 4, 3.0, 1.05  # boxes in a row; inches from one to the next
 COLOURS = {
     "cli": "#e8e4da", "recipes.py": "#e8e4da", "config": "#e8e4da", "experiments": "#fbe3c0", "execution": "#f9d0b8",
-    "training": "#d6e6f4", "tasks": "#e3e0f3", "model.py": "#d6e6f4", "attention": "#f6cfd6", "store": "#dcead2",
+    "training": "#d6e6f4", "tasks": "#e3e0f3", "model": "#d6e6f4", "attention": "#f6cfd6", "store": "#dcead2",
     "analysis": "#cfe8e2", "report": "#f3e3ef",
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from semfocus import Banded, BlockLocal, Full, RandomK, TopK, attend
 from semfocus.attention import dense, operator
-from semfocus.attention.inputs import prepare_inputs
+from semfocus.attention.arguments import prepare_inputs
 from semfocus.attention.kernels.short import dispatch
 from semfocus.attention.normalisers import Softmax
 from semfocus.attention.operator import BACKENDS

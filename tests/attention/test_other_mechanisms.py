@@ -143,7 +143,7 @@ def test_fast_as_a_normaliser_goes_with_any_choice_of_keys() -> None:
 
 
 def test_long_rows_take_the_sums_by_themselves() -> None:
-    from semfocus.attention.inputs import prepare_inputs
+    from semfocus.attention.arguments import prepare_inputs
     from semfocus.attention.normalisers import Softmax
     from semfocus.attention.operator import choose_backend
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from semfocus import Attention, attend
 from semfocus.attention import parse_mechanism
 from semfocus.config import AttentionConfig, ModelConfig
-from semfocus.model import Encoder
+from semfocus.model.encoder import Encoder
 from semfocus.spec import Spec, initial
 from tests.integrations import tiny
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from semfocus.diagnostics.checkpoint_stats import checkpoint_stats
-from semfocus.model import Encoder
+from semfocus.model.encoder import Encoder
 from semfocus.recipes import PAPER_SEEDS, configure
 from semfocus.tasks import get_task
 from semfocus.tasks.base import Batch

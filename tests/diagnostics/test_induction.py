@@ -15,7 +15,7 @@ from semfocus.diagnostics.measuring import MEASURES, missing
 from semfocus.diagnostics.shown_attention import attention_weights
 from semfocus.errors import UsageError
 from semfocus.measurements import Induction, Malformed
-from semfocus.model import Encoder
+from semfocus.model.encoder import Encoder
 from semfocus.spec import initial
 from semfocus.training.cohort import spec_of
 from tests.training.copy_task import Copy

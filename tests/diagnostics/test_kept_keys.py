@@ -11,7 +11,7 @@ from semfocus.diagnostics.kept_keys import count_kept, measure_kept_keys
 from semfocus.diagnostics.measuring import MEASURES, lengths_to_test, missing
 from semfocus.diagnostics.shown_attention import attention_weights
 from semfocus.measurements import KeptKeys, Malformed
-from semfocus.model import Encoder
+from semfocus.model.encoder import Encoder
 from semfocus.spec import initial
 from semfocus.tasks.base import Batch
 from semfocus.training.cohort import spec_of

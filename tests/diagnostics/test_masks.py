@@ -12,7 +12,8 @@ from semfocus.attention.inspection import observing
 from semfocus.diagnostics import masks
 from semfocus.diagnostics.masks import measure_mask_stability
 from semfocus.errors import UsageError
-from semfocus.model import build_inputs, forward
+from semfocus.model.forward import forward
+from semfocus.model.inputs import build_inputs
 from semfocus.store import RunDirectory, read_measurement
 from semfocus.tasks.base import Batch
 from tests.diagnostics.models import encoder, rows
@@ -60,7 +61,7 @@ def test_shares_agree_with_sets_compared_query_by_query() -> None:
     parameters = {name.replace("__", "."): value.unsqueeze(0) for name, value in model.named_parameters()}
     from dataclasses import replace
 
-    from semfocus.model import EAGER
+    from semfocus.model.forward_fns import EAGER
 
     def shaken(*args):
         clean = EAGER.embed(*args)

@@ -15,9 +15,10 @@ from torch.nn import functional
 from semfocus.diagnostics.aggregate import PERCENTS
 from semfocus.diagnostics.checkpoint_stats import checkpoint_stats, weight_norms
 from semfocus.diagnostics.runs import find_run, measure_run, tables
+from semfocus.encodings import sinusoidal_encoding
 from semfocus.errors import CorruptData, UsageError
 from semfocus.measurements import Dispersion, keep, read
-from semfocus.model import build_inputs, sinusoidal_encoding
+from semfocus.model.inputs import build_inputs
 from semfocus.store import DamagedMeasurement, RunDirectory, read_measurement, write_measurement
 from semfocus.store.measurements import changing
 from semfocus.tasks.base import Batch

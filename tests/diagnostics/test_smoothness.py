@@ -15,7 +15,7 @@ from semfocus.diagnostics.lengths import examples_at
 from semfocus.diagnostics.smoothness import layers_of, measure_smoothness, smoothness_at
 from semfocus.errors import UsageError
 from semfocus.measurements import Malformed, Smoothness, read
-from semfocus.model import Encoder
+from semfocus.model.encoder import Encoder
 from semfocus.spec import initial
 from semfocus.theory.smoothness import local_constant
 from semfocus.training.cohort import spec_of

@@ -27,6 +27,7 @@ RUNS = {
     "figure_8": 4 * 6 * 10,
     **{f"figure_{number}": 4 * GRID * 10 for number in range(9, 19)},
     "headline": 7 * (2 * 20 + 4 * 10),
+    "further_seeds": 7 * 2 * 10,
     "k_sweep": 8 * 8 * 10,
     "dispersion_vs_speedup": 8 * 2 * 10,
     "mask_stability": 8 * 3 * 10,
@@ -276,3 +277,14 @@ def test_distinct_keeps_the_first_of_equal_runs_whatever_their_label() -> None:
     (one,) = crossed(["parity"], ["full"], seeds=1)
     other = one.model_copy(update={"seed": 1})
     assert [c.seed for c in distinct([one, other, one.model_copy(update={"label": "again"})])] == [one.seed, 1]
+
+
+def test_further_seeds_are_none_of_the_headlines_and_stop_at_95() -> None:
+    """Their runs count beside those of `headline`: the same in all but seed and stop."""
+    further, known = kept("further_seeds", seeds=3), kept("headline")
+    assert {config.seed for config in further} == {*recipes.seeds(23)} - {config.seed for config in known}
+    assert {config.training.stop_accuracy for config in further} == {0.95}
+    going_on = {config.training.model_copy(update={"stop_accuracy": None}) for config in further}
+    assert going_on == {config.training for config in known}
+    with pytest.raises(UsageError, match="the study varies training"):
+        kept("further_seeds", overrides=["training.stop_accuracy=0.9"])

@@ -11,10 +11,10 @@ from tests.compiling import run_compiled
 
 SCRIPT = """
 import semfocus.attention.kernels.short.dispatch as short
-from semfocus import model
 from semfocus.config import AttentionConfig, ModelConfig
 from semfocus.fused import fused_parts
 from semfocus.fused.launch import LAUNCHES
+from semfocus.model.forward import forward
 from semfocus.spec import Spec
 
 short.refuses_device = lambda device: None
@@ -30,7 +30,7 @@ def step(shape, mechanism, length, tf32):
     lengths[:, 1] = 5
     seeds = torch.ones(spec.num_dropout_sites, 2, dtype=torch.int64)
     parts = fused_parts(spec, torch.device("cpu"))
-    logits = model.forward(leaves, rows, lengths, spec, seeds, parts)
+    logits = forward(leaves, rows, lengths, spec, seeds, parts)
     torch.autograd.grad(logits.sum(), list(leaves.values()))
 
 

@@ -15,11 +15,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from semfocus import model
 from semfocus.config import AttentionConfig, ModelConfig
 from semfocus.counter_rng import fold_in
 from semfocus.fused import fused_parts, refuses
-from semfocus.model import EAGER, ForwardFns, forward
+from semfocus.model.forward import forward
+from semfocus.model.forward_fns import EAGER, ForwardFns
+from semfocus.model.head import apply_head
+from semfocus.model.inputs import build_inputs
+from semfocus.model.layers import embed
 from semfocus.spec import Spec, initial
 from tests.conformance.cases import DEVICE
 
@@ -53,7 +56,7 @@ def trained(
     generator = torch.Generator().manual_seed(5)
     tokens = torch.randint(0, spec.vocab_size, (3, rows, spec.seq_len), generator=generator)
     lengths = torch.randint(1, spec.seq_len + 1, (3, rows), generator=generator)
-    tokens, seen = model.build_inputs(tokens[members].to(DEVICE), lengths[members].to(DEVICE), spec)
+    tokens, seen = build_inputs(tokens[members].to(DEVICE), lengths[members].to(DEVICE), spec)
     seeds = fold_in(
         torch.arange(3, device=DEVICE)[members] + 2**33, torch.tensor(7, device=DEVICE), spec.num_dropout_sites
     )
@@ -270,7 +273,7 @@ def test_autocast_is_not_for_these_kernels() -> None:
 
 def _float_read_out(*arguments: Any) -> Tensor:
     with torch.autocast(DEVICE.type, enabled=False):
-        return model.apply_head(*arguments)
+        return apply_head(*arguments)
 
 
 def test_a_member_learns_the_same_alone_and_the_same_bits_every_time() -> None:
@@ -285,7 +288,7 @@ def test_a_member_learns_the_same_alone_and_the_same_bits_every_time() -> None:
 def test_evaluation_gives_the_plain_models_logits_and_keeps_no_graph() -> None:
     spec = spec_of()
     matrix = torch.stack([initial(spec, seed) for seed in range(2)]).to(DEVICE)
-    tokens, _ = model.build_inputs(
+    tokens, _ = build_inputs(
         torch.arange(36, device=DEVICE).view(2, 2, 9) % 4, torch.full((2, 2), 9, device=DEVICE), spec
     )
     parameters = spec.layout.split(matrix)
@@ -319,7 +322,7 @@ def test_attention_that_the_kernels_do_not_serve_is_refused_with_the_reason(mech
 
 def test_a_large_vocabulary_is_looked_up_by_the_plain_model() -> None:
     spec = dataclasses.replace(spec_of(), vocab_size=200)
-    assert parts_of(spec).embed is model.embed
+    assert parts_of(spec).embed is embed
 
 
 def test_a_gpu_with_little_shared_memory_is_left_to_the_compiler() -> None:

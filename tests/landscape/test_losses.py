@@ -10,7 +10,8 @@ from torch.nn import functional
 from semfocus.config import TaskConfig
 from semfocus.landscape.directions import normal_vector
 from semfocus.landscape.losses import Curvature, Losses, Plan, plan, top_eigenpairs
-from semfocus.model import Encoder, forward
+from semfocus.model.encoder import Encoder
+from semfocus.model.forward import forward
 from semfocus.spec import Spec, initial
 from semfocus.training import data
 from semfocus.training.cohort import Cohort

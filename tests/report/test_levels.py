@@ -10,6 +10,7 @@ import pytest
 from semfocus.analysis.groups import Group, group_records
 from semfocus.analysis.levels import half_way, speed_at, wait_and_rise
 from semfocus.config import RunConfig
+from semfocus.experiments import rebuild
 from semfocus.report import levels_table
 from semfocus.report.figures.drawing import keeping_figures
 from semfocus.report.figures.levels import draw_levels
@@ -51,6 +52,19 @@ def test_a_level_that_few_runs_reach_has_no_ratio(group: Group) -> None:
     row = next(line for line in levels_table.markdown([group]).splitlines() if line.startswith("| 95 %"))
     assert row.endswith("| never |")
     assert "block_local:5 |" not in levels_table.markdown([group]).split("the rest: it")[1]
+
+
+def test_levels_are_not_compared_where_runs_stop_at_one() -> None:
+    """Beyond it nobody gets, and the table said `never`."""
+
+    def compared(**changes: Any) -> bool:
+        wanted = configs(("even_pairs",), PLACES, 6, training__epochs=40, **changes)
+        runs = [record(one, measured=rows_through(one, *PLACES[one.attention.mechanism])) for one in wanted]
+        return rebuild._is_compared(group_records(runs).groups[0])
+
+    assert compared()
+    assert not compared(training__stop_accuracy=0.95)
+    assert not compared(training__patience=5)
 
 
 def test_wait_and_rise_add_up_to_the_epochs_to_95_per_cent(group: Group) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from semfocus.config import RunConfig, TaskConfig
-from semfocus.model import forward
+from semfocus.model.forward import forward
 from semfocus.training.cohort import Cohort
 from semfocus.training.step import TrainStep
 from tests.training.helpers import begin, tiny

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from semfocus.config import AttentionConfig, ModelConfig
-from semfocus.model import EAGER, ForwardFns, Padding, block_parameters, weighted_loss
+from semfocus.model.block import block_parameters
+from semfocus.model.forward_fns import EAGER, ForwardFns
+from semfocus.model.head import weighted_loss
+from semfocus.model.inputs import Padding
 from semfocus.spec import Spec
 from semfocus.tasks import NO_TARGET
 from semfocus.training import Runtime

@@ -16,7 +16,7 @@ from semfocus.config import AttentionConfig, ModelConfig, TrainingConfig
 from semfocus.decoders import SIZES, language
 from semfocus.errors import UsageError
 from semfocus.execution import train
-from semfocus.model import forward
+from semfocus.model.forward import forward
 from semfocus.spec import Spec, initial
 from semfocus.tasks import NO_TARGET
 from semfocus.training.cohort import Cohort, lr_factor

@@ -20,7 +20,8 @@ from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TaskConfig,
 from semfocus.diagnostics.runs import measure_run
 from semfocus.errors import UsageError
 from semfocus.execution import train
-from semfocus.model import Encoder, forward
+from semfocus.model.encoder import Encoder
+from semfocus.model.forward import forward
 from semfocus.spec import Spec, initial
 from semfocus.training import load
 from semfocus.training.cohort import Cohort

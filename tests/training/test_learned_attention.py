@@ -14,7 +14,8 @@ from semfocus.attention.routing import DECAY, Routing
 from semfocus.attention.weights import Learned
 from semfocus.errors import UsageError
 from semfocus.execution import train
-from semfocus.model import Encoder, forward
+from semfocus.model.encoder import Encoder
+from semfocus.model.forward import forward
 from semfocus.spec import Spec, initial
 from semfocus.training.step import TrainStep
 from tests.test_model import batch, engine, rows_of, spec_of

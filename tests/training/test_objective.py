@@ -23,6 +23,7 @@ from semfocus.execution import train
 from semfocus.fused import refuses
 from semfocus.landscape.losses import Losses, Plan
 from semfocus.landscape.trained_model import open_trained_model
+from semfocus.model.encoder import Encoder
 from semfocus.store import RunDirectory
 from semfocus.tasks import NO_TARGET, Batch, get_task
 from semfocus.tasks.even_pairs import EvenPairs
@@ -58,7 +59,7 @@ def copying(mechanism: str = "full", seed: int = 1, length: int = 10, **training
     )
 
 
-def model_of(mechanism: str) -> semfocus.model.Encoder:
+def model_of(mechanism: str) -> Encoder:
     cohort = begin([copying(mechanism)])
     cohort.parameters *= 3
     return cohort.member(0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from semfocus.execution import train
-from semfocus.training import Progress
+from semfocus.training import Progress, trainer
 from tests.training.helpers import assert_same_bits, begin, run_of, runtime, states, tensors, tiny, trained
 
 
@@ -62,6 +62,38 @@ def test_stop_accuracy_stops_each_member_at_its_own_epoch_and_the_others_continu
         torch.testing.assert_close(
             tensors(outcome.run)["parameters"], tensors(alone)["parameters"], rtol=1e-4, atol=1e-6
         )
+
+
+def test_a_run_that_stops_is_until_then_the_run_that_goes_on(tmp_path: Path) -> None:
+    """Verdicts count its epochs as that one's."""
+    settings: dict[str, Any] = {"epochs": 8, "lr": 0.3}
+    (goes_on,) = trained([tiny(4, "topk:3", **settings)], tmp_path)
+    (stops,) = trained([tiny(4, "topk:3", stop_accuracy=0.55, **settings)], tmp_path)
+    assert goes_on.id != stops.id
+    assert len(stops.metrics()) == 3
+    assert goes_on.metrics()[:3] == stops.metrics()
+
+
+def test_on_a_gpu_members_leave_a_batch_some_at_a_time_and_the_others_learn_as_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the GPU's rule on a CPU: runs that had ended stayed in the batch to its end, and cost as much as before."""
+    monkeypatch.setitem(trainer.SHARE_TO_LEAVE, "cpu", 0.5)
+    sizes: list[int] = []
+    prepare = trainer.Trainer._prepare
+
+    def counted(self: trainer.Trainer) -> None:
+        sizes.append(self.cohort.members)
+        prepare(self)
+
+    monkeypatch.setattr(trainer.Trainer, "_prepare", counted)
+    configs = [tiny(seed, "topk:3", stop_accuracy=0.55, epochs=8, lr=0.3) for seed in (1, 4, 2)]  # end at 1, 3, 8
+    together = trained(configs, tmp_path / "together")
+    assert sizes == [3, 1], "one of three that has ended stays, two of three leave"
+    for config, run in zip(configs, together, strict=True):
+        (alone,) = trained([config], tmp_path / "alone")
+        assert [row["epoch"] for row in run.metrics()] == [row["epoch"] for row in alone.metrics()]
+        torch.testing.assert_close(tensors(run)["parameters"], tensors(alone)["parameters"], rtol=1e-4, atol=1e-6)
 
 
 def test_patience_stops_a_member_after_that_many_epochs_without_a_gain(tmp_path: Path) -> None:

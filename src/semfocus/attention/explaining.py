@@ -11,8 +11,9 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from semfocus.attention.arguments import check_types, prepare_inputs
 from semfocus.attention.backends import BACKENDS, FEW_SCORES, SHORT, SPARSE, weigh_backends
-from semfocus.attention.inputs import AttentionInputs, check_types, prepare_inputs
+from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.kernels.backend import explain_kernels
 from semfocus.attention.mechanisms import Full, Mechanism
 from semfocus.attention.operator import AttendOptions, as_mechanism, as_normaliser

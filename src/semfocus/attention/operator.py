@@ -13,12 +13,12 @@ from typing import Any, Literal, TypedDict, overload
 import torch
 from torch import Tensor
 
+from semfocus.attention.arguments import check_types, prepare_inputs
 from semfocus.attention.backends import BACKENDS as BACKENDS
 from semfocus.attention.backends import Backend as Backend
 from semfocus.attention.backends import choose_backend as choose_backend
 from semfocus.attention.backends import log_once as log_once
 from semfocus.attention.backends import named_backend
-from semfocus.attention.inputs import check_types, prepare_inputs
 from semfocus.attention.inspection import AttentionInfo, observers, report
 from semfocus.attention.mechanisms import Full, Mechanism, parse_mechanism
 from semfocus.attention.normalisers import Normaliser, Softmax, parse_normaliser

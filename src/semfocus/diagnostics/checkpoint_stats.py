@@ -25,7 +25,7 @@ from semfocus.config import RunConfig
 from semfocus.diagnostics.aggregate import PERCENTS, Aggregate, Summary
 from semfocus.diagnostics.diagnosing import observe
 from semfocus.errors import UsageError, check_int, unknown
-from semfocus.model import Encoder
+from semfocus.model.encoder import Encoder
 from semfocus.store import RunDirectory
 from semfocus.tasks.base import Batch
 from semfocus.theory import mlp_constant, spectral_norm, stability

@@ -24,7 +24,7 @@ from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import observing
 from semfocus.errors import UsageError, check_int
 from semfocus.measurements import Induction, keep, read
-from semfocus.model import Encoder
+from semfocus.model.encoder import Encoder
 from semfocus.randomness import stream
 from semfocus.store import RunDirectory, RunStore
 from semfocus.training.data import load as load_examples

@@ -21,7 +21,7 @@ from semfocus.diagnostics.checkpoint_stats import batches_of
 from semfocus.diagnostics.lengths import newest_step
 from semfocus.errors import check_int
 from semfocus.measurements import KeptKeys, keep, read
-from semfocus.model import Encoder
+from semfocus.model.encoder import Encoder
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks.base import Batch
 from semfocus.training import data

@@ -18,7 +18,7 @@ from torch import Tensor
 from semfocus.config import RunConfig
 from semfocus.errors import UsageError, check_int
 from semfocus.measurements import LengthCurve, keep, read
-from semfocus.model import Encoder
+from semfocus.model.encoder import Encoder
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks import Task, get_task
 from semfocus.tasks.registry import option_defaults

@@ -30,7 +30,10 @@ from semfocus.diagnostics.sketch import Sketch
 from semfocus.errors import UsageError
 from semfocus.measurements import MaskStability, keep
 from semfocus.measurements.kinds import LAST
-from semfocus.model import EAGER, Encoder, build_inputs, forward
+from semfocus.model.encoder import Encoder
+from semfocus.model.forward import forward
+from semfocus.model.forward_fns import EAGER
+from semfocus.model.inputs import build_inputs
 from semfocus.randomness import stream
 from semfocus.store import RunDirectory
 from semfocus.tasks.base import Batch

@@ -18,7 +18,7 @@ from semfocus.diagnostics.lengths import newest_step
 from semfocus.errors import UsageError, check_float, check_int, printable
 from semfocus.measurements import Sample, keep, read
 from semfocus.measurements.samples import LONGEST_TEXT
-from semfocus.model import Encoder
+from semfocus.model.encoder import Encoder
 from semfocus.randomness import Stream, stream
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks import Task

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semfocus.attention.inputs import AttentionInputs, prepare_inputs, slice_queries
+from semfocus.attention.arguments import prepare_inputs
+from semfocus.attention.inputs import AttentionInputs, slice_queries
 from semfocus.attention.mechanisms import Full
 from semfocus.attention.normalisers import Softmax
 from semfocus.attention.positions import Positions

@@ -20,7 +20,7 @@ from semfocus.attention.inputs import AttentionInputs
 from semfocus.attention.inspection import observing
 from semfocus.attention.reference import reference
 from semfocus.errors import UsageError, check_int
-from semfocus.model import Encoder
+from semfocus.model.encoder import Encoder
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks import Task
 from semfocus.training import data

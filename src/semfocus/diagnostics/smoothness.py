@@ -25,7 +25,10 @@ from semfocus.attention.inspection import observing
 from semfocus.diagnostics.lengths import examples_at, newest_step
 from semfocus.errors import UsageError, check_int
 from semfocus.measurements import Smoothness, keep, read
-from semfocus.model import EAGER, Encoder, ForwardFns, build_inputs, forward
+from semfocus.model.encoder import Encoder
+from semfocus.model.forward import forward
+from semfocus.model.forward_fns import EAGER, ForwardFns
+from semfocus.model.inputs import build_inputs
 from semfocus.spec import Spec
 from semfocus.store import RunDirectory, RunStore
 from semfocus.theory import measure_head, spectral_norm

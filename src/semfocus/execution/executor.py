@@ -29,9 +29,9 @@ from semfocus.execution.cohorts import damaged_jobs, form_cohorts, open_runs, pl
 from semfocus.registry import Registry
 from semfocus.store import DamagedRuns, RunDirectory, RunStore
 from semfocus.training.evaluation import check_metrics
+from semfocus.training.progress import Callback
 from semfocus.training.runtime import Runtime
 from semfocus.training.session import CORRUPT, ENDED, Job
-from semfocus.training.trainer import Callback
 
 AUTO = "auto"
 _BUILT_IN = {

@@ -34,10 +34,10 @@ from semfocus.execution.executor import Executor, RunOutcome, outcomes_of, regis
 from semfocus.plugins import load_plugins, plugin_modules
 from semfocus.store import RunStore
 from semfocus.tasks.table import DataWarning
+from semfocus.training.progress import Callback, Progress
 from semfocus.training.runtime import Runtime
 from semfocus.training.session import ENDED, Job, note_failure, train_cohort
 from semfocus.training.signals import WORKER, Interrupted, Interruption, hear, held, listening
-from semfocus.training.trainer import Callback, Progress
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt
 POLL_SECONDS = 0.2  # seconds between two looks at whether a signal has come

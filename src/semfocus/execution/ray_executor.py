@@ -26,9 +26,9 @@ from semfocus.execution.cohorts import form_cohorts
 from semfocus.execution.executor import Executor, Machines, RunOutcome, outcomes_of, register_executor
 from semfocus.store import RunStore, atomic
 from semfocus.store.runs import CLUSTER
+from semfocus.training.progress import Callback
 from semfocus.training.runtime import Runtime
 from semfocus.training.session import Job
-from semfocus.training.trainer import Callback
 
 PROBE_SECONDS = 30.0
 WORDS_A_SECOND = 200  # that a driver hears beside its work

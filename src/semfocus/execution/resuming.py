@@ -20,9 +20,9 @@ from semfocus.execution.executor import AUTO, RunOutcome, train_jobs
 from semfocus.store import DamagedRuns, RunDirectory, RunStore, is_run_id
 from semfocus.tasks import Task
 from semfocus.training.loading import config_of
+from semfocus.training.progress import Callback
 from semfocus.training.runtime import Runtime
 from semfocus.training.session import CORRUPT, ENDED
-from semfocus.training.trainer import Callback
 
 UNFINISHED = ("interrupted", "failed", "empty")  # as a store calls them
 SHOWN = 16  # characters of a value in a message

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from semfocus.execution.executor import Executor, RunOutcome, outcomes_of, register_executor
 from semfocus.store import RunStore
+from semfocus.training.progress import Callback
 from semfocus.training.session import Job, train_cohort
 from semfocus.training.signals import Interrupted, listening
-from semfocus.training.trainer import Callback
 
 
 @register_executor

@@ -24,9 +24,9 @@ from semfocus.execution.cluster.slurm_jobs import SlurmOptions, SlurmTransport
 from semfocus.execution.cohorts import form_cohorts
 from semfocus.execution.executor import Executor, Machines, RunOutcome, outcomes_of, register_executor
 from semfocus.store import RunStore
+from semfocus.training.progress import Callback
 from semfocus.training.runtime import Runtime
 from semfocus.training.session import Job
-from semfocus.training.trainer import Callback
 
 
 @register_executor

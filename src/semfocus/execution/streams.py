@@ -23,10 +23,10 @@ from semfocus.errors import UsageError
 from semfocus.execution.executor import Executor, RunOutcome, outcomes_of, register_executor
 from semfocus.store import RunStore
 from semfocus.training.cohort import spec_of
+from semfocus.training.progress import Callback
 from semfocus.training.runtime import Runtime, numerics
 from semfocus.training.session import Job, training_turns
 from semfocus.training.signals import Interrupted, Interruption, listening
-from semfocus.training.trainer import Callback
 
 POLL_SECONDS = 0.0005  # between two looks at whether a cohort's work is done
 

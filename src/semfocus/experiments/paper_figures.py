@@ -10,7 +10,8 @@ from semfocus.errors import check_int
 from semfocus.experiments.experiment import Change, Panel, distinct
 from semfocus.experiments.registry import study
 from semfocus.experiments.study import AS_IS, Choices, Tasks, crossed
-from semfocus.recipes import COMPACT, GRID
+from semfocus.recipes import COMPACT, GRID, seeds
+from semfocus.training.objective import CLASSIFICATION
 
 THREE = ("listops", "even_pairs", "missing_duplicate")
 FIRST = ("listops", "parity", "even_pairs", "missing_duplicate")
@@ -182,3 +183,20 @@ def headline(tasks: Tasks = ROWS_OF_40, **choices: Unpack[Choices]) -> list[RunC
     return distinct(
         config for task in tasks for config in (*crossed([task], FOCUS, **twice), *crossed([task], COMPACT, **choices))
     )
+
+
+HEADLINE_SEEDS = 20
+TO_95: tuple[Change, ...] = ({"training.stop_accuracy": CLASSIFICATION.learned.threshold},)
+
+
+@study(
+    title="Further seeds of full and top-5, to 95 %",
+    asks="How much sooner does top-5 attention reach 95 % training accuracy, judged by more seeds?",
+    panels=(_accuracy,),
+)
+def further_seeds(tasks: Tasks = ROWS_OF_40, **choices: Unpack[Choices]) -> list[RunConfig]:
+    """The seeds after the twenty of `headline`, for what is read of a run up to 95 %: there it stops."""
+    count = HEADLINE_SEEDS + check_int("seeds", choices.get("seeds", 10), at_least=1)
+    more: Choices = {**choices, "seeds": count}
+    there = {*seeds(HEADLINE_SEEDS)}
+    return [config for config in crossed(tasks, FOCUS, TO_95, **more) if config.seed not in there]

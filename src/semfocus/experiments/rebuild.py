@@ -18,6 +18,7 @@ from semfocus.analysis.gaps import fewer_seeds, gaps
 from semfocus.analysis.groups import Group
 from semfocus.analysis.multiple import pairs_needed
 from semfocus.analysis.results import Results
+from semfocus.analysis.verdicts.settings import STOPS_EARLY
 from semfocus.archive.tables import read_published
 from semfocus.experiments.experiment import Experiment, config_key
 from semfocus.experiments.registry import studies
@@ -80,11 +81,22 @@ def rebuild(folder: Path, build: Path, *, scale: Scale = "paper", overrides: Seq
 
 
 def _is_compared(group: Group, precision: str | None = None) -> bool:
-    """Whether a mechanism is compared with full attention, by training accuracy, on seeds enough for a test."""
+    """Whether a mechanism is compared with full attention, by training accuracy, on seeds enough for a test.
+
+    Runs that stop early never get to later levels, or would have later.
+    """
     counts = [len(group.runs(mechanism)) for mechanism in group.mechanisms]
     by_accuracy = group.records[0].objective.learned.column == CLASSIFICATION.learned.column
     mine = precision is None or group.settings["precision"] == precision
-    return mine and by_accuracy and BASE in group.mechanisms and len(counts) > 1 and min(counts) >= pairs_needed(1)
+    goes_on = all(group.settings.get(name) is None for name in STOPS_EARLY)
+    return (
+        mine
+        and by_accuracy
+        and goes_on
+        and BASE in group.mechanisms
+        and len(counts) > 1
+        and min(counts) >= pairs_needed(1)
+    )
 
 
 def _whole(jobs: Sequence[Job], there: Collection[str]) -> set[str]:

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from semfocus import model
-from semfocus.attention.inputs import prepare_inputs
+from semfocus.attention.arguments import prepare_inputs
 from semfocus.attention.kernels.short.arguments import empty_like_layout
 from semfocus.attention.kernels.short.dispatch import empty_saved, plan, short_refuses, short_refuses_form
 from semfocus.fused.launch import launch_for, num_splits
-from semfocus.model import NORM_EPSILON, ForwardFns, Padding
+from semfocus.model import layers
+from semfocus.model.block import attention_settings
+from semfocus.model.forward_fns import ForwardFns
+from semfocus.model.inputs import Padding
+from semfocus.model.layers import NORM_EPSILON
 from semfocus.spec import Spec
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ def fused_parts(spec: Spec, device: torch.device) -> ForwardFns | None:
     from semfocus.fused.step import fold_in, sgd_update
 
     shared = spec.model.position_kind in ("sine", "none")  # the same positions for all members and examples
-    own_embed = embed if shared and spec.num_ids <= MAX_PRODUCT_IDS else model.embed
+    own_embed = embed if shared and spec.num_ids <= MAX_PRODUCT_IDS else layers.embed
     return ForwardFns(own_embed, block, fold_in=fold_in, sgd_update=sgd_update)
 
 
@@ -114,14 +117,14 @@ def _shared_memory(device: torch.device) -> int:
 
 
 def embed(table: Tensor, tokens: Tensor, pos_enc: Tensor, spec: Spec, seed: Tensor | None) -> Tensor:
-    """`model.embed`."""
+    """`embed` of the model."""
     return _Embed.apply(table, tokens.contiguous(), pos_enc, seed, spec.model.dropout if seed is not None else 0.0)
 
 
 def block(
     x: Tensor, weights: list[Tensor], padding: Padding, seeds: Tensor | None, spec: Spec, epsilon: float, train: bool
 ) -> Tensor:
-    """`model.block`, except for the attention of padding, whose output is not read."""
+    """`block` of the model, except for the attention of padding, whose output is not read."""
     with torch.autocast(x.device.type, enabled=False):  # autocast would cast the scaled fp16 operands
         return _Block.apply(x.contiguous(), padding, seeds, spec, epsilon, train, torch.is_grad_enabled(), *weights)
 
@@ -240,12 +243,10 @@ def _attention(
     q: Tensor, k: Tensor, v: Tensor, padding: Padding, seeds: Tensor | None, spec: Spec, train: bool, tf32: bool,
     bounds: Tensor,
 ) -> Call:  # fmt: skip
-    """The call of the short kernels that `model.block` would make, with bounds of its inputs."""
+    """The call of the short kernels that `block` of the model would make, with bounds of its inputs."""
     from semfocus.attention.kernels.short.launch import Call
 
-    inputs = prepare_inputs(
-        q, k, v, spec.mechanism, **padding._asdict(), **model.attention_settings(seeds, spec, train)
-    )
+    inputs = prepare_inputs(q, k, v, spec.mechanism, **padding._asdict(), **attention_settings(seeds, spec, train))
     return Call(
         inputs.q, inputs.k, inputs.v, inputs.mask, inputs.lengths, inputs.dropout_seed, inputs.mechanism,
         inputs.causal, inputs.scale, inputs.dropout_p, tf32, bounds, ragged=inputs.lengths is not None,

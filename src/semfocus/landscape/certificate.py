@@ -21,17 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from semfocus.encodings import positional_encoding
 from semfocus.errors import UsageError
-from semfocus.model import (
-    ACTIVATIONS,
-    EAGER,
-    NORM_EPSILON,
-    ForwardFns,
-    embed,
-    forward,
-    positional_encoding,
-    valid_mask,
-)
+from semfocus.model.forward import forward
+from semfocus.model.forward_fns import EAGER, ForwardFns
+from semfocus.model.inputs import valid_mask
+from semfocus.model.layers import ACTIVATIONS, NORM_EPSILON, embed
 from semfocus.spec import Spec
 from semfocus.theory import (
     BlockNorms,
@@ -144,7 +139,7 @@ def trace(spec: Spec, vector: Tensor, rows: Rows, masks_may_change: bool = False
 def _traced_block(
     x: Tensor, weights: list[Tensor], mask: Tensor | None, spec: Spec, epsilon: float, masks_may_change: bool
 ) -> tuple[BlockNorms, Tensor, Tensor]:
-    """A second `model.block`, without dropout, that measures its intermediate values; a test compares the two."""
+    """The model's `block` again, without dropout, measuring its intermediate values; a test compares the two."""
     qkv_weight, qkv_bias, o_weight, o_bias, mlp_in_weight, mlp_in_bias, mlp_out_weight, mlp_out_bias = (
         weight[0] for weight in weights
     )

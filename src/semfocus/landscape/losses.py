@@ -27,7 +27,8 @@ from torch import Tensor
 from torch.func import grad
 
 from semfocus.errors import check_int
-from semfocus.model import EAGER, ForwardFns, forward
+from semfocus.model.forward import forward
+from semfocus.model.forward_fns import EAGER, ForwardFns
 from semfocus.spec import Spec
 from semfocus.training.data import Rows
 from semfocus.training.evaluation import capture_graph

@@ -30,7 +30,7 @@ from semfocus.measurements import Surface, SurfaceMeta, grid_axis, keep_surface,
 from semfocus.measurements.kinds import DIRECTIONS, PERCENTILES
 from semfocus.measurements.store import read_part, write_part
 from semfocus.measurements.surface import SQUARES, slopes
-from semfocus.model import EAGER
+from semfocus.model.forward_fns import EAGER
 from semfocus.store import RunDirectory
 from semfocus.training.runtime import Runtime, facts, numerics
 from semfocus.training.signals import Interrupted, listening

@@ -8,9 +8,9 @@ from semfocus.lazy import attach
 
 if TYPE_CHECKING:
     from semfocus.training.loading import checkpoint_epochs, load
+    from semfocus.training.progress import Progress
     from semfocus.training.runtime import Runtime, parse_epochs, parse_shares
     from semfocus.training.signals import Interrupted
-    from semfocus.training.trainer import Progress
 
 __all__ = ["Interrupted", "Progress", "Runtime", "checkpoint_epochs", "load", "parse_epochs", "parse_shares"]
 
@@ -18,7 +18,7 @@ __getattr__, __dir__ = attach(
     __name__,
     {
         "Interrupted": "semfocus.training.signals",
-        "Progress": "semfocus.training.trainer",
+        "Progress": "semfocus.training.progress",
         "Runtime": "semfocus.training.runtime",
         "checkpoint_epochs": "semfocus.training.loading",
         "load": "semfocus.training.loading",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from semfocus.config import RunConfig, TrainingConfig
-from semfocus.model import Encoder
+from semfocus.model.encoder import Encoder
 from semfocus.randomness import Stream, stream
 from semfocus.spec import Spec, initial
 from semfocus.tasks import Task

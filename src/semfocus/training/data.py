@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from semfocus.config import RunConfig
-from semfocus.model import build_inputs
+from semfocus.model.inputs import build_inputs
 from semfocus.spec import Spec
 from semfocus.tasks import Batch, Task
 from semfocus.training.objective import CLASSIFICATION, Objective

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from semfocus.config import RunConfig
-from semfocus.model import EAGER, ForwardFns, forward, widened
+from semfocus.model.forward import forward
+from semfocus.model.forward_fns import EAGER, ForwardFns
+from semfocus.model.head import widened
 from semfocus.spec import initial
 from semfocus.tasks import Task
 from semfocus.training import data

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from semfocus.config import AttentionConfig, ModelConfig, RunConfig, TrainingConfig
 from semfocus.config.run import check_recorded_id
 from semfocus.errors import CorruptData, UsageError, check_int
-from semfocus.model import Encoder
+from semfocus.model.encoder import Encoder
 from semfocus.spec import Spec
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks import Task

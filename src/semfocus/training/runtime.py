@@ -18,7 +18,7 @@ import torch
 from semfocus.config import TrainingConfig
 from semfocus.errors import UsageError, check_float, check_int
 from semfocus.fused import fused_parts, refuses
-from semfocus.model import EAGER, ForwardFns
+from semfocus.model.forward_fns import EAGER, ForwardFns
 from semfocus.spec import Spec
 
 log = logging.getLogger(__name__)

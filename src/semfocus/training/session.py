@@ -20,9 +20,11 @@ from semfocus.config import RunConfig
 from semfocus.errors import CorruptData, Locked, StorageError
 from semfocus.store import DamagedRuns, RunDirectory, RunStore, RunWriter
 from semfocus.tasks import Task
+from semfocus.training.member import Member
+from semfocus.training.progress import Callback
 from semfocus.training.runtime import Runtime
 from semfocus.training.signals import Interruption
-from semfocus.training.trainer import Callback, Member, Trainer
+from semfocus.training.trainer import Trainer
 
 ENDED = ("done", "diverged")
 CORRUPT = "corrupt"  # a run whose directory is damaged

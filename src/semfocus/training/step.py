@@ -13,7 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from semfocus.model import EAGER, ForwardFns, forward
+from semfocus.model.forward import forward
+from semfocus.model.forward_fns import EAGER, ForwardFns
 from semfocus.training.cohort import Cohort
 
 BETA1, ADAM_EPSILON = 0.9, 1e-8

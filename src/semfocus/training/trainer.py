@@ -2,73 +2,34 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from semfocus.config import RunConfig
-from semfocus.model import EAGER
+from semfocus.model.forward_fns import EAGER
 from semfocus.store import (
     Checkpoint,
     DamagedRuns,
     RunDirectory,
-    RunWriter,
     Save,
     load_common,
     save_checkpoints,
     write_statuses,
 )
-from semfocus.tasks import Task
 from semfocus.training.cohort import Cohort
 from semfocus.training.evaluation import Evaluator, Scores
+from semfocus.training.member import Member, best_value
 from semfocus.training.objective import LOSS, Learned
+from semfocus.training.progress import Callback, MemberProgress, Progress
 from semfocus.training.runtime import Runtime, facts, numerics
 from semfocus.training.signals import Interruption
 from semfocus.training.step import TrainStep
 
 # That a GPU is given at a time: were it a whole epoch, the queue of one cohort would hold up the others'.
 STEPS_A_TURN = 25
+# Of a batch, that has to have ended for the rest to go on alone: on a GPU that takes another captured graph.
+SHARE_TO_LEAVE = {"cpu": 0.0, "cuda": 0.25}
 
-
-@dataclass
-class Member:
-    """One run of a cohort while it trains."""
-
-    config: RunConfig
-    task: Task
-    writer: RunWriter
-    slot: int  # its index in the cohort
-    best_value: float | None = None  # of the metric that patience looks at
-    best_step: int = 0
-    last: dict[str, Any] = field(default_factory=dict)  # the newest row of metrics.jsonl
-
-
-@dataclass(frozen=True)
-class MemberProgress:
-    """One run as a callback sees it, from this process or another."""
-
-    run: RunDirectory
-    config: RunConfig
-    last: dict[str, Any]  # the newest row of metrics.jsonl, if there is one
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a callback receives after each evaluation, and at least every few seconds in between."""
-
-    members: list[MemberProgress]
-    going_on: int  # how many of them have not ended
-    step: int
-    total_steps: int
-    steps_per_epoch: int
-    seconds: float  # since this process began with the runs
-    session_steps: int  # made in that time
-    worker: str = ""  # the machine that trains, where that is another one
-
-
-Callback = Callable[[Progress], None]
 Ending = tuple[Member, str, dict[str, Any]]  # a member, its last state, and more fields of its status
 
 
@@ -147,7 +108,7 @@ class Trainer:
         self.cohort.step = checkpoint.step
         try:
             died_at, seconds = int(checkpoint.meta["died_at"]), float(checkpoint.meta["seconds"])
-            member.best_value = _best_value(checkpoint.meta)
+            member.best_value = best_value(checkpoint.meta)
             member.best_step = int(checkpoint.meta["best_step"])
         except (KeyError, TypeError, ValueError) as error:
             reason = f"its checkpoint does not say how it stood: {error!r}"
@@ -244,7 +205,7 @@ class Trainer:
             if died[member.slot] >= 0:
                 ended.append((member, "diverged", {"step": died[member.slot], "reason": "loss or gradient not finite"}))
             elif member.last.get("step") == step:
-                state, reason = self._ending(member, step)
+                state, reason = member.ending(step, self.total, self.per_epoch, self.learned, self.watched)
                 if reason:
                     ended.append((member, state, {"step": step, "reason": reason}))
         return ended
@@ -260,35 +221,30 @@ class Trainer:
         if metric.is_better(value, metric.worst if member.best_value is None else member.best_value):
             member.best_value, member.best_step = value, step
 
-    def _ending(self, member: Member, step: int) -> tuple[str, str | None]:
-        """The state of a member after its evaluation, and the reason why it ends; no reason: it continues."""
-        training = member.config.training
-        goal = self.learned.at(training.stop_accuracy)
-        if training.stop_accuracy is not None and goal.reached(member.last[goal.column]):
-            return "done", f"{goal.label} reached {goal.threshold}"
-        if training.patience is not None and step - member.best_step >= training.patience * self.per_epoch:
-            return "done", f"no gain in {self.watched.label} for {training.patience} epochs"
-        if step < self.total:
-            return "running", None
-        finite = math.isfinite(member.last[LOSS.column("train")])  # no step follows the last update to show it
-        return ("done", "all epochs made") if finite else ("diverged", "the loss is not finite after the last step")
-
     def _finish(self, ended: list[Ending]) -> None:
         """Write the last statuses of the members that ended, and continue with the others.
 
-        On a CPU the others become a smaller cohort. On a GPU that would need another compilation: members that have
-        ended stay in the batch there, and their results are ignored.
+        The others become a smaller cohort, where it is cheap. Until then members that have ended stay in the batch, and
+        their results are ignored.
         """
         if not ended:
             return
         write_statuses([(member.writer, state, self._status() | more) for member, state, more in ended])
         done = [member for member, _, _ in ended]
         self.members = [member for member in self.members if member not in done]
-        if self.members and self.device.type == "cpu":
+        if self.members and self._shrinks():
             self.cohort = self.cohort.only([member.slot for member in self.members])
             for slot, member in enumerate(self.members):
                 member.slot = slot
             self._prepare()
+
+    def _shrinks(self) -> bool:
+        """Whether members that have ended leave the batch now; never where the rest would have to be compiled anew."""
+        training = self.cohort.configs[0].training
+        if self.device.type == "cuda" and self.runtime.compiles(self.cohort.spec, training):
+            return False
+        ended = 1 - len(self.members) / self.cohort.members
+        return ended >= SHARE_TO_LEAVE.get(self.device.type, 1.0)
 
     def _stop_here(self) -> None:
         if not self.members:
@@ -325,9 +281,3 @@ class Trainer:
             seconds=time.monotonic() - self.began,
             session_steps=self.cohort.step - self.first_step,
         )
-
-
-def _best_value(meta: Mapping[str, Any]) -> float | None:
-    """The best value that a checkpoint records; None before the first evaluation."""
-    value = meta["best_value"] if "best_value" in meta else meta["best_accuracy"]  # the name in semfocus 0.1
-    return None if value is None else float(value)

@@ -7,7 +7,7 @@ import torch
 
 from semfocus import TopK
 from semfocus.attention import operator
-from semfocus.attention.inputs import prepare_inputs
+from semfocus.attention.arguments import prepare_inputs
 from semfocus.attention.kernels.backend import choose_kernels, long_refuses
 from semfocus.attention.normalisers import Softmax
 from tests.conftest import DEVICE

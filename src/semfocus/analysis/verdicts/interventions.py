@@ -84,7 +84,7 @@ def _separation_and_kept(settings: Sequence[Setting], measurements: Measurements
 def _noisy(settings: Sequence[Setting], task: str) -> Part:
     """Is top-5 less than 0.8 times as fast where its keys are chosen from scores with noise of their own unit?"""
     name = f"{task}: {SLOWER}"
-    setting = choose(settings, task, mechanisms=(TOPK, NOISY))
+    setting = choose(settings, task, mechanisms=(TOPK, NOISY), level=THRESHOLD)
     if setting is None:
         return missing(name, f"no pair of {TOPK} and {NOISY}", SLOWER)
     gain = speed_up(setting.times(TOPK, THRESHOLD), setting.times(NOISY, THRESHOLD))

@@ -26,7 +26,7 @@ def c2(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
 
 
 def _listops_ratio(settings: Sequence[Setting]) -> Part:
-    setting = choose(settings, LISTOPS)
+    setting = choose(settings, LISTOPS, level=THRESHOLD)
     if setting is None:
         return missing(ABOUT, f"no pair of {FULL} and {TOPK} on {LISTOPS}", ABOUT)
     gain = _in_papers_unit(setting)
@@ -46,7 +46,8 @@ def _listops_ratio(settings: Sequence[Setting]) -> Part:
 def _largest_ratio(settings: Sequence[Setting]) -> Part:
     """On some task other than ListOps the speed-up is at least 0.8 times the largest published one."""
     bound = SPEEDUP_MARGIN.low * LARGEST_RATIO
-    chosen = {task: setting for task in ELSEWHERE if (setting := choose(settings, task)) is not None}
+    nearest = {task: choose(settings, task, level=THRESHOLD) for task in ELSEWHERE}
+    chosen = {task: setting for task, setting in nearest.items() if setting is not None}
     gains = {task: _in_papers_unit(setting) for task, setting in chosen.items()}
     known = {task: gain for task, gain in gains.items() if gain.estimate is not None}
     if not known:

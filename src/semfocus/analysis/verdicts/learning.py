@@ -8,7 +8,7 @@ from semfocus.analysis.accuracy import sign_p
 from semfocus.analysis.intervals import log_interval
 from semfocus.analysis.multiple import ALPHA, holm, not_enough
 from semfocus.analysis.paired import paired_logrank
-from semfocus.analysis.records import Measurements
+from semfocus.analysis.records import THRESHOLD, Measurements
 from semfocus.analysis.verdicts.evidence import Claim, Decision, Part, merged, missing
 from semfocus.analysis.verdicts.pairs import (
     FITTED,
@@ -49,7 +49,7 @@ def c3(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
 
 def _no_consistent_gain(settings: Sequence[Setting], mask: str) -> Part:
     """Shown if the mask is slower on some task (Holm over the eight); refuted if it is faster on each of them."""
-    chosen = {task: choose(settings, task, mechanisms=(FULL, mask)) for task in TASKS}
+    chosen = {task: choose(settings, task, mechanisms=(FULL, mask), level=THRESHOLD) for task in TASKS}
     parts = {task: faster(task, setting, other=mask) for task, setting in chosen.items() if setting is not None}
     if not parts:
         return missing(mask, f"no pair of {FULL} and one of these masks", NO_GAIN)
@@ -78,7 +78,7 @@ def _no_consistent_gain(settings: Sequence[Setting], mask: str) -> Part:
 def _never_fitted(settings: Sequence[Setting]) -> Part:
     """Some mask never reaches 100 % training accuracy on Even Pairs, and full attention does."""
     name = f"{NEVER} on {MASK_EXAMPLE}"
-    chosen = {mask: choose(settings, MASK_EXAMPLE, mechanisms=(FULL, mask)) for mask in EVERY_MASK}
+    chosen = {mask: choose(settings, MASK_EXAMPLE, mechanisms=(FULL, mask), level=FITTED) for mask in EVERY_MASK}
     never: dict[str, float | None] = dict.fromkeys(EVERY_MASK)
     mostly: dict[str, float] = {}  # p of the sign test of masks that get there in most of their runs
     texts, runs = {}, set[str]()
@@ -108,7 +108,7 @@ def c11(settings: Sequence[Setting], measurements: Measurements) -> list[Part]:
     """Two parts per task: at k = L the speed-up is 1 within the margin, and k = 5 is faster than k = L."""
     parts = []
     for task in TASKS:
-        setting = choose(settings, task, mechanisms=lambda setting: (FULL, TOPK, _widest(setting)))
+        setting = choose(settings, task, mechanisms=_with_widest, level=THRESHOLD)
         if setting is None:
             why = f"no runs of {FULL}, {TOPK} and topk:L"
             parts += [missing(f"{task}: {aspect}", why, aspect) for aspect in (EQUAL, GONE)]
@@ -131,6 +131,10 @@ def _equal_at_last(task: str, setting: Setting) -> Part:
         setting.ids(setting.seeds(FULL, widest), FULL, widest), why, setting.note(),
         aspect=EQUAL, seeds=seeds, precision=setting.precision,
     )  # fmt: skip
+
+
+def _with_widest(setting: Setting) -> tuple[str, str, str]:
+    return FULL, TOPK, _widest(setting)
 
 
 def _widest(setting: Setting) -> str:

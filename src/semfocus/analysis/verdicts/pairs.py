@@ -47,7 +47,7 @@ def faster_on(
     settings: Sequence[Setting], task: str, changes: Mapping[str, Any] = {}, name: str = "", aspect: str = ""
 ) -> Part:
     """`faster` for top-k on a task, in the setting with these changes that is nearest to the paper's."""
-    setting = choose(settings, task, changes)
+    setting = choose(settings, task, changes, level=THRESHOLD)
     if setting is None:
         return missing(name or task, f"no pair of {FULL} and {TOPK}", aspect)
     return faster(name or task, setting, changes, aspect=aspect)

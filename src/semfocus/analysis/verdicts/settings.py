@@ -2,6 +2,7 @@
 
     settings = settings_from(records)
     choose(settings, "listops", {"model.blocks": 15})      the setting nearest to the paper's that has 15 blocks
+    choose(settings, "parity", level=0.95)                 also with runs that stop at 95 % training accuracy
 
 Runs are selected by their configuration, never by the name of a study. The distance of a setting from the paper's is
 the number of fields that differ from the recipe `paper`; quirks of the paper's code count less than any other field,
@@ -11,8 +12,9 @@ and those that the recipe `authors` turns on less than those that `clean` turns 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -38,7 +40,8 @@ QUIRKS = frozenset(
     }.items()
     for name in names
 )
-STOPS_EARLY = ("training.stop_accuracy", "training.patience")
+STOP = "training.stop_accuracy"
+STOPS_EARLY = (STOP, "training.patience")
 _SHOWN = 4
 
 
@@ -54,6 +57,9 @@ class Setting:
     arms: dict[str, dict[int, Record]] = field(default_factory=dict)  # by mechanism and seed
     tests: dict[Any, PairedTest] = field(default_factory=dict)  # cached: several claims use the same ones
     known_times: dict[tuple[str, float], ConvergenceTimes] = field(default_factory=dict)  # cached, too
+    siblings: list[Setting] = field(default_factory=list)  # differ in where runs stop alone
+    known_pools: dict[float, Setting] = field(default_factory=dict)  # cached: what `until` gives
+    stopped_at: tuple[float, ...] = ()  # where runs stop that siblings have added
 
     def seeds(self, *mechanisms: str, usable: Callable[[Record], bool] = lambda record: True) -> list[int]:
         """The seeds for which each of these mechanisms has a run that ended and is usable."""
@@ -87,6 +93,32 @@ class Setting:
         """Whether runs may end before their last epoch: claims about final accuracy do not apply to them."""
         return any(self.fields.get(name) is not None for name in STOPS_EARLY)
 
+    @property
+    def stop(self) -> float:
+        """The training accuracy at which runs stop; infinite where they go on."""
+        value = self.fields.get(STOP)
+        return math.inf if value is None else float(value) if isinstance(value, (int, float)) else 0.0
+
+    def until(self, level: float) -> Setting:
+        """With the runs of siblings that stop at this training accuracy or above.
+
+        Until it stops, such a run is the run that goes on: same data, same steps. Where nothing is read of a run but
+        when it gets to `level`, it counts as that one does. Of two runs of one mechanism and seed the own one counts.
+        """
+        if not self.siblings:
+            return self
+        if level not in self.known_pools:
+            arms, added = dict(self.arms), list[float]()
+            for other in sorted(self.siblings, key=lambda other: -other.stop):
+                for mechanism, runs in other.arms.items() if other.stop >= level else ():
+                    own = arms.get(mechanism, {})
+                    added += [other.stop] if runs.keys() - own.keys() else []
+                    arms[mechanism] = runs | own
+            stopped_at = tuple(sorted({*added}))
+            pool = replace(self, arms=arms, tests={}, known_times={}, known_pools={}, stopped_at=stopped_at)
+            self.known_pools[level] = pool if added else self
+        return self.known_pools[level]
+
     def differs(self, changes: Mapping[str, Any] = {}) -> tuple[list[str], list[str]]:
         """Fields that differ from the paper, except the wanted `changes`: other fields, and the paper's quirks."""
         others = sorted(name for name in self.departures if name not in changes)
@@ -102,6 +134,7 @@ class Setting:
         texts = ["clean recipe"] if self.lacks(quirks) else []
         texts += ["more of the authors' quirks"] if len(self.lacks(quirks)) < len(quirks) else []
         texts += [f"{name} = {self.departures[name]}" for name in fields[:_SHOWN]]
+        texts += [f"with runs that stop at {level:.4g}" for level in self.stopped_at if level < math.inf]
         return ", ".join(texts) + (f" and {len(fields) - _SHOWN} more" if len(fields) > _SHOWN else "")
 
 
@@ -123,6 +156,13 @@ def settings_from(records: Sequence[Record]) -> list[Setting]:
             task = task_name(fields)
             settings[key] = Setting(key, task, fields, departures(task, fields), _seq_len(record))
         settings[key].arms.setdefault(record.mechanism, {}).setdefault(record.seed, record)
+    families: dict[str, list[Setting]] = {}
+    for setting in settings.values():
+        others = {name: value for name, value in setting.fields.items() if name != STOP}
+        families.setdefault(json.dumps(others, sort_keys=True, default=str), []).append(setting)
+    for family in families.values():
+        for setting in family:
+            setting.siblings.extend(other for other in family if other is not setting)
     return [settings[key] for key in sorted(settings)]
 
 
@@ -133,12 +173,17 @@ def choose(
     mechanisms: Sequence[str] | Callable[[Setting], Sequence[str]] = (FULL, TOPK),
     usable: Callable[[Record], bool] = lambda record: True,
     to_the_end: bool = False,
+    level: float | None = None,
 ) -> Setting | None:
     """The setting of this task that has `changes` and otherwise differs least from the paper's.
 
     Settings with enough pairs of runs for a test come first. All `mechanisms` must have runs; a function gives them by
-    setting. `to_the_end` requires runs that trained for all their epochs. None if no setting has a pair.
+    setting. `to_the_end` requires runs that trained for all their epochs. `level` says that nothing is read of a run
+    but when it gets to this training accuracy: runs that stop there or above count too (`Setting.until`), and no
+    others that stop. None if no setting has a pair.
     """
+    if level is not None:
+        settings = [setting.until(level) for setting in settings if setting.stop >= level]
 
     def pairs_of(setting: Setting) -> int:
         wanted = mechanisms(setting) if callable(mechanisms) else mechanisms

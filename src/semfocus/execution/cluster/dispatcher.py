@@ -36,10 +36,10 @@ from semfocus.execution.cluster.packing import Packer, Settings
 from semfocus.execution.processes import raised
 from semfocus.store import RunStore
 from semfocus.store.board import BOARD_SECONDS, MAX_LOG_BYTES, MAX_ROWS, Board, open_board
+from semfocus.training.progress import Callback
 from semfocus.training.runtime import Runtime
 from semfocus.training.session import CORRUPT, ENDED, Job, note_failure
 from semfocus.training.signals import Interrupted, Interruption, listening
-from semfocus.training.trainer import Callback
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 60.0  # for workers to save and bring their runs

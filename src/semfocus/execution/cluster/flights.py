@@ -13,9 +13,9 @@ from semfocus.execution.cluster.messages import Adopted
 from semfocus.execution.cohorts import cohort_limit
 from semfocus.store import RunStore, RunWriter
 from semfocus.training.cohort import spec_of
+from semfocus.training.progress import MemberProgress, Progress
 from semfocus.training.runtime import flop_per_row
 from semfocus.training.session import ENDED, Job
-from semfocus.training.trainer import MemberProgress, Progress
 
 SHARES = (1.0, 0.5, 0.25, 0.125)  # of a GPU that a cohort may be given
 

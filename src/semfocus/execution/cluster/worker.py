@@ -41,10 +41,10 @@ from semfocus.execution.cluster.shared_disk import lock_problem, shares_disk, un
 from semfocus.execution.cohorts import COHORT_BYTES, cohort_limit, plan_jobs
 from semfocus.plugins import load_plugins
 from semfocus.store import RunStore
+from semfocus.training.progress import Progress
 from semfocus.training.runtime import Runtime
 from semfocus.training.session import Job, train_cohort
 from semfocus.training.signals import Interruption
-from semfocus.training.trainer import Progress
 
 Tell = Callable[[list[Message]], bool]
 Bring = Callable[[str], bytes]
