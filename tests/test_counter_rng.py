@@ -82,6 +82,7 @@ def test_rows_have_the_same_numbers_whether_all_are_looked_at_or_some() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch, about itself
 def test_compiled_hash_multiplies_columns_as_numbers_of_32_bits() -> None:
     """As part of an index expression their product would not wrap: Triton refuses constants beyond int32."""
 
