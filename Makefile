@@ -25,9 +25,10 @@ lock:
 demo: $(READY)
 	$(BIN)/semfocus compare even_pairs --quick
 
-# Verdicts, figures and page from the published runs alone: nothing is trained.
+# Verdicts, figures and pages from the published runs alone, of the paper and of our own questions: nothing is trained.
 verdicts: $(READY)
 	$(BIN)/semfocus rebuild results/paper --out build/paper
+	$(BIN)/semfocus rebuild results/focus --out build/focus
 
 # The site, into site/: a broken link, or a public name without a page or a docstring, fails. Nothing is fetched.
 docs: $(READY)
