@@ -66,6 +66,8 @@ def test_a_study_trains_prints_a_table_a_task_and_draws_its_curves(tmp_path: Pat
     assert "4 of 4 runs done" in err
     for activation in ("gelu", "mish"):
         assert f"listops, activation {activation}: 1 seed," in out
+    assert "C6   not decided" in out  # the claim that figure 2 bears on, by these runs
+    assert "C1   " not in out
     assert {path.name for path in tmp_path.glob("figure_2*")} == {"figure_2.svg", "figure_2.png"}
     drawn = (tmp_path / "figure_2.svg").read_text()
     assert all(f"listops, activation {activation}" in drawn for activation in ("gelu", "mish")), "a column each"

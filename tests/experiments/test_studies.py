@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from semfocus import recipes
+from semfocus.analysis.verdicts import CLAIMS
 from semfocus.config import RunConfig, TaskConfig
 from semfocus.errors import UsageError
 from semfocus.experiments.experiment import Panel, distinct
@@ -203,6 +204,11 @@ def test_how_studies_are_shown_is_plain_data_over_fields_that_exist() -> None:
         assert set(each.measures) == MEASURED.get(each.name, set()), each.name
         assert ({0, 20} <= set(each.keep_epochs)) != (each.name in LANGUAGE), each.name
         assert (each.tuning is not None) == (each.name in LANGUAGE), each.name
+
+
+def test_every_claim_has_a_study_that_bears_on_it() -> None:
+    named = {claim for each in studies() for claim in each.claims}
+    assert named == {claim.id for claim in CLAIMS}
 
 
 def test_the_recipe_that_a_study_states_is_the_one_its_runs_have() -> None:

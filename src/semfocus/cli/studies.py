@@ -176,6 +176,7 @@ def _studies_table(rows: list[dict[str, Any]]) -> Table:
 def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: bool, measure: bool) -> None:
     from semfocus.cli.cluster import may_detach
     from semfocus.cli.shared import fail_if_needed, print_comparison, print_files
+    from semfocus.cli.verdicts import verdict_line
     from semfocus.experiments.estimate import work_of
     from semfocus.experiments.run import run
     from semfocus.integrations.trackers import tracking
@@ -198,6 +199,8 @@ def _run(job: Plan, runtime: Runtime, executor: str, track: list[str], as_json: 
         for comparison in outcome.comparisons:
             print_comparison(comparison)
             say("")
+        for verdict in outcome.verdicts:
+            say(verdict_line(verdict) + "\n")
         for name, count in outcome.measured().items():
             say(f"this study also needs the measurement {name}: {count} of {counted(len(job.jobs), 'run')} have it")
         print_files(outcome)

@@ -49,11 +49,11 @@ def verdicts_command(
         say(json.dumps(document, indent=2, allow_nan=False))
         return
     for verdict in results.paper_verdicts:
-        say(_paragraph(verdict) if long else _line(verdict))
+        say(_paragraph(verdict) if long else verdict_line(verdict))
     typer.echo("\nopen questions, which the paper does not claim:")
     for verdict in results.verdicts:
         if verdict.is_open_question:
-            say(_paragraph(verdict) if long else _line(verdict))
+            say(_paragraph(verdict) if long else verdict_line(verdict))
     for record in results.records:
         if not record.ended:
             say(f"{record.id}: {record.state}, left out", err=True)
@@ -83,7 +83,8 @@ def export_command(
     print_faults(results.unreadable)
 
 
-def _line(verdict: Verdict) -> str:
+def verdict_line(verdict: Verdict) -> str:
+    """A verdict in a line: `C15  does not hold, 8 of 42 parts run: ... (120 runs, ...)`."""
     facts = [f"{verdict.runs} run{'' if verdict.runs == 1 else 's'}"]
     facts += [verdict.effect] if verdict.effect else []
     facts += [f"p = {verdict.p:.2g}"] if verdict.p is not None else []

@@ -75,6 +75,7 @@ class Experiment:
     configs: tuple[RunConfig, ...]
     panels: tuple[Panel, ...] = (CURVES,)
     figure: str = ""  # the stem of its figures' file names; empty: the name
+    claims: tuple[str, ...] = ()  # on which its runs give a verdict
     measures: tuple[str, ...] = ()  # measurements of the trained models that the panels need
     keep_epochs: tuple[int, ...] = ()  # checkpoints that stay
     keep_shares: tuple[float, ...] = ()  # the same by the share of training

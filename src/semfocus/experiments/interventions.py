@@ -22,6 +22,7 @@ _curves = Panel("training loss over held-out accuracy", ("train_loss", "heldout_
 @study(
     title="Dispersion by temperature",
     asks="Is full attention as fast as top-5 where the inverse temperature gives its scores the dispersion of top-5's?",
+    claims=("C13",),
     panels=(
         Panel(
             "epochs to 95 % training accuracy, by inverse temperature",
@@ -50,6 +51,7 @@ def temperature(
 @study(
     title="Noise in the choice",
     asks="Is the lead of top-5 lost where its keys are chosen from noisy scores and weighted by the clean ones?",
+    claims=("C12",),
     panels=(
         Panel(
             "epochs to 95 % training accuracy, and final held-out accuracy, by the noise of the choice",

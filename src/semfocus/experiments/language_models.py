@@ -88,6 +88,7 @@ def _long_study(sizes: dict[Scale, Sequence[Size]], tasks: Tasks, mechanisms: Se
 @study(
     title="Does focus pre-train faster?",
     asks="In how many tokens does a causal model of 10 M parameters with focus reach full attention's held-out loss?",
+    claims=("C14", "C19"),
     panels=(
         replace(_losses, each=(LENGTH,)),
         Panel("times fewer tokens to full attention's held-out loss, at 25, 50 and 100 % of its training", HEAD_STARTS,
@@ -111,6 +112,7 @@ def pretraining(tasks: Tasks = ("text",), **choices: Unpack[Choices]) -> list[Ru
 @study(
     title="Does the head start grow with the model?",
     asks="Does the head start of top-8 over full attention grow or vanish from 1 M to 30 M parameters?",
+    claims=("C20",),
     panels=(
         Panel("times fewer tokens to full attention's held-out loss, by parameters", HEAD_STARTS, kind="sweep",
               along="parameters", each=()),
@@ -135,6 +137,7 @@ def scaling(tasks: Tasks = ("text",), **choices: Unpack[Choices]) -> list[RunCon
 @study(
     title="When do induction heads appear?",
     asks="Do heads that copy what followed a token before appear in fewer tokens with top-8 than with full attention?",
+    claims=("C22",),
     panels=(
         Panel("repeated random tokens: the best head's weight on the token to copy, and the accuracy of copying",
               ("induction.best_heads", "induction.accuracies"), along="induction.tokens", each=()),
@@ -164,6 +167,7 @@ def _recall(task: str, pairs: int, size: Size, vocab: int, rows: int, epochs: in
 @study(
     title="Associative recall",
     asks="Does top-8 attention find associations of keys with values in fewer epochs, by their number and the width?",
+    claims=("C21",),
     panels=(
         Panel("epochs to 95 % training accuracy, and final held-out accuracy", ("converged_at",
               "final.heldout_accuracy"), kind="map", each=(WIDTH, PAIRS)),

@@ -46,6 +46,7 @@ def _each(tasks: Tasks, runs_of: Callable[[str], Sequence[RunConfig]]) -> list[R
 @study(
     title="Is it top-k, or any attention that drops low scores?",
     asks="Do LSH, routing, entmax and sparsemax learn as fast as top-5, and the 5 worst or random keys not at all so?",
+    claims=("C15",),
     panels=(
         Panel("epochs to 95 % training accuracy, and final held-out accuracy", ("converged_at",), kind="map", lines=WAY,
               each=("task.name",)),
@@ -66,6 +67,7 @@ def heavy_hitters(tasks: Tasks = ROWS_OF_40, **choices: Unpack[Choices]) -> list
 @study(
     title="Top-k under other normalisers",
     asks="Does the gain of top-5 depend on how the kept keys are weighed?",
+    claims=("C16",),
     panels=(
         Panel("epochs to 95 % training accuracy", ("converged_at",), kind="map", lines=WAY, each=("task.name",)),
         Panel("final held-out accuracy", ("final.heldout_accuracy",), kind="map", lines=WAY, each=("task.name",)),
@@ -91,6 +93,7 @@ def _spans(task: str, scale: Scale) -> tuple[dict[str, object], list[str]]:
 @study(
     title="Longer sequences than were trained on",
     asks="Which attention, with which positions, is right on sequences up to 12 times as long as in training?",
+    claims=("C17",),
     panels=(
         Panel("accuracy by length, mean over its logarithm", ("lengths.area",), kind="map", lines=WAY,
               each=("task.name", POSITIONS)),
@@ -120,6 +123,7 @@ def length(tasks: Tasks = LONGER, **choices: Unpack[Choices]) -> list[RunConfig]
 @study(
     title="How smooth is attention?",
     asks="Does focus change the power of the length with which attention's local Lipschitz constant grows?",
+    claims=("C18",),
     panels=(
         Panel("exact local Lipschitz constant of the attention layers, by the number of tokens",
               ("smoothness.constants",), along="smoothness.lengths"),

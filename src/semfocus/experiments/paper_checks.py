@@ -24,6 +24,7 @@ def _keys_kept(width: int) -> list[str]:
 @study(
     title="From one key to all",
     asks="How do speed and accuracy change as k grows from 1 to the whole row, where top-k is full attention?",
+    claims=("C11",),
     panels=(
         Panel(
             "epochs to 95 % training accuracy, and final held-out accuracy, by k",
@@ -63,6 +64,7 @@ def dispersion_vs_speedup(tasks: Tasks = EVERY, **choices: Unpack[Choices]) -> l
 @study(
     title="Stability of the mask",
     asks="Does a small semantic separation make the choice of keys unstable under noise, and slow learning down?",
+    claims=("C12",),
     panels=(
         Panel(
             "share of kept keys that stay, by noise", ("mask_stability.kept",), along="mask_stability.noise",
@@ -92,6 +94,7 @@ def controls(tasks: Tasks = EVERY, **choices: Unpack[Choices]) -> list[RunConfig
     title="Dispersion and separation, trained models",
     asks="Do trained top-5 models have lower semantic dispersion than trained full models, as the theory wants?",
     figures=("Table 6",),
+    claims=("C9",),
     panels=(
         Panel(
             "percentiles of dispersion, separation and in-degree",
@@ -109,6 +112,7 @@ def table_6(tasks: Tasks = FIRST, **choices: Unpack[Choices]) -> list[RunConfig]
     title="Loss surfaces of trained models",
     asks="Is the loss smoother around a trained top-5 model than around a trained full one?",
     figures=("5", "23-27"),
+    claims=("C10",),
     panels=(
         Panel("loss surface", ("surface",), kind="surface", each=("task.name", "model.activation")),
         Panel(

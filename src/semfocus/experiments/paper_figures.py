@@ -30,8 +30,16 @@ _compact = (
 )
 _whole = "Does it depend on the size of the window or of k, or on the number of global tokens, who learns faster"
 
+FIRST_CLAIMS = ("C1", "C2", "C3", "C4", "C5")  # of speed and of what is learned
 
-@study(title="Speed and accuracy, three tasks", asks=f"{_compact}?", figures=("1",), panels=(_both,))
+
+@study(
+    title="Speed and accuracy, three tasks",
+    asks=f"{_compact}?",
+    figures=("1",),
+    claims=FIRST_CLAIMS,
+    panels=(_both,),
+)
 def figure_1(tasks: Tasks = THREE, **choices: Unpack[Choices]) -> list[RunConfig]:
     return crossed(tasks, COMPACT, **choices)
 
@@ -40,6 +48,7 @@ def figure_1(tasks: Tasks = THREE, **choices: Unpack[Choices]) -> list[RunConfig
     title="Speed and accuracy with GELU and Mish",
     asks=f"{_compact}, when the MLP's activation is another?",
     figures=("2",),
+    claims=("C6",),
     panels=(_activations,),
 )
 def figure_2(
@@ -74,6 +83,7 @@ def _ablation(title: str, field: str, changes: tuple[Change, ...]) -> Panel:
     title="Ablations on ListOps",
     asks="Does top-5 attention stay ahead of full attention when the model's or the optimiser's settings change?",
     figures=("3a-e",),
+    claims=("C7", "C8"),
     panels=(
         _ablation("a: blocks", "model.blocks", BLOCKS),
         _ablation("b: heads", "model.heads", HEADS),
@@ -90,37 +100,71 @@ def figure_3(
     return crossed(tasks, FOCUS, changes, **choices)
 
 
-@study(title="Speed and accuracy, first four tasks", asks=f"{_compact}?", figures=("7",), panels=(_both,))
+@study(
+    title="Speed and accuracy, first four tasks",
+    asks=f"{_compact}?",
+    figures=("7",),
+    claims=FIRST_CLAIMS,
+    panels=(_both,),
+)
 def figure_7(tasks: Tasks = FIRST, **choices: Unpack[Choices]) -> list[RunConfig]:
     return crossed(tasks, COMPACT, **choices)
 
 
-@study(title="Speed and accuracy, other four tasks", asks=f"{_compact}?", figures=("8",), panels=(_both,))
+@study(
+    title="Speed and accuracy, other four tasks",
+    asks=f"{_compact}?",
+    figures=("8",),
+    claims=FIRST_CLAIMS,
+    panels=(_both,),
+)
 def figure_8(tasks: Tasks = SECOND, **choices: Unpack[Choices]) -> list[RunConfig]:
     return crossed(tasks, COMPACT, **choices)
 
 
-@study(title="Grid: training loss, first four tasks", asks=f"{_whole}?", figures=("9",), panels=(_loss,))
+@study(
+    title="Grid: training loss, first four tasks", asks=f"{_whole}?", figures=("9",), claims=("C3",), panels=(_loss,)
+)
 def figure_9(tasks: Tasks = FIRST, **choices: Unpack[Choices]) -> list[RunConfig]:
     return crossed(tasks, GRID, **choices)
 
 
-@study(title="Grid: training accuracy, first four tasks", asks=f"{_whole}?", figures=("10",), panels=(_accuracy,))
+@study(
+    title="Grid: training accuracy, first four tasks",
+    asks=f"{_whole}?",
+    figures=("10",),
+    claims=("C3",),
+    panels=(_accuracy,),
+)
 def figure_10(tasks: Tasks = FIRST, **choices: Unpack[Choices]) -> list[RunConfig]:
     return crossed(tasks, GRID, **choices)
 
 
-@study(title="Grid: training loss, other four tasks", asks=f"{_whole}?", figures=("11",), panels=(_loss,))
+@study(
+    title="Grid: training loss, other four tasks", asks=f"{_whole}?", figures=("11",), claims=("C3",), panels=(_loss,)
+)
 def figure_11(tasks: Tasks = SECOND, **choices: Unpack[Choices]) -> list[RunConfig]:
     return crossed(tasks, GRID, **choices)
 
 
-@study(title="Grid: training accuracy, other four tasks", asks=f"{_whole}?", figures=("12",), panels=(_accuracy,))
+@study(
+    title="Grid: training accuracy, other four tasks",
+    asks=f"{_whole}?",
+    figures=("12",),
+    claims=("C3",),
+    panels=(_accuracy,),
+)
 def figure_12(tasks: Tasks = SECOND, **choices: Unpack[Choices]) -> list[RunConfig]:
     return crossed(tasks, GRID, **choices)
 
 
-@study(title="Grid, GELU: training loss, first four", asks=f"{_whole}, with GELU?", figures=("13",), panels=(_loss,))
+@study(
+    title="Grid, GELU: training loss, first four",
+    asks=f"{_whole}, with GELU?",
+    figures=("13",),
+    claims=("C6",),
+    panels=(_loss,),
+)
 def figure_13(tasks: Tasks = FIRST, **choices: Unpack[Choices]) -> list[RunConfig]:
     return crossed(tasks, GRID, GELU, **choices)
 
@@ -129,13 +173,20 @@ def figure_13(tasks: Tasks = FIRST, **choices: Unpack[Choices]) -> list[RunConfi
     title="Grid, GELU: training accuracy, first four",
     asks=f"{_whole}, with GELU?",
     figures=("14",),
+    claims=("C6",),
     panels=(_accuracy,),
 )
 def figure_14(tasks: Tasks = FIRST, **choices: Unpack[Choices]) -> list[RunConfig]:
     return crossed(tasks, GRID, GELU, **choices)
 
 
-@study(title="Grid, Mish: training loss, first four", asks=f"{_whole}, with Mish?", figures=("15",), panels=(_loss,))
+@study(
+    title="Grid, Mish: training loss, first four",
+    asks=f"{_whole}, with Mish?",
+    figures=("15",),
+    claims=("C6",),
+    panels=(_loss,),
+)
 def figure_15(tasks: Tasks = FIRST, **choices: Unpack[Choices]) -> list[RunConfig]:
     return crossed(tasks, GRID, MISH, **choices)
 
@@ -144,13 +195,20 @@ def figure_15(tasks: Tasks = FIRST, **choices: Unpack[Choices]) -> list[RunConfi
     title="Grid, Mish: training accuracy, first four",
     asks=f"{_whole}, with Mish?",
     figures=("16",),
+    claims=("C6",),
     panels=(_accuracy,),
 )
 def figure_16(tasks: Tasks = FIRST, **choices: Unpack[Choices]) -> list[RunConfig]:
     return crossed(tasks, GRID, MISH, **choices)
 
 
-@study(title="Grid, GELU: training loss, other four", asks=f"{_whole}, with GELU?", figures=("17",), panels=(_loss,))
+@study(
+    title="Grid, GELU: training loss, other four",
+    asks=f"{_whole}, with GELU?",
+    figures=("17",),
+    claims=("C6",),
+    panels=(_loss,),
+)
 def figure_17(tasks: Tasks = SECOND, **choices: Unpack[Choices]) -> list[RunConfig]:
     return crossed(tasks, GRID, GELU, **choices)
 
@@ -159,6 +217,7 @@ def figure_17(tasks: Tasks = SECOND, **choices: Unpack[Choices]) -> list[RunConf
     title="Grid, GELU: training accuracy, other four",
     asks=f"{_whole}, with GELU?",
     figures=("18",),
+    claims=("C6",),
     panels=(_accuracy,),
 )
 def figure_18(tasks: Tasks = SECOND, **choices: Unpack[Choices]) -> list[RunConfig]:
@@ -174,6 +233,7 @@ ROWS_OF_40 = (
 @study(
     title="Full against top-5, with twice the seeds",
     asks=f"{_compact}, judged by enough seeds to see a speed-up of 1.3?",
+    claims=FIRST_CLAIMS,
     panels=(_both,),
 )
 def headline(tasks: Tasks = ROWS_OF_40, **choices: Unpack[Choices]) -> list[RunConfig]:
@@ -192,6 +252,7 @@ TO_95: tuple[Change, ...] = ({"training.stop_accuracy": CLASSIFICATION.learned.t
 @study(
     title="Further seeds of full and top-5, to 95 %",
     asks="How much sooner does top-5 attention reach 95 % training accuracy, judged by more seeds?",
+    claims=("C1", "C2"),
     panels=(_accuracy,),
 )
 def further_seeds(tasks: Tasks = ROWS_OF_40, **choices: Unpack[Choices]) -> list[RunConfig]:

@@ -61,6 +61,7 @@ def _figure(figure: TextFigure, tasks: Tasks, choices: Choices) -> list[RunConfi
     title="Next word, narrow and deep",
     asks=f"{_asks} than full attention, in 8 to 64 blocks of width 32?",
     figures=("19",),
+    claims=("C14",),
     panels=(_curves,),
 )
 def figure_19(tasks: Tasks = ("next_word",), **choices: Unpack[Choices]) -> list[RunConfig]:
@@ -71,6 +72,7 @@ def figure_19(tasks: Tasks = ("next_word",), **choices: Unpack[Choices]) -> list
     title="Next word, wide",
     asks=f"{_asks} than full attention, in 6 to 15 blocks of width 128?",
     figures=("20",),
+    claims=("C14",),
     panels=(_curves,),
 )
 def figure_20(tasks: Tasks = ("next_word",), **choices: Unpack[Choices]) -> list[RunConfig]:

@@ -61,6 +61,7 @@ def described(study: Study) -> dict[str, Any]:
         "recipe": study.recipe,
         "panels": [panel.title for panel in study.panels],
         "measures": list(study.measures),
+        "claims": list(study.claims),
     }
 
 

@@ -18,6 +18,7 @@ from semfocus.analysis.comparison import Comparison, compare_records
 from semfocus.analysis.groups import Group
 from semfocus.analysis.records import Fault, Record
 from semfocus.analysis.results import Results
+from semfocus.analysis.verdicts import Verdict
 from semfocus.errors import CorruptData
 from semfocus.execution.cohorts import plan_jobs
 from semfocus.execution.executor import AUTO, RunOutcome, train_jobs
@@ -54,6 +55,7 @@ class Outcome:
     page: Path | None
     faults: list[Fault]  # runs of the experiment that are damaged, and left out
     records: list[Record] = field(default_factory=list)  # the others, as analysis reads them
+    verdicts: list[Verdict] = field(default_factory=list)  # by these runs alone, on the claims that they bear on
 
     def measured(self) -> dict[str, int]:
         """For each measurement that the experiment needs, how many runs have it."""
@@ -88,7 +90,10 @@ def run(plan: Plan, runtime: Runtime = Runtime(), on_progress: Callable | None =
     if not any(record.metrics for record in results.records):
         return Outcome(experiment, outcomes, comparisons, [], None, faults, results.records)
     page = _write_page(plan, everything, results)
-    return Outcome(experiment, outcomes, comparisons, _draw(plan, results), page, faults, results.records)
+    verdicts = (
+        [verdict for verdict in results.verdicts if verdict.claim in experiment.claims] if experiment.claims else []
+    )
+    return Outcome(experiment, outcomes, comparisons, _draw(plan, results), page, faults, results.records, verdicts)
 
 
 def keeping(experiment: Experiment, runtime: Runtime) -> Runtime:

@@ -49,6 +49,7 @@ class Study:
     runs: Callable[..., list[RunConfig]]  # (tasks, **choices)
     panels: tuple[Panel, ...]
     figures: tuple[str, ...] = ()  # of the paper: "1", "3a-e", "Table 6"
+    claims: tuple[str, ...] = ()  # that its runs bear on: "C15"
     measures: tuple[str, ...] = ()
     recipe: Recipe = "paper"  # unless chosen otherwise
     # The same in all studies: whichever trains a run, it can be measured for any other.
@@ -69,6 +70,7 @@ class Study:
             self.asks,
             tuple(self.runs(**given)),
             tuple(panels),
+            claims=self.claims,
             measures=self.measures,
             keep_epochs=self.keep_epochs,
             keep_shares=self.keep_shares,
