@@ -4,11 +4,13 @@
 
 A `Job` is a run to train: its configuration, its task and its directory. Runs that another process holds are left to
 it. A cohort that does not fit into memory is split, down to single runs; one of these adds up gradients over parts of
-its batches, if `Runtime.fit_memory` says so.
+its batches, if `Runtime.fit_memory` says so. One on which torch's compiler fails trains without it.
 """
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -25,6 +27,11 @@ from semfocus.training.progress import Callback
 from semfocus.training.runtime import Runtime
 from semfocus.training.signals import Interruption
 from semfocus.training.trainer import Trainer
+
+
+class CompilerFailed(UserWarning):
+    """Torch's compiler failed on a cohort, which trains without it."""
+
 
 ENDED = ("done", "diverged")
 CORRUPT = "corrupt"  # a run whose directory is damaged
@@ -108,15 +115,17 @@ def training_turns(
     """`train_cohort` in turns: each leaves work queued on the current stream of the GPU."""
     damaged: list[str] = []
     smaller: int | None = None
+    uncompiled: Runtime | None = None
     with ExitStack() as locks:
         members = _locked_members(jobs, locks)
         if not members:
             return []
         status = members[0].writer.status() or {}
         notes = {} if too_many is None else {"out_of_memory_with": too_many}
+        chosen = runtime.as_before(status)
         try:
             ids = _former_ids(members, status) if too_many is None else None
-            yield from Trainer(members, runtime.as_before(status), on_progress, interruption, notes, ids).turns()
+            yield from Trainer(members, chosen, on_progress, interruption, notes, ids).turns()
             return []
         except DamagedRuns as error:
             for member in members:
@@ -126,15 +135,22 @@ def training_turns(
         except (CorruptData, StorageError):  # no fault of every run: all can go on from their checkpoints
             raise
         except Exception as error:
-            too_large = out_of_memory(error)
-            smaller = _smaller(members, runtime) if too_large and len(members) == 1 else None
-            if not too_large or (len(members) == 1 and not (smaller and runtime.fit_memory)):
+            if chosen.compile == "auto" and compiler_failed(error):
+                uncompiled = replace(runtime, compile="off")
+                warnings.warn(_slower(members, error), CompilerFailed, stacklevel=2)
+            elif out_of_memory(error):
+                smaller = _smaller(members, runtime) if len(members) == 1 else None
+                if len(members) == 1 and not (smaller and runtime.fit_memory):
+                    note_failure(members[0].writer, f"{_advice(smaller)}{type(error).__name__}: {error}")
+            else:
+                hint = "torch's compiler failed; try --compile off: " if compiler_failed(error) else ""
                 for member in members:
-                    note_failure(member.writer, f"{_advice(smaller)}{type(error).__name__}: {error}")
-            if not too_large:
+                    note_failure(member.writer, f"{hint}{type(error).__name__}: {error}")
                 raise
-        if len(members) == 1 and not (smaller and runtime.fit_memory):
+        if uncompiled is None and len(members) == 1 and not (smaller and runtime.fit_memory):
             return [members[0].writer.id]
+    if uncompiled is not None:
+        return (yield from training_turns(jobs, uncompiled, on_progress, interruption, too_many))
     if smaller and runtime.fit_memory:
         reduced = replace(runtime, micro_batch=smaller)
         return (yield from training_turns(jobs, reduced, on_progress, interruption, too_many))
@@ -163,6 +179,21 @@ def _advice(smaller: int | None) -> str:
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that the device, or the host, is out of memory."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+
+
+def compiler_failed(error: BaseException) -> bool:
+    """Whether torch's compiler could not make a program of the model: no C++ compiler, or an error of its own."""
+    exceptions = sys.modules.get("torch._dynamo.exc")  # importing it takes a second, and only it raises them
+    return exceptions is not None and isinstance(error, exceptions.TorchDynamoException)
+
+
+def _slower(members: Sequence[Member], error: BaseException) -> str:
+    attention = members[0].config.attention
+    reason = next(iter(str(error).strip().splitlines()), "")[:200]
+    return (
+        f"torch's compiler failed on {attention.mechanism} with {attention.normaliser} "
+        f"({type(error).__name__}: {reason}); {len(members)} runs train without it, more slowly"
+    )
 
 
 def _locked_members(jobs: Sequence[Job], locks: ExitStack) -> list[Member]:
