@@ -41,6 +41,17 @@ class SdpaBlock(nn.Module):
         return x + self.out(mixed.transpose(1, 2).flatten(2))
 
 
+class Fixed(nn.Module):
+    """Attention over given queries and keys (R, H, L, D)."""
+
+    def __init__(self, q: Tensor, k: Tensor | None = None) -> None:
+        super().__init__()
+        self.q, self.k = q, q if k is None else k
+
+    def forward(self, mask: Tensor | None = None) -> Tensor:
+        return functional.scaled_dot_product_attention(self.q, self.k, self.k, attn_mask=mask, scale=1.0)
+
+
 class HandMade(nn.Module):
     """Attention written out: nothing that could be observed."""
 

@@ -19,7 +19,7 @@ from semfocus.execution.cluster.losing import LostWorker
 from semfocus.execution.executor import make_executor
 from semfocus.training import Interrupted, Progress
 from tests.faults import slurm
-from tests.faults.pacing import Pace, paced
+from tests.faults.pacing import Pace
 from tests.training.helpers import assert_same_bits, run_of, runtime, states, tiny, trained
 
 pytest.importorskip("submitit", reason="submitit is not installed: pip install 'semfocus[cluster]'")
@@ -45,12 +45,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Slurm]:
         os.environ.pop("SLURM_CONF")
         if before is not None:
             os.environ["SLURM_CONF"] = before
-
-
-@pytest.fixture
-def pace(tmp_path: Path) -> Iterator[Pace]:
-    with paced(tmp_path / "plugin") as pace:
-        yield pace
 
 
 def once(act: Callable[[], None], pace: Pace | None = None) -> Callable[[Progress], None]:

@@ -7,8 +7,8 @@
 71  a model that can be focused or observed only in part: named; asks for partial=True
         refusals::test_torchs_own_multihead_attention_inside_a_model_is_named_and_asks_for_partial
         refusals::test_a_model_partly_outside_the_registry_is_refused_and_the_part_inside_is_accepted
-        diagnosing::test_attention_modules_without_a_captured_call_are_named
-        diagnosing::test_attention_written_out_is_named_whatever_its_class_is_called
+        unseen::test_attention_modules_without_a_captured_call_are_named
+        unseen::test_attention_written_out_is_named_whatever_its_class_is_called
 72  selection under grad and no_grad, recomputation, prefill and decode, any batch: the same set, to the bit
         here::test_the_same_keys_are_kept_with_and_without_a_gradient_and_when_recomputed
         here::test_the_same_keys_are_kept_in_any_batch_and_query_by_query
@@ -34,7 +34,7 @@ HOMES = {
     "positions": "conformance/test_attention_positions.py",
     "answers": "integrations/test_answers.py",
     "refusals": "integrations/test_refusals.py",
-    "diagnosing": "diagnostics/test_diagnosing.py",
+    "unseen": "diagnostics/test_unseen.py",
 }
 MECHANISMS = [
     "topk:4", "bottomk:4", "topk:3+2s+3w", "topk:4~0.5+3r", "randomk:4+3r", "banded:5", "lsh:4", "routing:4",

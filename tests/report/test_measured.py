@@ -26,7 +26,7 @@ from semfocus.store.measurements import write_measurement
 from semfocus.training.loading import document
 from tests.report import measured as made_up
 from tests.report.helpers import configs, made, made_as
-from tests.report.test_page import NASTY, text_of
+from tests.report.pages import NASTY, text_of
 
 TITLES = [
     "Dispersion over training", "Table 6, topk:5", "Stability of the masks", "Loss surface",
