@@ -130,7 +130,8 @@ def ablations(groups: Sequence[Group]) -> list[Ablation]:
 
 def main_groups(groups: Sequence[Group]) -> list[Group]:
     """The groups that a figure of all tasks shows: base groups, and groups of no ablation."""
-    bases = {id(base_group([other for other in groups if other.task == group.task])) for group in groups}
+    tasks = dict.fromkeys(group.task for group in groups)
+    bases = {id(base_group([group for group in groups if group.task == task])) for task in tasks}
     shown = {id(group) for ablation in ablations(groups) for _, group in ablation.columns}
     return [group for group in groups if id(group) in bases or id(group) not in shown]
 
