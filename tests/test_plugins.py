@@ -24,6 +24,7 @@ from semfocus.training import Runtime
 from semfocus.training.cohort import spec_of
 from semfocus.training.data import stack
 from semfocus.training.objective import Classification
+from tests.command import semfocus
 from tests.training.helpers import runtime, tiny
 
 ROOT = Path(__file__).parents[1]
@@ -47,16 +48,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "semfocus.cli", *arguments],
-        capture_output=True, text=True, timeout=300, cwd=folder, env={**os.environ, **variables},
-    )  # fmt: skip
-
-
 def test_what_a_plugin_registers_is_compared_in_worker_processes_and_shown_on_the_page(folder: Path) -> None:
     arguments = ["compare", "majority", "--attention", "full,cosine:3", "--jobs", "2", *TINY]
-    done = command(folder, *arguments, "--plugin", "my_focus", "--executor", "processes", "--json")
+    done = semfocus(*arguments, "--plugin", "my_focus", "--executor", "processes", "--json", folder=folder)
     assert done.returncode == 0, done.stderr
     comparison = json.loads(done.stdout)
     assert [arm["mechanism"] for arm in comparison["mechanisms"]] == ["full", "cosine:3"]
@@ -65,7 +59,7 @@ def test_what_a_plugin_registers_is_compared_in_worker_processes_and_shown_on_th
     assert {config["objective"] for config in configs} == {"margin"}
     assert {config["attention"]["normaliser"] for config in configs} == {"squares"}
     assert "cosine:3" in (folder / "runs" / "report.html").read_text()
-    again = command(folder, "--plugin=my_focus", *arguments, "--executor", "shortest_first")
+    again = semfocus("--plugin=my_focus", *arguments, "--executor", "shortest_first", folder=folder)
     assert again.returncode == 0, again.stderr
     assert "epochs to 90 %" in again.stdout
 
@@ -73,7 +67,7 @@ def test_what_a_plugin_registers_is_compared_in_worker_processes_and_shown_on_th
 def test_a_plugin_given_by_the_environment_serves_a_study_file_and_its_executor_trains(folder: Path) -> None:
     (folder / "own.toml").write_text('tasks = ["majority"]\nmechanisms = ["full", "cosine:2"]\nseeds = 1\n')
     arguments = ["run", "own.toml", "--scale", "smoke", "--executor", "shortest_first", "--out", "studied"]
-    done = command(folder, *arguments, "--threads", "1", SEMFOCUS_PLUGINS="my_focus")
+    done = semfocus(*arguments, "--threads", "1", folder=folder, SEMFOCUS_PLUGINS="my_focus")
     assert done.returncode == 0, done.stderr
     assert "majority: 1 seed," in done.stdout
     assert "cosine:2" in done.stdout
@@ -105,7 +99,7 @@ class LowPairs(EvenPairs):
 def test_a_metric_of_one_s_own_is_recorded_drawn_and_shown_and_the_loss_may_mean_learned(tmp_path: Path) -> None:
     (tmp_path / "lossy.py").write_text(OWN_METRIC)
     arguments = ["compare", "low_pairs", "--attention", "full,topk:3", "--jobs", "1", *TINY[:-1]]
-    done = command(tmp_path, *arguments, "--plugin", "lossy.py")
+    done = semfocus(*arguments, "--plugin", "lossy.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "epochs to training loss 0.69" in done.stdout
     assert "spread of the logits" in (tmp_path / "runs" / "curves-low_pairs.svg").read_text()
@@ -124,9 +118,12 @@ def test_an_installed_package_needs_no_option_because_its_entry_point_names_the_
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: my-focus\nVersion: 1.0\n")
     (facts / "entry_points.txt").write_text("[semfocus.plugins]\nmine = my_focus\n")
     paths = os.pathsep.join([str(tmp_path), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    listed = command(tmp_path, "tasks", PYTHONPATH=paths)
+    listed = subprocess.run(  # an installed package is on the path when Python starts
+        [sys.executable, "-m", "semfocus.cli", "tasks"],
+        capture_output=True, text=True, timeout=300, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
     assert "majority" in listed.stdout, listed.stderr
-    assert "majority" not in command(tmp_path, "tasks").stdout
+    assert "majority" not in semfocus("tasks", folder=tmp_path).stdout
 
 
 def test_the_conformance_suite_can_be_pointed_at_a_plugin(folder: Path) -> None:
@@ -169,9 +166,9 @@ def test_a_class_that_another_module_defines_reaches_worker_processes_through_th
         "register_mechanism(Cosine)\nregister_normaliser(Squares)\nregister_objective(Margin)\nregister_task(Majority)\n"
     )
     arguments = ["compare", "majority", "--attention", "full,cosine:3", "--jobs", "2", *TINY, "--plugin", "entry.py"]
-    done = command(tmp_path, *arguments)
+    done = semfocus(*arguments, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    listed = command(folder, "runs", str(tmp_path / "runs"))
+    listed = semfocus("runs", str(tmp_path / "runs"), folder=folder)
     assert "unrecognised" in listed.stdout, "a run of a plugin that is not loaded is not damaged"
     assert "--plugin" in listed.stdout
 
@@ -208,7 +205,7 @@ def test_the_command_line_refuses_a_bad_plugin_before_anything_is_made(tmp_path:
         (["compare", "parity", "--plugin"], "--plugin needs the name of a module"),
         (["compare", "parity", "--executor", "cloud"], "unknown executor 'cloud'"),
     ):
-        done = command(tmp_path, *arguments)
+        done = semfocus(*arguments, folder=tmp_path)
         assert done.returncode == 2, (arguments, done.stderr)
         assert message in done.stderr
         assert "Traceback" not in done.stderr

@@ -129,6 +129,7 @@ def test_a_normalisers_name_is_taken_once_and_must_be_a_word() -> None:
         register_normaliser(type("Other", (Softplus,), {"name": "soft max"}))
 
 
+@pytest.mark.slow  # tests/test_plugins.py points it at the module of the guide
 def test_the_conformance_suite_tests_a_plugin_that_it_is_pointed_at(tmp_path) -> None:
     (tmp_path / "users_plugin.py").write_text(
         "from semfocus.attention import register_mechanism, register_normaliser\n"

@@ -15,6 +15,7 @@ import pytest
 import semfocus
 from semfocus.execution import train
 from semfocus.training import Progress
+from tests.command import semfocus as command
 from tests.training.helpers import run_of, runtime, tiny
 
 SMALL = [
@@ -26,14 +27,8 @@ SMALL = [
 ]  # fmt: skip
 
 
-def _semfocus(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "semfocus.cli", *arguments], capture_output=True, text=True, timeout=300
-    )
-
-
 def test_compare_trains_prints_a_table_and_does_not_train_again(tmp_path: Path) -> None:
-    first = _semfocus("compare", "parity", *SMALL, "--keep", "0,1", "--out", str(tmp_path))
+    first = command("compare", "parity", *SMALL, "--keep", "0,1", "--out", str(tmp_path))
     assert first.returncode == 0, first.stderr
     assert "epochs to 95 %" in first.stdout
     assert "Nothing learned: no conclusion" in first.stdout
@@ -42,42 +37,42 @@ def test_compare_trains_prints_a_table_and_does_not_train_again(tmp_path: Path) 
     runs = [path for path in tmp_path.iterdir() if path.is_dir()]
     assert len(runs) == 4
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
-    again = _semfocus("compare", "parity", *SMALL, "--out", str(tmp_path), "--json")
+    again = command("compare", "parity", *SMALL, "--out", str(tmp_path), "--json")
     assert {path: path.stat().st_mtime_ns for path in before} == before
     found = json.loads(again.stdout)
     assert [arm["mechanism"] for arm in found["mechanisms"]] == ["full", "topk:3"]
-    listed = json.loads(_semfocus("runs", str(tmp_path), "--json").stdout)
+    listed = json.loads(command("runs", str(tmp_path), "--json").stdout)
     assert sorted(row["state"] for row in listed) == ["done"] * 4  # curves and page are not taken for runs
     assert "Content-Security-Policy" in (tmp_path / "report.html").read_text()
-    shown = _semfocus("show", runs[0].name[:6], "--out", str(tmp_path)).stdout
+    shown = command("show", runs[0].name[:6], "--out", str(tmp_path)).stdout
     assert "checkpoints: epoch 0 (step 0, kept), epoch 1 (step 4, kept), epoch 2 (step 8)" in shown
 
 
 def test_a_dry_run_of_compare_says_what_it_takes_and_writes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "runs"
-    done = _semfocus("compare", "parity", *SMALL, "--out", str(out), "--dry-run")
+    done = command("compare", "parity", *SMALL, "--out", str(out), "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "parity: 4 runs, 0 there, 4 to train" in done.stdout
     assert "of disk space at most" in done.stdout
     assert not out.exists()
-    told = json.loads(_semfocus("compare", "parity", *SMALL, "--out", str(out), "--dry-run", "--json").stdout)
+    told = json.loads(command("compare", "parity", *SMALL, "--out", str(out), "--dry-run", "--json").stdout)
     assert told["tasks"][0]["waiting"] == 4
 
 
 def test_a_dry_run_with_tuning_says_which_runs_choose_the_rates(tmp_path: Path) -> None:
     """Both tables had the same heading, and as JSON there were two documents, which nothing reads."""
     dry = ("compare", "parity", *SMALL, "--out", str(tmp_path / "runs"), "--dry-run", "--tune", "lr")
-    shown = _semfocus(*dry).stdout
+    shown = command(*dry).stdout
     assert "parity, learning rates to choose from: 12 runs" in shown
     assert "parity: 4 runs" in shown
-    first, second = json.loads(_semfocus(*dry, "--json").stdout)
+    first, second = json.loads(command(*dry, "--json").stdout)
     assert (first["study"], first["tasks"][0]["runs"]) == (f"{second['study']}-tuning", 12)
     assert not (tmp_path / "runs").exists()
 
 
 def test_resume_ends_with_the_table_of_the_whole_comparison_and_its_page(tmp_path: Path) -> None:
     """It ended with a line a run, and the comparison that it had finished was nowhere to be seen."""
-    first = _semfocus("compare", "parity", *SMALL, "--out", str(tmp_path))
+    first = command("compare", "parity", *SMALL, "--out", str(tmp_path))
     assert first.returncode == 0, first.stderr
     (one, *_) = sorted(path for path in tmp_path.iterdir() if path.is_dir())
     for name in ("metrics.jsonl", "timing.jsonl"):
@@ -86,7 +81,7 @@ def test_resume_ends_with_the_table_of_the_whole_comparison_and_its_page(tmp_pat
     shutil.rmtree(one / "checkpoints")
     (one / "checkpoints").mkdir()
     (tmp_path / "report.html").unlink()
-    again = _semfocus("resume", "--out", str(tmp_path), "--track", f"tensorboard:{tmp_path / 'logs'}")
+    again = command("resume", "--out", str(tmp_path), "--track", f"tensorboard:{tmp_path / 'logs'}")
     assert again.returncode == 0, again.stderr
     assert "1 of 1 runs done" in again.stderr, "only what is left counts"
     table = first.stdout[first.stdout.index("mechanism  epochs") : first.stdout.index("curves:")]
@@ -102,7 +97,7 @@ def test_train_sends_metrics_to_a_tracker(tmp_path: Path) -> None:
     )
     place = f"tensorboard:{tmp_path / 'logs'}"
     small = ["--threads", "1", "--compile", "off", "--out", str(tmp_path / "runs"), "--track", place]
-    done = _semfocus("train", str(tmp_path / "run.toml"), *small)
+    done = command("train", str(tmp_path / "run.toml"), *small)
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "logs").rglob("events*"))
 
@@ -131,14 +126,14 @@ def test_ctrl_c_stops_every_process_and_exits_130_and_changed_data_are_told_of(t
     _, errors = started.communicate(timeout=120)
     assert started.returncode == 130, errors
     assert "interrupted by SIGINT; saved" in errors
-    stopped = json.loads(_semfocus("runs", str(runs), "--json").stdout)
+    stopped = json.loads(command("runs", str(runs), "--json").stdout)
     assert len(stopped) == 2
     assert "interrupted" in {row["state"] for row in stopped} <= {"interrupted", "empty"}
     _reviews(data, "better")
-    refused = _semfocus("resume", stopped[0]["id"], "--out", str(runs))
+    refused = command("resume", stopped[0]["id"], "--out", str(runs))
     assert refused.returncode == 2
     assert "have changed since it began" in refused.stderr
-    anew = _semfocus(*begin, "--epochs", "1")
+    anew = command(*begin, "--epochs", "1")
     assert anew.returncode == 0
     assert f"{data} has changed since {', '.join(row['id'] for row in stopped)} began" in anew.stderr
 
@@ -152,21 +147,21 @@ def test_resume_finishes_what_was_begun_and_says_when_there_is_nothing_left(tmp_
 
     with pytest.raises(KeyError):
         train(pair, tmp_path, runtime(checkpoint_seconds=0), stop)
-    one = _semfocus("resume", run_of(pair[0], tmp_path).id[:8], "--out", str(tmp_path))
+    one = command("resume", run_of(pair[0], tmp_path).id[:8], "--out", str(tmp_path))
     assert one.returncode == 0, one.stderr
     assert f"give {run_of(pair[1], tmp_path).id} too for results to the bit" in one.stderr
-    rest = _semfocus("resume", "--out", str(tmp_path))
+    rest = command("resume", "--out", str(tmp_path))
     assert rest.stdout.count(": done, ") == 1
     assert [run_of(config, tmp_path).status()["state"] for config in pair] == ["done", "done"]
-    assert "nothing to go on with" in _semfocus("resume", "--out", str(tmp_path)).stdout
+    assert "nothing to go on with" in command("resume", "--out", str(tmp_path)).stdout
 
 
 def test_clean_says_what_would_go_and_removes_it_only_when_told(tmp_path: Path) -> None:
-    assert _semfocus("compare", "parity", *SMALL, "--out", str(tmp_path)).returncode == 0
-    assert "nothing to remove" in _semfocus("clean", str(tmp_path)).stdout
-    assert _semfocus("clean", str(tmp_path), "--all").stdout.count("would remove") == 4
+    assert command("compare", "parity", *SMALL, "--out", str(tmp_path)).returncode == 0
+    assert "nothing to remove" in command("clean", str(tmp_path)).stdout
+    assert command("clean", str(tmp_path), "--all").stdout.count("would remove") == 4
     assert sum(path.is_dir() for path in tmp_path.iterdir()) == 4
-    assert _semfocus("clean", str(tmp_path), "--all", "--yes").stdout.count("removed") == 4
+    assert command("clean", str(tmp_path), "--all", "--yes").stdout.count("removed") == 4
     assert not any(path.is_dir() for path in tmp_path.iterdir())
 
 
@@ -175,7 +170,7 @@ def test_a_configuration_file_trains_one_run(tmp_path: Path) -> None:
         'seed = 1\n[task]\nname = "parity"\ntrain_rows = 50\nheldout_rows = 20\n[task.options]\nlength = 6\n'
         '[attention]\nmechanism = "topk:2"\n[model]\nblocks = 1\nd_model = 8\nd_mlp = 8\n[training]\nepochs = 1\n'
     )
-    done = _semfocus("train", str(tmp_path / "run.toml"), "--set", "training.lr=0.3", "--out", str(tmp_path / "runs"))
+    done = command("train", str(tmp_path / "run.toml"), "--set", "training.lr=0.3", "--out", str(tmp_path / "runs"))
     assert done.returncode == 0, done.stderr
     assert "done" in done.stdout
     assert '"lr": 0.3' in done.stdout
@@ -218,7 +213,7 @@ def test_the_same_from_python_with_a_users_own_file(tmp_path: Path) -> None:
 )
 def test_a_wrong_command_exits_2_and_says_what_to_do(arguments: list[str], message: str, tmp_path: Path) -> None:
     out = ["--out", str(tmp_path)] if arguments[0] != "runs" else []
-    done = _semfocus(*arguments, *out)
+    done = command(*arguments, *out)
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from semfocus.errors import MissingExtra, UsageError
 from semfocus.experiments.compare import asks_which_k, comparison_of
 from semfocus.experiments.result import ComparisonResult
 from semfocus.store import RunStore
+from tests.command import semfocus as command
 from tests.tasks.helpers import write_csv
 
 TINY = ("model.blocks=1", "model.d_model=8", "model.d_mlp=8")
@@ -189,12 +189,10 @@ def test_an_unbalanced_task_is_judged_by_balanced_accuracy_unless_told_otherwise
 def test_rows_that_are_skipped_are_told_of_once_and_plainly(tmp_path: Path) -> None:
     """The command line showed Python's warning with its place in the package, several times, and each worker again."""
     path = write_csv(tmp_path / "reviews.csv", [*PAIRS, ("", "pos")])
-    command = [
-        sys.executable, "-m", "semfocus.cli", "compare", str(path), "--attention", "full,topk:2", "--seeds", "2",
-        "--epochs", "1", "--threads", "1", "--jobs", "2", *(f"--set={change}" for change in TINY),
-        "--out", str(tmp_path / "runs"),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = command(
+        "compare", str(path), "--attention", "full,topk:2", "--seeds", "2", "--epochs", "1", "--threads", "1",
+        "--jobs", "2", *(f"--set={change}" for change in TINY), "--out", str(tmp_path / "runs"),
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("tokenise to nothing") == 1
     assert re.search(

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from semfocus.errors import CorruptData, DataError, UsageError
 from semfocus.tasks.export import Recipe, export, export_again
+from tests.command import semfocus
 
 RECIPE = Recipe(task="solve_equation", options={"length": 12}, n=40, seed=3)
-
-
-def _semfocus(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "semfocus.cli", *arguments], capture_output=True, text=True, timeout=120
-    )
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".tsv", ".parquet"])
@@ -60,23 +53,23 @@ def test_an_unknown_format_is_refused_before_anything_is_drawn(tmp_path: Path) -
 
 
 def test_the_list_has_a_line_for_every_task() -> None:
-    shown = _semfocus("tasks").stdout
+    shown = semfocus("tasks").stdout
     for name in ("parity", "listops", "stack_manipulation"):
         assert name in shown
 
 
 def test_show_prints_rows_with_labels_and_baselines() -> None:
-    shown = _semfocus("tasks", "show", "stack_manipulation", "--n", "3", "--seed", "1").stdout
+    shown = semfocus("tasks", "show", "stack_manipulation", "--n", "3", "--seed", "1").stdout
     assert shown.count("  ->  ") == 3
     assert "majority 50.0%, shortcut 83.4%" in shown
-    assert _semfocus("tasks", "show", "parity", "--option", "length=7").stdout.count("width 7")
+    assert semfocus("tasks", "show", "parity", "--option", "length=7").stdout.count("width 7")
 
 
 def test_the_command_line_exports_and_repeats(tmp_path: Path) -> None:
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    done = _semfocus("tasks", "export", "parity", "--n", "9", "--out", str(first))
+    done = semfocus("tasks", "export", "parity", "--n", "9", "--out", str(first))
     assert done.returncode == 0, done.stderr
-    done = _semfocus("tasks", "export", "--manifest", f"{first}.manifest.json", "--out", str(second))
+    done = semfocus("tasks", "export", "--manifest", f"{first}.manifest.json", "--out", str(second))
     assert done.returncode == 0, done.stderr
     assert first.read_text() == second.read_text()
 
@@ -93,7 +86,7 @@ def test_the_command_line_exports_and_repeats(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_command_exits_2_and_says_what_to_do(arguments: list[str], message: str) -> None:
-    done = _semfocus(*arguments)
+    done = semfocus(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
