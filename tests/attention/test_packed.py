@@ -188,10 +188,11 @@ def test_no_text_at_all_and_empty_texts_alone_are_empty_and_differentiable() -> 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_compiled_function_computes_packed_texts_between_its_graphs() -> None:
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_function_computes_packed_texts_between_its_graphs(compiler: str) -> None:
     q, k, v = qkv(12, 12, dtype=torch.float32)
     cu = boundaries([5, 7])
-    compiled = torch.compile(lambda *given: attend(*given, TopK(3), cu_seqlens_q=cu) * 2)
+    compiled = torch.compile(lambda *given: attend(*given, TopK(3), cu_seqlens_q=cu) * 2, backend=compiler)
     close(compiled(q, k, v), attend(q, k, v, TopK(3), cu_seqlens_q=cu) * 2)
 
 

@@ -143,12 +143,13 @@ def test_narrow_types_stay_near_the_oracle(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_it_compiles_whole_with_the_same_answer() -> None:
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_it_compiles_whole_with_the_same_answer(compiler: str) -> None:
     q, k, v = qkv(20, 20, dtype=torch.float32)
     sinks = torch.zeros(3, device=DEVICE)
     for mechanism in ("topk:3", "full"):
         compiled = torch.compile(
-            lambda *given, m=mechanism: attend(*given, m, softcap=2.0, sinks=sinks), fullgraph=True
+            lambda *given, m=mechanism: attend(*given, m, softcap=2.0, sinks=sinks), fullgraph=True, backend=compiler
         )
         close(compiled(q, k, v), attend(q, k, v, mechanism, softcap=2.0, sinks=sinks))
 

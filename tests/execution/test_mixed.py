@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from semfocus.execution.cohorts import form_cohorts, plan_jobs
 from semfocus.experiments.registry import studies
 from semfocus.experiments.run import plan
 from semfocus.store import RunStore
+from semfocus.tasks.corpora.named import PythonSources
 from semfocus.training import Progress
 from semfocus.training.cohort import Cohort, spec_of
 from semfocus.training.objective import SPLITS
@@ -152,6 +154,9 @@ def test_every_study_forms_cohorts_for_gpus_that_the_driver_does_not_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(
+        PythonSources, "_roots", lambda self: {"asyncio": Path(asyncio.__file__).parent}
+    )  # less to read
     for study in studies():
         jobs = plan(study.experiment(seeds=1), tmp_path).jobs
         cohorts = form_cohorts(jobs, runtime(), "cuda", 8)

@@ -22,7 +22,15 @@ def kinds(cell: Any) -> list[str]:
     return sorted({form for form in shown if form in ("image/png", "text/html")})
 
 
-def test_the_notebook_runs_and_shows_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FEWER_EPOCHS = """
+import semfocus
+compare = semfocus.compare
+semfocus.compare = lambda *data, **choices: compare(*data, **choices | {"epochs": 2})
+"""
+
+
+@pytest.mark.parametrize("first", [FEWER_EPOCHS, pytest.param("", marks=pytest.mark.slow)], ids=["two epochs", "all"])
+def test_the_notebook_runs_and_shows_what_it_holds(first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("SEMFOCUS_RUNS", str(tmp_path / "runs"))
     stored = nbformat.read(NOTEBOOK, as_version=4)
@@ -30,9 +38,10 @@ def test_the_notebook_runs_and_shows_what_it_holds(tmp_path: Path, monkeypatch: 
     for cell in fresh.cells:
         if cell.cell_type == "code":
             cell.outputs = []
+    fresh.cells.insert(0, nbformat.v4.new_code_cell(first))
     where = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(fresh, timeout=600, kernel_name="python3", resources=where).execute()
-    code = [cell for cell in fresh.cells if cell.cell_type == "code"]
+    code = [cell for cell in fresh.cells[1:] if cell.cell_type == "code"]
     assert [kinds(cell) for cell in code] == [kinds(cell) for cell in stored.cells if cell.cell_type == "code"]
     assert sum("image/png" in kinds(cell) for cell in code) >= 5
     assert len(list((tmp_path / "runs").glob("*/config.json"))) >= 15
