@@ -7,6 +7,7 @@ test is skipped with the backend's own reason.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from itertools import product
 from unittest import mock
@@ -224,6 +225,14 @@ CASES = [
     if backend != "reference" and (case := case_for(mechanism, backend))
 ]
 every_case = pytest.mark.parametrize("case", CASES)
+
+
+def halves(*what: object) -> tuple[bool, ...]:
+    """Sides of a choice that need not meet everything else: on the CPU one, each for half of the names; on a GPU both.
+
+    Every mechanism, backend and option still meets both sides, among others.
+    """
+    return (zlib.crc32(" ".join(map(str, what)).encode()) % 2 == 1,) if DEVICE.type == "cpu" else (False, True)
 
 
 def restrictions() -> dict[str, dict]:
