@@ -79,7 +79,7 @@ def check(spec: Spec, rounding: float = ROUNDING, **how: object) -> float:
     return worst
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_members_of_several_mechanisms_are_each_computed_by_their_own(padded: bool) -> None:
     mixture = tuple((AttentionConfig(mechanism=name), 1) for name in ("topk:3", "full", "banded:3"))
     mixed = dataclasses.replace(spec_of("topk:3"), mixture=mixture)

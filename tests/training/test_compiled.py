@@ -67,7 +67,7 @@ def _after(steps: int, mechanism: str, dropout: float, parts: ForwardFns) -> Coh
 
 
 @needs_cpp
-@pytest.mark.parametrize("mechanism", ["full", "topk:3"])
+@pytest.mark.parametrize("mechanism", [pytest.param("full", marks=pytest.mark.slow), "topk:3"])
 def test_steps_compiled_to_cpp_learn_what_eager_steps_learn(mechanism: str) -> None:
     """Without dropout the blocks are compiled too."""
     parts = ForwardFns.compiled()
