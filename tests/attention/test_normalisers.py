@@ -285,7 +285,7 @@ def test_the_log_sum_exp_of_a_list_has_its_gradient_beside_any_normaliser() -> N
 
 
 @pytest.mark.parametrize("name", NEW)
-def test_it_works_under_vmap_grad_and_compile(name) -> None:
+def test_it_works_under_vmap_and_grad(name) -> None:
     q, k, v = qkv(5, 6, lead=(3, 2), dtype=torch.float32)
 
     def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -293,6 +293,15 @@ def test_it_works_under_vmap_grad_and_compile(name) -> None:
 
     alone = torch.stack([torch.func.grad(loss)(*entry) for entry in zip(q, k, v, strict=True)])
     torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(q, k, v), alone)
+
+
+@pytest.mark.parametrize("name", ["entmax:1.5", "entmax:3", "sparsemax", "ssmax", "asentmax", "lssar", "doubly"])
+def test_it_compiles_to_one_graph(name) -> None:
+    q, k, v = qkv(5, 6, lead=(3, 2), dtype=torch.float32)
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, "topk:3", normaliser=name, backend="dense").square().sum()
+
     torch.compiler.reset()
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(q, k, v), loss(q, k, v))
