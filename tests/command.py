@@ -17,7 +17,8 @@ def semfocus(
     """What `semfocus ARGUMENTS` in a folder prints, and its exit code; variables go into its environment."""
     with tempfile.TemporaryDirectory() as place:
         out, errors = Path(place) / "out", Path(place) / "errors"
-        environment = {**os.environ, **variables}
+        # Where this process finds modules, so do those that the command starts, from whichever folder.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
         started = process(_run, arguments, folder or Path.cwd(), environment, out, errors)
         started.join(timeout)
         if started.exitcode is None:
