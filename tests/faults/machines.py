@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from semfocus.execution.cluster import ray_access
-from semfocus.training import Progress
-from tests.faults.pacing import Pace
 from tests.training.helpers import runtime
 
 QUIET = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -88,20 +86,6 @@ def processes_of(node: Any, name: str) -> list[int]:
             if Path(f"/proc/{pid}/cmdline").read_text().startswith(name):
                 pids.append(pid)
     return pids
-
-
-def once(act: Callable[[], None], pace: Pace | None = None) -> Callable[[Progress], None]:
-    """Strike as soon as one trains; afterwards at full speed."""
-    done: list[int] = []
-
-    def on_progress(progress: Progress) -> None:
-        if not done and progress.step and progress.going_on:
-            done.append(progress.step)
-            act()
-            if pace is not None:
-                pace.end()
-
-    return on_progress
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

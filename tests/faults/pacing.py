@@ -12,13 +12,14 @@ It is a plugin, so that workers on other machines have it too.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
 from semfocus.config import RunConfig
 from semfocus.tasks.registry import TASKS
+from semfocus.training import Progress
 from semfocus.training.objective import OBJECTIVES
 from tests.training.helpers import tiny
 
@@ -87,3 +88,17 @@ def paced(folder: Path) -> Iterator[Pace]:
         sys.modules.pop(NAME, None)
         for registry in (TASKS, OBJECTIVES):
             registry._entries.pop(NAME, None)  # other tests have no such plugin
+
+
+def once(act: Callable[[], None], pace: Pace | None = None) -> Callable[[Progress], None]:
+    """Strike as soon as one trains; afterwards at full speed."""
+    done: list[int] = []
+
+    def on_progress(progress: Progress) -> None:
+        if not done and progress.step and progress.going_on:
+            done.append(progress.step)
+            act()
+            if pace is not None:
+                pace.end()
+
+    return on_progress

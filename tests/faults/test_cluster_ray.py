@@ -18,8 +18,8 @@ from semfocus.config import RunConfig
 from semfocus.execution import train
 from semfocus.execution.cluster.losing import LostWorker
 from semfocus.training import Progress
-from tests.faults.machines import OFTEN, QUIET, Machines, once, pids_of, processes_of, workers_of
-from tests.faults.pacing import Pace
+from tests.faults.machines import OFTEN, QUIET, Machines, pids_of, processes_of, workers_of
+from tests.faults.pacing import Pace, once
 from tests.training.helpers import assert_same_bits, runtime, states, tiny, trained
 
 pytestmark = QUIET

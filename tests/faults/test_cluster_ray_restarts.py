@@ -12,8 +12,8 @@ import pytest
 
 from semfocus.execution import train
 from semfocus.training import Interrupted
-from tests.faults.machines import OFTEN, QUIET, ROOT, Machines, once, wait_for
-from tests.faults.pacing import Pace
+from tests.faults.machines import OFTEN, QUIET, ROOT, Machines, wait_for
+from tests.faults.pacing import Pace, once
 from tests.training.helpers import assert_same_bits, run_of, runtime, tiny, trained
 
 pytestmark = QUIET

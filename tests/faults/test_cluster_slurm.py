@@ -17,9 +17,9 @@ from semfocus.execution import train
 from semfocus.execution.cluster import leaving
 from semfocus.execution.cluster.losing import LostWorker
 from semfocus.execution.executor import make_executor
-from semfocus.training import Interrupted, Progress
+from semfocus.training import Interrupted
 from tests.faults import slurm
-from tests.faults.pacing import Pace
+from tests.faults.pacing import Pace, once
 from tests.training.helpers import assert_same_bits, run_of, runtime, states, tiny, trained
 
 pytest.importorskip("submitit", reason="submitit is not installed: pip install 'semfocus[cluster]'")
@@ -45,20 +45,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Slurm]:
         os.environ.pop("SLURM_CONF")
         if before is not None:
             os.environ["SLURM_CONF"] = before
-
-
-def once(act: Callable[[], None], pace: Pace | None = None) -> Callable[[Progress], None]:
-    """Strike as soon as one trains; afterwards at full speed."""
-    done: list[int] = []
-
-    def on_progress(progress: Progress) -> None:
-        if not done and progress.step and progress.going_on:
-            done.append(progress.step)
-            act()
-            if pace is not None:
-                pace.end()
-
-    return on_progress
 
 
 def attempts(store: Path) -> list[Path]:
