@@ -100,10 +100,11 @@ def test_a_generator_gives_a_compiled_graph_the_seeds_it_gives_without_a_compile
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_layer_compiles_to_machine_code_with_the_same_answer() -> None:
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_the_layer_compiles_with_the_same_answer(compiler) -> None:
     layer = layer_of(16, 2, TopK(3), dropout=0.2)
     x = drawn(2, 9, 16).requires_grad_()
-    compiled = torch.compile(layer.eval(), fullgraph=True)
+    compiled = torch.compile(layer.eval(), fullgraph=True, backend=compiler)
     torch.testing.assert_close(compiled(x)[0], layer(x)[0])
     grads = [torch.autograd.grad(module(x)[0].square().sum(), x)[0] for module in (compiled, layer)]
     torch.testing.assert_close(*grads)
