@@ -83,7 +83,7 @@ class TrainStep:
         """Make this many steps of the epoch."""
         for _ in range(steps):
             self._follow_plan()
-            if self.cohort.device.type == "cuda" and self.graph is None:
+            if self.cohort.device.type == "cuda" and self.graph is None and not self.cohort.train.on_host:
                 self._capture()
             if self.graph is None:
                 self.step()
