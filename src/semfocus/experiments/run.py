@@ -77,8 +77,7 @@ def run(plan: Plan, runtime: Runtime = Runtime(), on_progress: Callable | None =
     """
     experiment = plan.experiment
     outcomes = train_jobs(plan.jobs, plan.store, keeping(experiment, runtime), on_progress, executor)
-    if not experiment.heads_page:  # a study declares what it measures and draws
-        _write_samples(plan, runtime)
+    _write_samples(plan, runtime)
     everything = Results.load(plan.store)
     ids = {job.id for job in plan.jobs}
     results, faults = everything.only(ids), [fault for fault in everything.faults if fault.name in ids]
@@ -106,7 +105,7 @@ def _write_samples(plan: Plan, runtime: Runtime) -> None:
 
     for job in plan.jobs:
         try:
-            if writes(job.task) and job.state == "done":
+            if writes(job.task) and job.state == "done" and job.run.checkpoint_steps():
                 measure_sample(job.run, runtime=runtime)
         except Exception as error:  # the runs are trained: what cannot be written must not cost their comparison
             text = f"run {job.id} has no sample of its text: {type(error).__name__}: {error}"
