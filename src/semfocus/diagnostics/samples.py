@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from semfocus.analysis.records import facts_of
 from semfocus.diagnostics.lengths import newest_step
-from semfocus.errors import UsageError, check_float, check_int, printable
+from semfocus.errors import CorruptData, UsageError, check_float, check_int, printable
 from semfocus.measurements import Sample, keep, read
 from semfocus.measurements.samples import LONGEST_TEXT
 from semfocus.model.encoder import Encoder
@@ -33,6 +34,15 @@ MOST_TOKENS = 5000
 def writes(task: Task) -> bool:
     """Whether a model of this task goes on with a text."""
     return isinstance(task, CorpusTask) and task.objective == "next_token"
+
+
+def can_write(run: RunDirectory) -> bool:
+    """Whether a run has ended with a model that goes on with a text; its task is not built."""
+    try:
+        has_ended, fields = (run.status() or {}).get("state") == "done", run.config()
+    except CorruptData:  # those who read its results say so
+        return False
+    return has_ended and bool(run.checkpoint_steps()) and fields.get("objective") == "next_token" and "corpus" in facts_of(fields)
 
 
 def measure_sample(
