@@ -70,7 +70,8 @@ class Text(CorpusTask):
         rows = max(0, tokens - 1) // self.length
         if rows or (split == "test" and not self.test_share):
             return rows
-        longest = f"choose length <= {tokens - 1}, as in {typed('length', tokens - 1)}, " if tokens > 2 else ""
+        fewest = min(len(self.streams.tokens[own]) for own in SPLITS if own != "test" or self.test_share)
+        longest = f"choose length <= {fewest - 1}, as in {typed('length', fewest - 1)}, " if fewest > 2 else ""
         raise DataError(
             f"corpus {self.source.title}: the {tokens} tokens of the split {split!r} are fewer than a row and one more "
             f"(length = {self.length}); {longest}add text, or change heldout_share or test_share"
