@@ -112,7 +112,7 @@ class TokenRace:
     @property
     def best(self) -> Lane | None:
         """The mechanism of the largest head start at the end of training; None where none has one."""
-        ahead = [lane for lane in self.others if lane.head_starts[-1].ratio > 1]
+        ahead = [lane for lane in self.others if lane.head_starts[-1].words.endswith("fewer")]
         return max(ahead, key=lambda lane: lane.head_starts[-1].ratio, default=None)
 
     @property
@@ -145,7 +145,7 @@ class TokenRace:
         if not lane.head_starts:
             return f" ends at a {end} after {tokens_text(self.tokens)} tokens."
         first, last = lane.head_starts[0], lane.head_starts[-1]
-        early = f" needs {first.against_full} to the same held-out loss at {first.share:.0%} of training"
+        early = f" needed {first.against_full} to the same held-out loss at {first.share:.0%} of training"
         late = f"{last.words} at its end ({last.ahead} of {last.seeds})"
         ahead = f"{first.ahead} of {_seeds(first.seeds)} ahead"
         return f"{early} ({ahead}), and {late}. It ends at a {end}, {self._against(lane)}."
