@@ -1,4 +1,4 @@
-"""Language models by tokens: when a mechanism is where full attention was, and what the seeds say of it."""
+"""Language models by tokens: head starts over full attention, and what the seeds say of them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import pytest
 
 from semfocus.analysis.comparison import Comparison, compare_records
 from semfocus.analysis.findings import findings_of
+from semfocus.analysis.groups import group_records
+from semfocus.analysis.head_start import head_start
 from semfocus.analysis.recommend import recommend
 from semfocus.analysis.records import Record
 from semfocus.analysis.tokens import TokenRace, token_race, tokens_text
+from semfocus.report.figures.language_values import head_start_of
 from semfocus.report.race import comparison_title, course_table, race_table
 
 BATCH, LENGTH, ROWS = 4, 10, 44  # eleven steps an epoch
@@ -52,32 +55,44 @@ def race(*arms: tuple[str, Sequence[Callable[[float], float]]]) -> TokenRace:
 
 def test_a_model_that_learns_twice_as_fast_needs_half_of_the_tokens() -> None:
     lane = race(("full", [falling()] * 3), ("topk:8", [falling(2.0)] * 3)).lane("topk:8")
-    assert [arrival.ratio for arrival in lane.arrivals] == pytest.approx(
-        [0.5] * 3, rel=0.06
-    )  # the short batch ends a quarter
-    assert [arrival.reached for arrival in lane.arrivals] == [3] * 3
+    assert [start.ratio for start in lane.head_starts] == pytest.approx([2.0] * 3, rel=0.01)
+    assert [start.ahead for start in lane.head_starts] == [3] * 3
     assert lane.change == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_model_that_never_arrives_is_later_than_all_and_no_number_is_made_up() -> None:
+def test_a_model_that_ends_behind_is_asked_for_its_own_loss() -> None:
     slow = race(("full", [falling()] * 3), ("topk:8", [falling(0.5), falling(0.5), falling(2.0)]))
     lane = slow.lane("topk:8")
-    assert lane.arrivals[0].ratio == pytest.approx(2.0, rel=0.02)
-    assert lane.arrivals[-1].ratio is None
-    assert (lane.arrivals[-1].reached, lane.arrivals[-1].text) == (1, "later")
+    assert [start.ratio for start in lane.head_starts] == pytest.approx([0.5] * 3, rel=0.02)
+    assert (lane.head_starts[-1].ahead, lane.head_starts[-1].text) == (1, "0.50x")
     assert lane.change == pytest.approx(2 / 3)
     (name, sentence) = slow.sentences()[1]
     assert name == "topk:8"
-    assert "did not reach full attention's final loss within the same tokens (1 of 3 seeds did)" in sentence
-    assert (
-        slow.headline
-        == "No mechanism gets to full attention's final loss within the same tokens; too few seeds to be sure"
+    assert sentence.startswith(
+        " needed 2.00x more tokens than full attention to the same held-out loss at 25% of training (1 of 3 seeds "
+        "ahead), and 2.00x more at its end (1 of 3). It ends at"
     )
+    assert slow.headline == "No mechanism is ahead of full attention at the end of training; too few seeds to be sure"
 
 
-def test_goals_are_those_of_full_attention_of_the_same_seed() -> None:
+def test_runs_are_compared_with_full_attention_of_the_same_seed() -> None:
     mixed = race(("full", [falling(), falling(end=2.0)]), ("topk:8", [falling(), falling(end=2.0)]))
-    assert [arrival.ratio for arrival in mixed.lane("topk:8").arrivals] == pytest.approx([1.0] * 3)
+    assert [start.ratio for start in mixed.lane("topk:8").head_starts] == pytest.approx([1.0] * 3)
+    assert " needed as many tokens as full attention to the same held-out loss" in mixed.sentences()[1][1]
+    level = race(("full", [falling()]), ("topk:8", [falling(1.001, end=0.9)]))
+    assert level.lane("topk:8").head_starts[-1].ratio > 1
+    assert level.best is None, "to two digits it needs as many"
+
+
+def test_a_head_start_is_that_of_studies_and_verdicts() -> None:
+    """One definition: what `compare` tells of a seed is what panels draw and verdicts take the logarithm of."""
+    arms = [("full", falling()), ("topk:8", lambda done: 3 - 2.4 * done + 0.6 * done**2)]
+    records = [run(name, 0, losses) for name, losses in arms]
+    told = token_race(records).lane("topk:8").head_starts
+    for start in told:
+        times = head_start(*records, start.share)
+        assert start.ratio == pytest.approx(times[0] / times[1])
+        assert start.ratio == pytest.approx(head_start_of(records[1], group_records(records).groups, start.share))
 
 
 def test_few_seeds_are_a_hint_and_many_that_agree_a_proof() -> None:
@@ -86,8 +101,8 @@ def test_few_seeds_are_a_hint_and_many_that_agree_a_proof() -> None:
     assert few.headline.endswith("a hint, too few seeds for a proof")
     many = race(("full", [falling()] * 8), ("topk:8", [falling(1.2, end=0.9 + 0.001 * seed) for seed in range(8)]))
     lane = many.lane("topk:8")
-    assert lane.p == lane.arrivals[0].p == pytest.approx(2 * 2.0**-7)  # of two tests
-    assert many.headline == "topk:8 reaches full attention's final loss after 0.83x the tokens, beyond chance"
+    assert lane.p == lane.head_starts[0].p == pytest.approx(2 * 2.0**-7)  # of two tests
+    assert many.headline == "topk:8 needs 1.20x fewer tokens than full attention to the same final loss, beyond chance"
     assert many.sentences()[-1][1].startswith("Beyond chance, after Holm over 2 tests: topk:8 in its final loss (p =")
     noisy = race(
         ("full", [falling(end=1 + 0.01 * seed) for seed in range(8)]),
@@ -102,11 +117,14 @@ def test_losses_that_differ_by_less_than_half_a_percent_are_called_the_same() ->
     assert "the same for practice (+0.1% to +0.1% against full attention's)" in near.sentences()[1][1]
 
 
-def test_diverged_and_unfinished_runs_give_no_number_of_their_own() -> None:
+@pytest.mark.parametrize("losses", [lambda done: math.nan, falling()])
+def test_a_run_that_diverged_arrives_at_the_end_and_one_that_trains_gives_no_number(losses) -> None:
     records = [run("full", seed, falling()) for seed in range(3)]
-    records += [run("topk:8", 0, lambda done: math.nan, "diverged"), run("topk:8", 1, falling(), "running")]
+    records += [run("topk:8", 0, losses, "diverged"), run("topk:8", 1, falling(), "running")]
     lane = token_race(records).lane("topk:8")
-    assert (lane.arrivals[0].seeds, lane.arrivals[0].ratio, lane.change, lane.p) == (1, None, None, None)
+    first = lane.head_starts[0]
+    assert (first.seeds, first.ahead, lane.change, lane.p) == (1, 0, None, None)
+    assert first.ratio == pytest.approx(0.25)
     lost = token_race([run("full", 0, lambda done: math.nan, "diverged"), run("topk:8", 0, falling())])
     assert lost.others == []
     assert "nothing to compare with" in lost.sentences()[-1][1]
@@ -119,7 +137,7 @@ def test_a_comparison_of_language_models_speaks_of_tokens_alone() -> None:
     assert isinstance(comparison, Comparison)
     assert not comparison.nothing_learned
     assert not any("95" in finding.text and "accuracy" in finding.text for finding in findings_of(comparison))
-    assert comparison.to_dict()["tokens"]["mechanisms"][1]["tokens_against_full"]["1"]["reached"] == 3
+    assert comparison.to_dict()["tokens"]["mechanisms"][1]["head_start"]["1"]["ahead"] == 3
     table = race_table(comparison.race)
     assert all(len(row) == len(table.heads) for row in table.rows)
     course = course_table(comparison.race)

@@ -97,7 +97,12 @@ def test_one_mechanism_throughout_is_its_sole_one() -> None:
         ("0*full/topk:8", "1 to 1024"),
         ("99999999999999999999*full/topk:8", "1 to 1024"),
         ("1*banded:5+1g/full", "same number of global tokens"),
-        ("1*/topk:8", "must look like"),
+        ("1*/topk:8", r"mechanism '1\*/topk:8' lacks a mechanism"),
+        ("topk:8>", "mechanism 'topk:8>' lacks a mechanism"),
+        (">full@0.3", "lacks a mechanism"),
+        ("topk:8/", "lacks a mechanism"),
+        ("topk:8@1>full", "a stage until @1 never ends"),
+        ("topk:8@0.3>topk:32@1>full", "the next one never begins"),
         ("nokeys:8>full@0.3", "nokeys"),
     ],
 )

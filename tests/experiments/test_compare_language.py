@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 import semfocus
 from semfocus import recipes
 from semfocus.cli import app
+from semfocus.diagnostics.samples import can_write
 from semfocus.errors import UsageError
 from semfocus.experiments.compare import comparison_of
+from semfocus.experiments.run import conclude
 from semfocus.measurements import Sample, read
 from semfocus.report.page.page import write_page
 from semfocus.store import RunStore
@@ -85,3 +87,13 @@ def test_the_same_in_python_has_a_table_of_tokens(corpus: str, tmp_path: Path) -
     assert result.race is not None
     assert [lane.mechanism for lane in result.race.lanes] == ["full", "topk:4"]
     assert "960 tokens each" in result._repr_html_()
+    store = RunStore(tmp_path / "runs")
+    ids = [entry.name for entry in store.entries() if entry.config]
+    for id in ids:
+        for file in (store.root / id / "measurements").glob("sample*.json"):
+            file.unlink()
+    _, page = conclude(store, ids)  # as `resume` does
+    assert page.read_text().count("What the models write") == 1
+    assert all(read(store.open(id), Sample) for id in ids)
+    (store.root / ids[0] / "status.json").write_text("{")
+    assert not can_write(store.open(ids[0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from semfocus.experiments.paper_text import figure_19, figure_20
 from semfocus.experiments.registry import get_study, studies
 from semfocus.experiments.run import plan, run
 from semfocus.experiments.tuning import choose_rates, plan_tuning
+from semfocus.measurements import Sample, read
+from semfocus.report.page.samples import visible
 from semfocus.store import RunDirectory
 from semfocus.training import Interrupted, Progress
 from tests.training.helpers import runtime
@@ -116,6 +119,14 @@ def test_a_study_chooses_rates_trains_keeps_checkpoints_and_is_measured(tmp_path
     assert {0, *(round(share * 6) for share in COURSE)} <= {*steps}
     drawn = (tmp_path / "runs" / "induction-1.svg").read_text()
     assert "accuracy of copying" in drawn
+    samples = [read(RunDirectory(tmp_path / "runs" / record.id), Sample) for record in results.records]
+    assert len({sample.prompt for sample in samples if sample}) == 1, "as `compare` has them, one of each run"
+    assert all(samples)
+    page = unescape((tmp_path / "runs" / "report.html").read_text())
+    assert "What the models write" in page
+    for sample in samples:
+        assert sample is not None
+        assert visible(sample.text) in page
     app(["run", "induction", *common, "--out", str(tmp_path / "runs"), "--dry-run"], standalone_mode=False)
     assert "4 runs, 4 there, 0 to train" in capsys.readouterr().out, "the rates are known without training"
 

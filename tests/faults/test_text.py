@@ -16,7 +16,7 @@ from semfocus.errors import BadRow, DataError, MissingExtra, UsageError
 from semfocus.execution import train
 from semfocus.execution.resuming import resume
 from semfocus.store import RunDirectory
-from semfocus.tasks import get_task
+from semfocus.tasks import SPLITS, get_task
 from semfocus.tasks.corpora import division, streams
 from semfocus.tasks.corpora.documents import Reading, open_path
 from tests.tasks.test_text import folder_of_texts
@@ -59,7 +59,7 @@ def test_a_pipe_is_no_corpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf"])
 def test_an_empty_corpus_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "empty.txt").write_bytes(content)
-    with pytest.raises(DataError, match=r"corpus empty\.txt is empty: it holds no text"):
+    with pytest.raises(DataError, match=r"corpus empty\.txt is empty: it holds no text; add some, or"):
         text(tmp_path / "empty.txt")
 
 
@@ -102,9 +102,10 @@ def test_a_corpus_shorter_than_a_row_says_how_long_a_row_may_be(tmp_path: Path) 
     with pytest.raises(DataError, match=r"the \d+ tokens of the split 'train' are fewer than a row and one more") as it:
         text(path, length=200)
     longest = int(str(it.value).split("choose length <= ")[1].split(",")[0])
-    assert get_task("text", corpus=str(path), length=longest).size("train") == 1
-    with pytest.raises(DataError):
-        get_task("text", corpus=str(path), length=longest + 1).size("train")
+    taken, longer = (get_task("text", corpus=str(path), length=length) for length in (longest, longest + 1))
+    assert min(taken.size(split) for split in SPLITS) == 1
+    with pytest.raises(DataError, match=f"length <= {longest}"):
+        [longer.size(split) for split in SPLITS]
 
 
 def test_too_few_documents_for_the_splits_say_so(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_panels_of_losses_by_tokens_and_of_head_starts_are_drawn(tmp_path: Path)
     assert "held-out loss" in losses.read_text()
     assert ">tokens<" in losses.read_text()
     text = ratios.read_text()
-    assert "times fewer tokens, at 25 %" in text
+    assert "head start at 25 %" in text
     assert ">full<" not in text, "full attention has no ratio, and no entry in the legend"
 
 

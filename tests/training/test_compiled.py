@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import operator
 import shutil
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from semfocus.config import AttentionConfig, ModelConfig
 from semfocus.model.block import block_parameters
+from semfocus.model.forward import forward, hidden
 from semfocus.model.forward_fns import EAGER, ForwardFns
-from semfocus.model.head import weighted_loss
+from semfocus.model.head import head_loss, head_parameters, weighted_loss
 from semfocus.model.inputs import Padding
-from semfocus.spec import Spec
+from semfocus.model.layers import linear
+from semfocus.spec import Spec, initial
 from semfocus.tasks import NO_TARGET
 from semfocus.training import Runtime
 from semfocus.training.cohort import Cohort
@@ -26,6 +30,8 @@ from semfocus.training.step import TrainStep
 from tests.training.helpers import CPU, begin, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about itself
+
+PLAIN: dict[str, Any] = {"blocks": 1, "d_model": 8, "d_mlp": 8, "dropout": 0.0, "final_norm": True}
 
 needs_cpp = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 
@@ -130,6 +136,61 @@ def test_a_compiled_loss_is_the_plain_one() -> None:
     assert answers[0][0].dtype == torch.float32
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_step_with_head_and_loss_in_one_program_is_the_plain_one(precision: str, tied: bool) -> None:
+    """As on a GPU, where logits of a large vocabulary stay inside; without a break of the graph."""
+    spec = replace(decoder("full"), model=ModelConfig(**{**PLAIN, "tied_head": tied}))
+    row = initial(spec, 1).unsqueeze(0)
+    generator = torch.Generator().manual_seed(2)
+    tokens, targets = torch.randint(9, (2, 1, 3, 16), generator=generator)
+    weights, objective = torch.tensor([1.0, 1.0, 0.0]), get_objective("next_token")
+    whole = torch.compile(head_loss, dynamic=False, backend="aot_eager", fullgraph=True)
+    answers = []
+    for apart in (True, False):
+        leaves = {name: view.detach().requires_grad_() for name, view in spec.layout.split(row).items()}
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
+            if apart:
+                logits = forward(leaves, tokens, None, spec)
+            else:
+                x = hidden(leaves, tokens, None, spec, None, EAGER)
+                own = *head_parameters(leaves, spec), spec, objective.loss
+                loss = whole(x, None, *own, targets, weights, weights.sum())
+        if apart:
+            loss = weighted_loss(objective.loss, logits, targets, weights, weights.sum())
+        assert loss.dtype == torch.float32
+        answers.append((loss, *torch.autograd.grad(loss.sum(), list(leaves.values()))))
+    bound = 1e-6 if precision == "fp32" else 1e-2
+    for mine, other in zip(*answers, strict=True):
+        torch.testing.assert_close(mine, other, rtol=bound, atol=bound)
+
+
+class Operations(TorchDispatchMode):
+    """Which of torch's operations are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_single_model_multiplies_as_one_product_beside_a_cpu(has_bias: bool) -> None:
+    """Torch's compiler pads an odd vocabulary for tensor cores in `mm` and in `bmm` of several, not in `bmm` of one."""
+    names, shapes = [], []
+    for members in (1, 2):
+        x, weight = torch.empty(members, 3, 5, 4, device="meta"), torch.empty(members, 4, 9, device="meta")
+        with Operations() as called:
+            product = linear(x, weight, torch.empty(members, 9, device="meta") if has_bias else None)
+        names.append({"mm", "addmm", "bmm", "baddbmm"} & {*called.names})
+        shapes.append(product.shape)
+    assert names == ([{"addmm"}, {"baddbmm"}] if has_bias else [{"mm"}, {"bmm"}])
+    assert shapes == [(1, 3, 5, 9), (2, 3, 5, 9)]
+
+
 def test_every_stage_of_a_plan_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's own limit of eight programs of one function would leave the later stages to Python, without a word."""
     compiled: list[int] = []
@@ -151,5 +212,6 @@ def test_every_stage_of_a_plan_is_compiled(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def decoder(mechanism: str) -> Spec:
-    model = ModelConfig(blocks=1, d_model=8, d_mlp=8, dropout=0.0)
-    return Spec(model, AttentionConfig(mechanism=mechanism), 9, 9, 16, is_causal=True, predicts_positions=True)
+    return Spec(
+        ModelConfig(**PLAIN), AttentionConfig(mechanism=mechanism), 9, 9, 16, is_causal=True, predicts_positions=True
+    )

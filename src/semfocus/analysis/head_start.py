@@ -1,4 +1,4 @@
-"""The head start of a language model: in how many fewer tokens it reaches another one's held-out loss.
+"""The head start of a language model over another: how many times fewer tokens it needs to one held-out loss.
 
     head_start(full, focused, 0.25)          (4.2e6, 3.9e6) tokens: 1.08 times fewer
 

@@ -1,16 +1,12 @@
-"""Language models by tokens: how many of full attention's tokens a mechanism takes to the same held-out loss.
+"""Language models by tokens: the head start of each mechanism over full attention, and where both end.
 
     race = token_race(records)
-    race.lane("topk:8").arrivals[-1].ratio      0.82 of full attention's tokens to its final held-out loss
+    race.lane("topk:8").head_starts[0].ratio      1.08 times fewer tokens at a quarter of training
     race.sentences()
 
-The goals are the held-out losses of full attention of the same seed once a quarter, half and all of its training is
-done. A run arrives where the straight line between two evaluations first meets the goal; full attention may itself
-have been there before. One that does not arrive within its training counts as later than all others.
-
-The last goal is full attention's own end, which a mechanism that is no better meets in half of the seeds, and never
-later than at its end: that ratio alone proves nothing. What is tested, by swaps within seeds and after Holm, are the
-final losses, and the tokens to the first goal.
+What a head start is says `semfocus.analysis.head_start`, for comparisons, studies and verdicts alike; here it is the
+median over the seeds of which full attention's run did not diverge. What is tested, by swaps within seeds and after
+Holm, are the final losses, and the head start at the first share: that at the end says what the final losses say.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from semfocus.analysis.head_start import first_at, tokens_of
+from semfocus.analysis.head_start import LOSS, log_ratio, tokens_of
 from semfocus.analysis.intervals import Interval, Margin, equivalence, mean_interval
 from semfocus.analysis.multiple import ALPHA, holm, not_enough
 from semfocus.analysis.paired import exact_swap_p
@@ -30,7 +26,7 @@ from semfocus.analysis.pairing import Floats
 from semfocus.analysis.records import Record, facts_of
 
 BASE = "full"
-GOALS = (0.25, 0.5, 1.0)  # shares of full attention's training
+SHARES = (0.25, 0.5, 1.0)  # of training, at which head starts are told
 COURSE = (0.1, 0.25, 0.5, 0.75, 1.0)  # shares of the tokens at which losses are told
 LOSS_MARGIN = Margin(-0.005, 0.005)
 """Two final losses that differ by no more, relative to full attention's, are called equal."""
@@ -42,19 +38,30 @@ def is_language(record: Record) -> bool:
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """How soon a mechanism is where full attention was after a share of its training."""
+class HeadStart:
+    """How many times fewer tokens than full attention a mechanism needs to one loss, at a share of training."""
 
-    goal: float  # the share
-    reached: int  # seeds that got there, of `seeds`
+    share: float
+    ahead: int  # seeds that need fewer, of `seeds`
     seeds: int
-    ratio: float | None  # tokens against full attention's, the median over seeds; None where half never got there
-    p: float | None = None  # that they differ, after Holm; None where it is not tested
+    ratio: float  # the median over seeds; below 1 it needs more
+    p: float | None = None  # that it is not 1, after Holm; None where it is not tested
 
     @property
     def text(self) -> str:
-        """`0.82x`, or `later`."""
-        return "later" if self.ratio is None else f"{self.ratio:.2f}x"
+        """`1.08x`."""
+        return f"{self.ratio:.2f}x"
+
+    @property
+    def words(self) -> str:
+        """`1.08x fewer`, `1.05x more`, `as many`."""
+        factor = f"{max(self.ratio, 1 / self.ratio):.2f}"
+        return "as many" if factor == "1.00" else f"{factor}x {'fewer' if self.ratio > 1 else 'more'}"
+
+    @property
+    def against_full(self) -> str:
+        """`1.08x fewer tokens than full attention`."""
+        return f"{self.words} tokens {'as' if self.words == 'as many' else 'than'} full attention"
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Lane:
 
     mechanism: str
     losses: Mapping[int, float]  # the final held-out loss of each seed
-    arrivals: tuple[Arrival, ...]  # one for each of GOALS; none of full attention, or where no seed is shared
+    head_starts: tuple[HeadStart, ...]  # one for each of SHARES; none of full attention, or where no seed is shared
     change: float | None  # of the final loss against full attention's, relative, the mean over shared seeds
     interval: Interval | None  # of that mean
     p: float | None  # that the final losses differ, after Holm
@@ -94,19 +101,19 @@ class TokenRace:
     @property
     def others(self) -> list[Lane]:
         """The mechanisms that are compared with full attention."""
-        return [lane for lane in self.lanes if lane.arrivals]
+        return [lane for lane in self.lanes if lane.head_starts]
 
     @property
     def doubt(self) -> str:
         """Why the seeds cannot decide; empty if they can, or if nothing is compared."""
         others = self.others
-        return not_enough(min(lane.arrivals[0].seeds for lane in others), 2 * len(others)) if others else ""
+        return not_enough(min(lane.head_starts[0].seeds for lane in others), 2 * len(others)) if others else ""
 
     @property
     def best(self) -> Lane | None:
-        """The mechanism that is soonest at full attention's final loss; None where none gets there in most seeds."""
-        there = [lane for lane in self.others if lane.arrivals[-1].ratio is not None]
-        return min(there, key=lambda lane: lane.arrivals[-1].ratio or math.inf, default=None)
+        """The mechanism of the largest head start at the end of training; None where none has one."""
+        ahead = [lane for lane in self.others if lane.head_starts[-1].words.endswith("fewer")]
+        return max(ahead, key=lambda lane: lane.head_starts[-1].ratio, default=None)
 
     @property
     def headline(self) -> str:
@@ -117,8 +124,8 @@ class TokenRace:
         best, doubt = self.best, self.doubt
         if best is None:
             sure = "; too few seeds to be sure" if doubt else ""
-            return f"No mechanism gets to full attention's final loss within the same tokens{sure}"
-        line = f"{best.mechanism} reaches full attention's final loss after {best.arrivals[-1].text} the tokens"
+            return f"No mechanism is ahead of full attention at the end of training{sure}"
+        line = f"{best.mechanism} needs {best.head_starts[-1].against_full} to the same final loss"
         if doubt:
             return f"{line}: a hint, too few seeds for a proof"
         is_proven = best.p is not None and best.p <= ALPHA
@@ -135,18 +142,13 @@ class TokenRace:
         if lane.loss is None:
             return ": no finished run."
         end = f"held-out loss of {lane.loss:.3f} (median of {_seeds(len(lane.losses))})"
-        if not lane.arrivals:
+        if not lane.head_starts:
             return f" ends at a {end} after {tokens_text(self.tokens)} tokens."
-        last, first = lane.arrivals[-1], lane.arrivals[0]
-        share = f"{last.reached} of {last.seeds} seeds"
-        if last.ratio is None:
-            came = f" did not reach full attention's final loss within the same tokens ({share} did)"
-        else:
-            came = f" reached full attention's final loss after {last.ratio:.2f}x the tokens (median; {share})"
-        early = "" if first.ratio is None else (
-            f"; to full attention's loss at {first.goal:.0%} of its training it took {first.ratio:.2f}x"
-        )  # fmt: skip
-        return f"{came}{early}. It ends at a {end}, {self._against(lane)}."
+        first, last = lane.head_starts[0], lane.head_starts[-1]
+        early = f" needed {first.against_full} to the same held-out loss at {first.share:.0%} of training"
+        late = f"{last.words} at its end ({last.ahead} of {last.seeds})"
+        ahead = f"{first.ahead} of {_seeds(first.seeds)} ahead"
+        return f"{early} ({ahead}), and {late}. It ends at a {end}, {self._against(lane)}."
 
     def _against(self, lane: Lane) -> str:
         change = lane.change or 0.0
@@ -166,7 +168,7 @@ class TokenRace:
         decided = [
             f"{lane.mechanism} {where} (p = {p:.2g})"
             for lane in self.others
-            for where, p in (("in its final loss", lane.p), ("early in training", lane.arrivals[0].p))
+            for where, p in (("in its final loss", lane.p), ("early in training", lane.head_starts[0].p))
             if p is not None and p <= ALPHA
         ]
         if not decided:
@@ -181,9 +183,9 @@ class TokenRace:
                 {
                     "mechanism": lane.mechanism,
                     "final_heldout_loss": {str(seed): loss for seed, loss in lane.losses.items()},
-                    "tokens_against_full": {
-                        f"{one.goal:g}": {"ratio": one.ratio, "reached": one.reached, "seeds": one.seeds, "p": one.p}
-                        for one in lane.arrivals
+                    "head_start": {
+                        f"{one.share:g}": {"ratio": one.ratio, "ahead": one.ahead, "seeds": one.seeds, "p": one.p}
+                        for one in lane.head_starts
                     },
                     "final_loss_change": lane.change,
                     "final_loss_change_interval": lane.interval and [lane.interval.low, lane.interval.high],
@@ -200,15 +202,16 @@ def token_race(records: Sequence[Record]) -> TokenRace | None:
     if not records or not all(map(is_language, records)):
         return None
     ended = [record for record in records if record.ended and len(record.metrics)]
-    curves = {(run.mechanism, run.seed): (tokens_of(run), run.column("heldout_loss")) for run in ended}
+    runs = {(run.mechanism, run.seed): run for run in ended}
+    curves = {key: (tokens_of(run), run.column(LOSS)) for key, run in runs.items()}
     names = list(dict.fromkeys(record.mechanism for record in records))
     seconds = {name: float(np.mean([run.seconds for run in ended if run.mechanism == name] or [0.0])) for name in names}
-    drafts = {name: _compared(name, curves) for name in names}
+    drafts = {name: _compared(name, runs) for name in names}
     tests = {}
     for name, (differences, ratios) in drafts.items():
         if len(differences):
             tests[name, "end"] = _swap_p(differences)
-            tests[name, "start"] = _swap_p(np.log(ratios[0])) if np.isfinite(ratios[0]).all() else None
+            tests[name, "start"] = _swap_p(ratios[0])
     adjusted = holm(tests)
     lanes = [
         _lane(name, curves, drafts[name], (adjusted.get((name, "start")), adjusted.get((name, "end"))), seconds[name])
@@ -220,39 +223,40 @@ def token_race(records: Sequence[Record]) -> TokenRace | None:
 Curves = Mapping[tuple[str, int], tuple[Floats, Floats]]  # of mechanism and seed, tokens and held-out losses
 
 
-def _compared(name: str, curves: Curves) -> tuple[Floats, Floats]:
-    """(seeds,) changes of the final loss relative to full attention's, and (goals, seeds) ratios of tokens."""
-    bases = {seed for own, seed in curves if own == BASE and np.isfinite(curves[BASE, seed][1]).all()}
-    shared = [] if name == BASE else sorted(seed for own, seed in curves if own == name and seed in bases)
+def _compared(name: str, runs: Mapping[tuple[str, int], Record]) -> tuple[Floats, Floats]:
+    """(seeds,) changes of the final loss relative to full attention's, and (shares, seeds) logarithms of head starts.
+
+    A change is NaN where the run diverged.
+    """
+    bases = {seed for (own, seed), run in runs.items() if own == BASE and math.isfinite(_last(run))}
     changes, ratios = [], []
-    for seed in shared:
-        (tokens, losses), (full_tokens, full_losses) = curves[name, seed], curves[BASE, seed]
-        changes.append(losses[-1] / full_losses[-1] - 1)
-        goals = [float(np.interp(share * full_tokens[-1], full_tokens, full_losses)) for share in GOALS]
-        ratios.append([_to(goal, tokens, losses) / _to(goal, full_tokens, full_losses) for goal in goals])
-    return np.array(changes), np.array(ratios).reshape(-1, len(GOALS)).T
+    for seed in sorted(seed for own, seed in runs if own == name != BASE and seed in bases):
+        own, full = runs[name, seed], runs[BASE, seed]
+        logs = [log_ratio(full, own, share) for share in SHARES]
+        if None not in logs:
+            changes.append(_last(own) / _last(full) - 1)
+            ratios.append(logs)
+    return np.array(changes), np.array(ratios, dtype=np.float64).reshape(-1, len(SHARES)).T
 
 
-def _to(goal: float, tokens: Floats, losses: Floats) -> float:
-    """The tokens at which a run gets to a loss; infinite where it never does."""
-    place = None if np.isnan(losses).any() else first_at(tokens, losses, goal)
-    return math.inf if place is None else place
+def _last(run: Record) -> float:
+    """The final held-out loss; NaN of a run that diverged."""
+    losses = run.column(LOSS)
+    return math.nan if run.state == "diverged" or not np.isfinite(losses).all() else float(losses[-1])
 
 
 def _lane(
     name: str, curves: Curves, draft: tuple[Floats, Floats], p: tuple[float | None, float | None], seconds: float
 ) -> Lane:
     changes, ratios = draft
-    arrivals = []
-    for i, goal in enumerate(GOALS if len(changes) else ()):
-        middle = float(np.median(ratios[i]))
-        ratio = middle if math.isfinite(middle) else None
-        reached = int(np.isfinite(ratios[i]).sum())
-        arrivals.append(Arrival(goal, reached, ratios.shape[1], ratio, p[0] if i == 0 else None))
+    head_starts = []
+    for i, share in enumerate(SHARES if len(changes) else ()):
+        ratio, ahead = math.exp(np.median(ratios[i])), int((ratios[i] > 0).sum())
+        head_starts.append(HeadStart(share, ahead, ratios.shape[1], ratio, p[0] if i == 0 else None))
     return Lane(
         name,
         {seed: float(losses[-1]) for (own, seed), (_, losses) in sorted(curves.items()) if own == name},
-        tuple(arrivals),
+        tuple(head_starts),
         float(np.mean(changes)) if len(changes) and np.isfinite(changes).all() else None,
         mean_interval(changes) if np.isfinite(changes).all() else None,
         p[1],

@@ -180,6 +180,8 @@ def _course(text: str, body: str) -> Course:
     stages = []
     for piece in body.split(">"):
         name, at, number = piece.partition("@")
+        if not name.strip() and name != text:
+            raise UsageError(f"mechanism {text!r} lacks a mechanism before or after a sign; {_EXAMPLES}")
         stages.append(Stage(parse_mechanism(name), _share(text, number) if at else None))
     ends = [stage.until for stage in stages]
     if len(stages) == 2 and ends[0] is None and ends[1] is not None:
@@ -188,7 +190,11 @@ def _course(text: str, body: str) -> Course:
     if ends[-1] is not None or len(given) < len(stages) - 1:
         raise UsageError(
             f"mechanism {text!r} does not say when each mechanism gives way to the next: give a share of training, "
-            f"@0.3; {_EXAMPLES}"
+            f"@0.3, to all but the last; {_EXAMPLES}"
+        )
+    if 1.0 in given:
+        raise UsageError(
+            f"mechanism {text!r}: a stage until @1 never ends, and the next one never begins; choose a share below 1"
         )
     if given != sorted(set(given)):
         raise UsageError(f"mechanism {text!r}: the shares of training must grow from stage to stage; {_EXAMPLES}")

@@ -272,7 +272,7 @@ def resume_command(
     for outcome in outcomes:
         print_run(outcome)
     for root in dict.fromkeys(run.path.parent for run in chosen):
-        comparisons, page = conclude(RunStore(root), {run.id for run in chosen})
+        comparisons, page = conclude(RunStore(root), {run.id for run in chosen if run.path.parent == root}, runtime)
         for comparison in comparisons:
             say("")
             print_comparison(comparison)

@@ -62,12 +62,12 @@ class RunExamples:
         if split not in splits:
             raise unknown("split", split, splits)
         whole, count = splits[split], check_int("rows", rows, at_least=0) or None
-        batch = Batch(whole.tokens[:count], whole.labels[:count], whole.lengths[:count])
+        batch = data.head(whole, count)
         usual = {"k": _own_k(config, K), "split": "train", "rows": min(usual_rows, len(splits["train"]))}
         return RunExamples(config, _own_k(config, k), split, batch, usual)
 
 
-def _splits(run: RunDirectory, config: RunConfig) -> dict[str, Batch]:
+def _splits(run: RunDirectory, config: RunConfig) -> dict[str, data.Unread]:
     """The training data ("train") and the held-out data ("heldout") of the run."""
     task = config.task.build(run.path.parent)
     known = run.config().get("data")
@@ -75,7 +75,7 @@ def _splits(run: RunDirectory, config: RunConfig) -> dict[str, Batch]:
         raise UsageError(
             f"run {run.id} was trained on other data than {config.task.name} gives now; put the file back as it was"
         )
-    return dict(zip(("train", "heldout"), data.load(config, task), strict=True))
+    return dict(zip(("train", "heldout"), data.opened(config, task), strict=True))
 
 
 def _own_k(config: RunConfig, k: int) -> int:

@@ -27,7 +27,7 @@ from semfocus.measurements import Induction, keep, read
 from semfocus.model.encoder import Encoder
 from semfocus.randomness import stream
 from semfocus.store import RunDirectory, RunStore
-from semfocus.training.data import load as load_examples
+from semfocus.training.data import head, opened
 from semfocus.training.loading import config_of, load
 from semfocus.training.objective import get_objective
 from semfocus.training.runtime import Runtime, numerics
@@ -58,7 +58,7 @@ def measure_induction(
             f"run {directory.id} learns {task.name}, which predicts no next token; induction is measured of models "
             "that do, such as those of the task text"
         )
-    halves = repeated_halves(load_examples(config, task)[1].tokens, task.seq_len // 2, rows)
+    halves = repeated_halves(head(opened(config, task)[1]).tokens, task.seq_len // 2, rows)
     settings = {"rows": rows, "half": halves.shape[1]}
     measured = read(directory, Induction, settings)
     for done, step in enumerate(steps):

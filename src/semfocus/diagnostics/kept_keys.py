@@ -47,8 +47,7 @@ def measure_kept_keys(
     measured = read(directory, KeptKeys, settings)
     if measured is None:
         config, device = config_of(directory), runtime.torch_device()
-        whole = data.load(config, config.task.build(directory.path.parent))[split == "heldout"]
-        batch = Batch(whole.tokens[:rows], whole.labels[:rows], whole.lengths[:rows])
+        batch = data.head(data.opened(config, config.task.build(directory.path.parent))[split == "heldout"], rows)
         with numerics(config.precision, runtime.threads or runtime.num_threads()):
             counts = count_kept(load(directory).to(device), batch)
         measured = keep(directory, KeptKeys.from_payload(settings | counts))

@@ -14,14 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from semfocus.analysis.records import facts_of
 from semfocus.diagnostics.lengths import newest_step
-from semfocus.errors import UsageError, check_float, check_int, printable
+from semfocus.errors import CorruptData, UsageError, check_float, check_int, printable
 from semfocus.measurements import Sample, keep, read
 from semfocus.measurements.samples import LONGEST_TEXT
 from semfocus.model.encoder import Encoder
 from semfocus.randomness import Stream, stream
 from semfocus.store import RunDirectory, RunStore
-from semfocus.tasks import Task
 from semfocus.tasks.corpora.task import CorpusTask
 from semfocus.training.loading import config_of, load
 from semfocus.training.runtime import Runtime, numerics
@@ -30,9 +30,18 @@ PROMPT_TOKENS, TOKENS, TEMPERATURE = 32, 200, 0.8
 MOST_TOKENS = 5000
 
 
-def writes(task: Task) -> bool:
-    """Whether a model of this task goes on with a text."""
-    return isinstance(task, CorpusTask) and task.objective == "next_token"
+def can_write(run: RunDirectory) -> bool:
+    """Whether a run has ended with a model that goes on with a text; its task is not built."""
+    try:
+        has_ended, fields = (run.status() or {}).get("state") == "done", run.config()
+    except CorruptData:  # those who read its results say so
+        return False
+    return (
+        has_ended
+        and bool(run.checkpoint_steps())
+        and fields.get("objective") == "next_token"
+        and "corpus" in facts_of(fields)
+    )
 
 
 def measure_sample(
@@ -52,7 +61,7 @@ def measure_sample(
     check_float("temperature", temperature, 0, 100)
     config = config_of(directory)
     task = config.task.build(directory.path.parent)
-    if not writes(task) or not isinstance(task, CorpusTask):
+    if not isinstance(task, CorpusTask) or task.objective != "next_token":
         raise UsageError(
             f"run {directory.id} is of the task {config.task.name}, which writes no text; take one of text"
         )

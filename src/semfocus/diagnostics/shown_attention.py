@@ -47,10 +47,11 @@ def attention_of(
     directory = run if isinstance(run, RunDirectory) else RunStore(out).find(str(run))
     config = config_of(directory)
     task = config.task.build()
-    batch = data.load(config, task)[split == "heldout"]
+    examples = data.opened(config, task)[split == "heldout"]
     check_int("row", row, at_least=0)
-    if row >= len(batch):
-        raise UsageError(f"row = {row}: the {split} split of run {directory.id} has the rows 0 .. {len(batch) - 1}")
+    if row >= len(examples):
+        raise UsageError(f"row = {row}: the {split} split of run {directory.id} has the rows 0 .. {len(examples) - 1}")
+    batch = data.head(examples, row + 1)
     model, length = load(directory), int(batch.lengths[row])
     weights = attention_weights(model, batch.tokens[row : row + 1], batch.lengths[row : row + 1])
     spec = model.spec

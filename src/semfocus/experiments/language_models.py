@@ -91,7 +91,7 @@ def _long_study(sizes: dict[Scale, Sequence[Size]], tasks: Tasks, mechanisms: Se
     claims=("C14", "C19"),
     panels=(
         replace(_losses, each=(LENGTH,)),
-        Panel("times fewer tokens to full attention's held-out loss, at 25, 50 and 100 % of its training", HEAD_STARTS,
+        Panel("head start over full attention at 25, 50 and 100 % of training, in times fewer tokens", HEAD_STARTS,
               kind="sweep", along="attention.mechanism", lines=("task.name",), each=(LENGTH,)),
         Panel("final held-out loss, and seconds of training", ("final.heldout_loss", "seconds"), kind="map",
               each=(LENGTH,)),
@@ -114,7 +114,7 @@ def pretraining(tasks: Tasks = ("text",), **choices: Unpack[Choices]) -> list[Ru
     asks="Does the head start of top-8 over full attention grow or vanish from 1 M to 30 M parameters?",
     claims=("C20",),
     panels=(
-        Panel("times fewer tokens to full attention's held-out loss, by parameters", HEAD_STARTS, kind="sweep",
+        Panel("head start over full attention by parameters, in times fewer tokens", HEAD_STARTS, kind="sweep",
               along="parameters", each=()),
         replace(_losses, each=(WIDTH,)),
     ),

@@ -9,7 +9,7 @@ for comparison in run(job).comparisons:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from semfocus.errors import CorruptData
 from semfocus.execution.cohorts import plan_jobs
 from semfocus.execution.executor import AUTO, RunOutcome, train_jobs
 from semfocus.experiments.experiment import Experiment, config_key
-from semfocus.store import RunStore
+from semfocus.store import RunDirectory, RunStore
 from semfocus.store.measurements import measurement_names
 from semfocus.training.runtime import Runtime
 from semfocus.training.session import CORRUPT, ENDED, Job
@@ -79,8 +79,7 @@ def run(plan: Plan, runtime: Runtime = Runtime(), on_progress: Callable | None =
     """
     experiment = plan.experiment
     outcomes = train_jobs(plan.jobs, plan.store, keeping(experiment, runtime), on_progress, executor)
-    if not experiment.heads_page:  # a study declares what it measures and draws
-        _write_samples(plan, runtime)
+    _write_samples([job.run for job in plan.jobs], runtime)
     everything = Results.load(plan.store)
     ids = {job.id for job in plan.jobs}
     results, faults = everything.only(ids), [fault for fault in everything.faults if fault.name in ids]
@@ -105,16 +104,16 @@ def keeping(experiment: Experiment, runtime: Runtime) -> Runtime:
     )
 
 
-def _write_samples(plan: Plan, runtime: Runtime) -> None:
+def _write_samples(runs: Sequence[RunDirectory], runtime: Runtime) -> None:
     """Let each trained language model write a few lines, which are kept with its run: the page shows them."""
-    from semfocus.diagnostics.samples import measure_sample, writes
+    from semfocus.diagnostics.samples import can_write, measure_sample
 
-    for job in plan.jobs:
+    for run in runs:
         try:
-            if writes(job.task) and job.state == "done":
-                measure_sample(job.run, runtime=runtime)
+            if can_write(run):
+                measure_sample(run, runtime=runtime)
         except Exception as error:  # the runs are trained: what cannot be written must not cost their comparison
-            text = f"run {job.id} has no sample of its text: {type(error).__name__}: {error}"
+            text = f"run {run.id} has no sample of its text: {type(error).__name__}: {error}"
             warnings.warn(text, stacklevel=2)
 
 
@@ -133,10 +132,11 @@ def _write_page(plan: Plan, everything: Results, own: Results) -> Path:
     return write_page(own, root / f"{experiment.name}.html", about=about)
 
 
-def conclude(store: RunStore, ids: Collection[str]) -> tuple[list[Comparison], Path]:
+def conclude(store: RunStore, ids: Collection[str], runtime: Runtime = Runtime()) -> tuple[list[Comparison], Path]:
     """The comparisons that these runs belong to, with all other runs of each, and the page of their store."""
     from semfocus.report.page.page import write_page
 
+    _write_samples([store.open(id) for id in ids], runtime)
     results = Results.load(store)
     touched = [group for group in results.groups if any(record.id in ids for record in group.records)]
     return [group.comparison for group in touched], write_page(results, store.root / "report.html")

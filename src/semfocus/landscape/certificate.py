@@ -39,7 +39,7 @@ from semfocus.theory import (
     separation,
     spectral_norm,
 )
-from semfocus.training.data import Rows
+from semfocus.training.data import MappedRows, Rows
 
 POSITIONS_AT_ONCE = 2**12  # the scores of each are stored in float64
 PROJECTIONS = ("query", "key", "value")
@@ -81,7 +81,7 @@ class Trace:
         )
 
 
-def certify_model(spec: Spec, vector: Tensor, rows: Rows) -> LossConstants:
+def certify_model(spec: Spec, vector: Tensor, rows: Rows | MappedRows) -> LossConstants:
     """Bounds on the gradient of the loss on these examples at a model (P,), for fixed masks."""
     chunk = max(1, POSITIONS_AT_ONCE // spec.length)
     traces = [trace(spec, vector, rows.between(first, first + chunk)) for first in range(0, rows.count, chunk)]
@@ -95,7 +95,9 @@ def certify_model(spec: Spec, vector: Tensor, rows: Rows) -> LossConstants:
     return worst.certify()
 
 
-def trace(spec: Spec, vector: Tensor, rows: Rows, masks_may_change: bool = False, x: Tensor | None = None) -> Trace:
+def trace(
+    spec: Spec, vector: Tensor, rows: Rows | MappedRows, masks_may_change: bool = False, x: Tensor | None = None
+) -> Trace:
     """Measure the model (P,) on examples (of one member), or on embedded tokens x (1, B, L, d) in their place."""
     _check(spec)
     parameters = spec.layout.split(vector.detach().double().cpu().unsqueeze(0))
@@ -253,7 +255,7 @@ def constant_of(constants: LossConstants, group: str) -> float:
     return getattr(constants.blocks[int(block)], name)
 
 
-def looseness(spec: Spec, vector: Tensor, rows: Rows) -> dict[str, float]:
+def looseness(spec: Spec, vector: Tensor, rows: Rows | MappedRows) -> dict[str, float]:
     """For the input and each group: the largest ratio, over single examples, of the gradient to its certificate."""
     masks, ratios = group_masks(spec), {}
     for i in range(rows.count):
@@ -267,13 +269,13 @@ def looseness(spec: Spec, vector: Tensor, rows: Rows) -> dict[str, float]:
     return ratios
 
 
-def embedded(spec: Spec, vector: Tensor, rows: Rows) -> Tensor:
+def embedded(spec: Spec, vector: Tensor, rows: Rows | MappedRows) -> Tensor:
     """(1, B, L, d) the embedded tokens that enter the first block, in float64."""
     table = spec.layout.split(vector.detach().double().cpu().unsqueeze(0))["embedding"]
-    return embed(table, rows.tokens.long().cpu(), positional_encoding(spec, table.device), spec, None)
+    return embed(table, rows.every().tokens.cpu(), positional_encoding(spec, table.device), spec, None)
 
 
-def mean_loss(spec: Spec, matrix: Tensor, rows: Rows, x: Tensor | None = None) -> Tensor:
+def mean_loss(spec: Spec, matrix: Tensor, rows: Rows | MappedRows, x: Tensor | None = None) -> Tensor:
     """The mean loss of one model (1, P), on the CPU in its own precision; `x` replaces the embedded tokens."""
     parts = EAGER if x is None else ForwardFns(embed=lambda *given: x)
     tokens, lengths, targets = rows.every().cpu()
@@ -281,7 +283,7 @@ def mean_loss(spec: Spec, matrix: Tensor, rows: Rows, x: Tensor | None = None) -
     return rows.objective.loss(logits, targets).mean()
 
 
-def gradients(spec: Spec, vector: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def gradients(spec: Spec, vector: Tensor, rows: Rows | MappedRows) -> tuple[Tensor, Tensor]:
     """The gradients of the mean loss in the embedded tokens (1, B, L, d) and the parameters (P,), in float64."""
     matrix = vector.detach().double().cpu().unsqueeze(0).requires_grad_()
     x = embedded(spec, vector, rows).requires_grad_()

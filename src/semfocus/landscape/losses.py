@@ -30,7 +30,7 @@ from semfocus.errors import check_int
 from semfocus.model.forward import forward
 from semfocus.model.forward_fns import EAGER, ForwardFns
 from semfocus.spec import Spec
-from semfocus.training.data import Rows
+from semfocus.training.data import MappedRows, Rows
 from semfocus.training.evaluation import capture_graph
 
 # Of all members together: as many as fit into the cache of a CPU, or fill a GPU.
@@ -73,9 +73,9 @@ def bytes_per_position(spec: Spec) -> int:
 class Losses:
     """The mean losses (M,), float64 on the device, of the models in `matrix` (M, P)."""
 
-    def __init__(self, spec: Spec, rows: Rows, plan: Plan, parts: ForwardFns = EAGER) -> None:
+    def __init__(self, spec: Spec, rows: Rows | MappedRows, plan: Plan, parts: ForwardFns = EAGER) -> None:
         self.spec, self.plan, self.parts = spec, plan, parts
-        device = rows.targets.device
+        device = rows.device
         self.rows, self.count = rows, rows.count
         self.only_member = torch.zeros(1, 1, dtype=torch.int64, device=device)
         self.matrix = torch.zeros(plan.members, spec.layout.size, device=device)
@@ -85,7 +85,7 @@ class Losses:
 
     @torch.no_grad()
     def __call__(self) -> Tensor:
-        if self.matrix.is_cuda and self.graph is None:
+        if self.matrix.is_cuda and self.graph is None and not self.rows.on_host:
             self.graph = capture_graph(self._chunk, warm_up=2)
         self.total.zero_()
         self.first.zero_()
@@ -109,9 +109,9 @@ class Losses:
 class Curvature:
     """The mean loss over examples (of one member) as a function of parameters (E, P), and its derivatives."""
 
-    def __init__(self, spec: Spec, rows: Rows, positions: int | None = None) -> None:
+    def __init__(self, spec: Spec, rows: Rows | MappedRows, positions: int | None = None) -> None:
         self.spec, self.rows = spec, rows
-        self.positions = positions or POSITIONS_WITH_GRADIENTS.get(rows.targets.device.type, 2**13)
+        self.positions = positions or POSITIONS_WITH_GRADIENTS.get(rows.device.type, 2**13)
 
     def gradient(self, parameters: Tensor) -> Tensor:
         """(E, P)."""

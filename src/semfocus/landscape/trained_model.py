@@ -14,7 +14,7 @@ from semfocus.spec import Spec
 from semfocus.store import RunDirectory, RunStore
 from semfocus.tasks import Task
 from semfocus.training import data
-from semfocus.training.data import Rows
+from semfocus.training.data import MappedRows, Rows
 from semfocus.training.loading import SIZES, config_of, load
 from semfocus.training.objective import objective_of
 
@@ -25,7 +25,7 @@ class TrainedModel:
 
     spec: Spec
     parameters: Tensor
-    rows: Rows  # of one member
+    rows: Rows | MappedRows  # of one member
     steps: tuple[int, ...]  # the training step of each checkpoint
     steps_per_epoch: int
 
@@ -69,10 +69,10 @@ def open_trained_model(
             f"run {directory.id}: its mechanisms change between these checkpoints ({models[0].spec.plan}), and so "
             "would the loss; choose checkpoints between two changes"
         )
-    batch, _ = data.load(config, task)
-    count = len(batch) - config.training.drop_one_row
+    examples, _ = data.opened(config, task)
+    count = len(examples) - config.training.drop_one_row
     per_epoch = -(-count // config.training.batch_size)
-    rows = data.stack([batch], models[0].spec, torch.device(device), objective_of(task)).between(0, count)
+    rows = data.place([examples], models[0].spec, torch.device(device), objective_of(task)).between(0, count)
     parameters = torch.stack([model.row() for model in models]).to(device)
     if not bool(parameters.isfinite().all()):
         raise Diverged(

@@ -9,9 +9,9 @@ from semfocus import counter_rng
 from semfocus.encodings import encoding
 from semfocus.model.block import block_parameters
 from semfocus.model.forward_fns import EAGER, ForwardFns
-from semfocus.model.head import head_weight
+from semfocus.model.head import head_parameters, logits_of
 from semfocus.model.inputs import Padding
-from semfocus.model.layers import NORM_EPSILON, norm
+from semfocus.model.layers import NORM_EPSILON
 from semfocus.spec import Spec
 
 
@@ -29,6 +29,19 @@ def forward(
     the dropout of a training step; None: evaluation.
     """
     parts = parts or EAGER
+    x = hidden(parameters, tokens, lengths, spec, seeds, parts)
+    return logits_of(x, lengths, *head_parameters(parameters, spec), spec, parts.apply_head)
+
+
+def hidden(
+    parameters: dict[str, Tensor],
+    tokens: Tensor,
+    lengths: Tensor | None,
+    spec: Spec,
+    seeds: Tensor | None,
+    parts: ForwardFns,
+) -> Tensor:
+    """(E, B, L, d): what the last block gives."""
     own_positions = _position_seeds(spec, tokens) if seeds is None else seeds[0]
     pos_enc = encoding(spec, parameters.get("positions"), lengths, own_positions, tokens)
     x = parts.embed(parameters["embedding"], tokens, pos_enc, spec, None if seeds is None else seeds[0])
@@ -39,9 +52,7 @@ def forward(
         epsilon = 0.0 if spec.model.first_norm_exact and i == 0 else NORM_EPSILON
         block_seeds = None if own_seeds is None else own_seeds[i]
         x = parts.block(x, weights, padding, block_seeds, spec.of_block(i), epsilon, seeds is not None)
-    if spec.model.final_norm:
-        x = norm(x, NORM_EPSILON, spec)
-    return parts.apply_head(x, lengths, head_weight(parameters, spec), parameters.get("readout.bias"), spec)
+    return x
 
 
 def _position_seeds(spec: Spec, tokens: Tensor) -> Tensor | None:

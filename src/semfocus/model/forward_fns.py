@@ -11,13 +11,12 @@ from torch import Tensor
 
 from semfocus import counter_rng
 from semfocus.model.block import block
-from semfocus.model.head import apply_head, weighted_loss
+from semfocus.model.head import apply_head, head_loss
 from semfocus.model.inputs import Padding
 from semfocus.model.layers import embed
 from semfocus.spec import Spec
 
 MOST_PROGRAMS = 64  # compiled of one function
-LOGITS_BY_POSITION = 4  # axes of logits (E, B, L, C)
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class ForwardFns:
     embed: Callable[..., Tensor] = embed
     block: Callable[..., Tensor] = block
     apply_head: Callable[..., Tensor] = apply_head
-    loss: Callable[..., Tensor] = weighted_loss
+    head_loss: Callable[..., Tensor] = head_loss
     fold_in: Callable[..., Tensor] = counter_rng.fold_in
     sgd_update: Callable[..., None] | None = None  # clips and updates in place; None: by torch, see `TrainStep`
 
@@ -59,15 +58,19 @@ class ForwardFns:
         def by_device_fold_in(seed: Tensor, step: Tensor, sites: int) -> Tensor:
             return (counter_rng.fold_in if seed.device.type == "cpu" else fast_fold_in)(seed, step, sites)
 
-        # Eager, a loss over a large vocabulary reads and writes logits of 32 bits several times.
-        fast_loss = torch.compile(weighted_loss, dynamic=False)
+        fast_head, fast_head_loss = (torch.compile(function, dynamic=False) for function in (apply_head, head_loss))
 
-        def by_size_loss(loss: Callable, logits: Tensor, *rest: Tensor) -> Tensor:
-            is_worth_it = logits.is_cuda and logits.dim() == LOGITS_BY_POSITION
-            return (fast_loss if is_worth_it else weighted_loss)(loss, logits, *rest)
+        # Eager, a loss over a large vocabulary reads and writes logits of 32 bits several times. Compiled apart from
+        # the head, it gives their gradient in rows as long as the vocabulary; where that is odd, the head copies it
+        # twice, for the two products that take it, into rows that suit a GPU.
+        def by_size_head_loss(
+            x: Tensor, lengths: Tensor | None, weight: Tensor, bias: Tensor | None, spec: Spec, *rest: Any
+        ) -> Tensor:
+            if x.is_cuda and spec.predicts_positions:
+                return fast_head_loss(x, lengths, weight, bias, spec, *rest)
+            return head_loss(x, lengths, weight, bias, spec, *rest, head=fast_head)
 
-        fast_head = torch.compile(apply_head, dynamic=False)
-        return ForwardFns(by_device_embed, by_device_block, fast_head, by_size_loss, by_device_fold_in)
+        return ForwardFns(by_device_embed, by_device_block, fast_head, by_size_head_loss, by_device_fold_in)
 
 
 EAGER = ForwardFns()

@@ -8,15 +8,24 @@ import torch
 from torch import Tensor
 
 from semfocus.model.inputs import valid_mask
-from semfocus.model.layers import linear
+from semfocus.model.layers import NORM_EPSILON, linear, norm
 from semfocus.spec import Spec
 
 
-def head_weight(parameters: dict[str, Tensor], spec: Spec) -> Tensor:
-    """(E, d, C): the head's own weight, or the vectors of the tokens that can be predicted."""
-    if spec.model.tied_head:
-        return parameters["embedding"][:, : spec.num_classes].mT
-    return parameters["readout.weight"]
+def head_parameters(parameters: dict[str, Tensor], spec: Spec) -> tuple[Tensor, Tensor | None]:
+    """The parameters that the head reads: its own weight, or all embeddings, and its bias."""
+    return parameters["embedding" if spec.model.tied_head else "readout.weight"], parameters.get("readout.bias")
+
+
+def logits_of(
+    x: Tensor, lengths: Tensor | None, weight: Tensor, bias: Tensor | None, spec: Spec, head: Callable[..., Tensor]
+) -> Tensor:
+    """What `head` makes of x (E, B, L, d), the last block's, after the last norm; see `head_parameters`."""
+    if spec.model.final_norm:
+        x = norm(x, NORM_EPSILON, spec)
+    if spec.model.tied_head:  # the vectors of the tokens that can be predicted
+        weight = weight[:, : spec.num_classes].mT
+    return head(x, lengths, weight, bias, spec)  # weight (E, d, C)
 
 
 def apply_head(x: Tensor, lengths: Tensor | None, weight: Tensor, bias: Tensor | None, spec: Spec) -> Tensor:
@@ -44,6 +53,24 @@ def weighted_loss(
 ) -> Tensor:
     """(E,): the losses (E, B) of an objective, summed over examples with weights (B,), over `total`."""
     return (objective_loss(widened(logits), targets) * weights).sum(dim=1) / total
+
+
+def head_loss(
+    x: Tensor,
+    lengths: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    spec: Spec,
+    objective_loss: Callable[[Tensor, Tensor], Tensor],
+    targets: Tensor,
+    weights: Tensor,
+    total: Tensor,
+    head: Callable[..., Tensor] = apply_head,
+) -> Tensor:
+    """(E,): `weighted_loss` of what the last block gives, x (E, B, L, d)."""
+    logits = logits_of(x, lengths, weight, bias, spec, head)
+    with torch.autocast(x.device.type, enabled=False):  # products of an objective's own keep their type
+        return weighted_loss(objective_loss, logits, targets, weights, total)
 
 
 def widened(logits: Tensor) -> Tensor:

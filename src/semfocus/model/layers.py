@@ -57,6 +57,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     is_small = members * 4 < ENOUGH_PROGRAMS and weight[0].numel() <= MAX_SPLIT_WEIGHT
     splits = batch if x.is_cuda and is_small and torch.is_grad_enabled() else 1
     flat = x.reshape(members * splits, -1, x.shape[-1])
+    if members == splits == 1 and x.device.type != "cpu":
+        # Torch's compiler pads odd sizes of a product, as of a vocabulary, but not those of a batch of one product.
+        product = flat[0] @ weight[0] if bias is None else torch.addmm(bias[0], flat[0], weight[0])
+        return product.view(*x.shape[:-1], -1)
     if splits == 1:
         product = torch.bmm(flat, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight)
         return product.view(*x.shape[:-1], -1)

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from semfocus.analysis.comparison import Comparison
-from semfocus.analysis.tokens import COURSE, GOALS, TokenRace, tokens_text
+from semfocus.analysis.tokens import COURSE, SHARES, TokenRace, tokens_text
 from semfocus.report.text import TextTable, counted, duration
 
 NOTE = (
-    "Tokens to full attention's held-out losses once 25 %, 50 % and all of its training was done, against what it took "
-    "itself: median over seeds, and how many of them got there. Later: half of the seeds did not within the training. "
-    "p by exact swaps within seeds, after Holm over all tests of the table's mechanisms."
+    "Head start: how many times fewer tokens than full attention's run of its seed a run needs to one held-out loss, "
+    "the larger of the two at 25 %, 50 % and 100 % of training; below 1x it needs more. Median over seeds, and how "
+    "many of them are ahead. p by exact swaps within seeds, after Holm over all tests of the table's mechanisms."
 )
 
 
 def race_table(race: TokenRace) -> TextTable:
-    """A row for each mechanism: its final loss against full attention's, and the tokens to full attention's losses."""
+    """A row for each mechanism: its final loss against full attention's, and its head starts."""
     heads = ["mechanism", "held-out loss", "against full", "95 % interval", "p (Holm)"]
-    heads += [f"tokens to full's loss at {goal:.0%}" for goal in GOALS]
+    heads += [f"head start at {share:.0%}" for share in SHARES]
     rows = []
     for lane in race.lanes:
         ends = "" if lane.interval is None else f"{lane.interval.low:+.2%} to {lane.interval.high:+.2%}"
         cells = ["" if lane.loss is None else f"{lane.loss:.4f}", "" if lane.change is None else f"{lane.change:+.2%}"]
-        came = [f"{one.text} ({one.reached} of {one.seeds})" for one in lane.arrivals] or [""] * len(GOALS)
+        starts = [f"{one.text} ({one.ahead} of {one.seeds})" for one in lane.head_starts] or [""] * len(SHARES)
         time = duration(lane.seconds) if lane.losses else ""
-        rows.append([lane.mechanism, *cells, ends, "" if lane.p is None else f"{lane.p:.2g}", *came, time])
+        rows.append([lane.mechanism, *cells, ends, "" if lane.p is None else f"{lane.p:.2g}", *starts, time])
     return TextTable("", [*heads, "time a run"], rows, NOTE)
 
 

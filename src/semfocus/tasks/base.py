@@ -28,7 +28,6 @@ from semfocus.tasks import cache as disk
 from semfocus.tasks.baselines import measured
 from semfocus.tasks.batch import (
     NO_TARGET,
-    SPLITS,
     Batch,
     DrawRequest,
     Per,
@@ -36,6 +35,7 @@ from semfocus.tasks.batch import (
     Rows,
     Span,
     Split,
+    Windows,
     as_batch,
     within,
 )
@@ -165,24 +165,26 @@ class Task(ABC):
         `lengths=(1, 40)` draws a length uniformly from that range, both ends included, for each example or
         (`per="batch"`) once for all. `cache` stores the examples on disk (default: only tasks that draw slowly).
         """
-        n, seed = check_int("n", n, at_least=0), check_int("seed", seed)
-        if split not in SPLITS:
-            raise UsageError(f"split = {split!r} is not one of {', '.join(SPLITS)}")
-        if per not in ("row", "batch"):
-            raise UsageError(f"per = {per!r} is not one of row, batch")
         span = None if lengths is None else self._checked_span(lengths)
-
         request = DrawRequest(n=n, seed=seed, split=split, lengths=span, per=per, progress=progress)
 
         def draw() -> Rows:
-            return self.draw(request, stream(seed, f"tasks/{self.name}/{split}"))
+            return self.draw(request, self._draws(request))
 
         if cache if cache is not None else self.cached_by_default:
-            key = {**self.fingerprint(), "seed": seed, "split": split, "n": n, "lengths": span, "per": per}
-            rows = Rows(*disk.remember(key, draw, shape=(n, self.seq_len)))
+            own = {"seed": request.seed, "split": split, "n": request.n, "lengths": span, "per": per}
+            rows = Rows(*disk.remember({**self.fingerprint(), **own}, draw, shape=(request.n, self.seq_len)))
         else:
             rows = draw()
         return as_batch(rows)
+
+    def windows(self, n: int, *, seed: int, split: Split = "train") -> Windows | None:
+        """The examples of `sample`, not read yet; None of a task whose examples do not lie in a stream on disk."""
+        return None
+
+    def _draws(self, request: DrawRequest) -> Stream:
+        """The random numbers of a request."""
+        return stream(request.seed, f"tasks/{self.name}/{request.split}")
 
     @abstractmethod
     def draw(self, request: DrawRequest, rng: Stream) -> Rows:

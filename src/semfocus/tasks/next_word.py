@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semfocus.errors import DataError, UsageError, check_int, unknown
-from semfocus.randomness import Stream
 from semfocus.tasks.base import MAX_LENGTH
-from semfocus.tasks.batch import SPLITS, DrawRequest, Rows, Split
+from semfocus.tasks.batch import SPLITS, Split
 from semfocus.tasks.corpora.named import DOCSTRINGS
 from semfocus.tasks.corpora.sentences import Rule
 from semfocus.tasks.corpora.task import SAMPLE, CorpusTask
@@ -113,11 +112,8 @@ class NextWord(CorpusTask):
             "choose a smaller length, add text, or say how sentences end (sentences = marks or lines)"
         )
 
-    def draw(self, request: DrawRequest, rng: Stream) -> Rows:
-        count = self._check_number(request.n, request.split)
-        starts = self.starts[request.split][rng.permutation(count)[: request.n]]
-        windows = self.streams.tokens[request.split][starts[:, None] + np.arange(self.seq_len + 1)].astype(np.int64)
-        return Rows(windows[:, :-1], windows[:, -1].copy(), np.full(request.n, self.seq_len, dtype=np.int64))
+    def starts_of(self, split: Split, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.starts[split][rows]
 
     def label_rows(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         raise UsageError(

@@ -14,21 +14,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semfocus.errors import DataError, check_int
-from semfocus.randomness import Stream
 from semfocus.tasks.base import MAX_LENGTH
-from semfocus.tasks.batch import NO_TARGET, SPLITS, DrawRequest, Rows, Split, next_tokens
+from semfocus.tasks.batch import NO_TARGET, SPLITS, Split, next_tokens
 from semfocus.tasks.corpora.task import SAMPLE, CorpusTask
 from semfocus.tasks.registry import register_task
 from semfocus.tasks.rows import typed
-
-if TYPE_CHECKING:
-    pass
 
 _SHOWN = 12  # tokens of a label
 
@@ -74,7 +70,8 @@ class Text(CorpusTask):
         rows = max(0, tokens - 1) // self.length
         if rows or (split == "test" and not self.test_share):
             return rows
-        longest = f"choose length <= {tokens - 1}, as in {typed('length', tokens - 1)}, " if tokens > 2 else ""
+        fewest = min(len(self.streams.tokens[own]) for own in SPLITS if own != "test" or self.test_share)
+        longest = f"choose length <= {fewest - 1}, as in {typed('length', fewest - 1)}, " if fewest > 2 else ""
         raise DataError(
             f"corpus {self.source.title}: the {tokens} tokens of the split {split!r} are fewer than a row and one more "
             f"(length = {self.length}); {longest}add text, or change heldout_share or test_share"
@@ -85,11 +82,8 @@ class Text(CorpusTask):
         stream, used = self.streams.tokens[split], self.size(split) * self.length
         return stream[:used].reshape(-1, self.length), stream[1 : used + 1].reshape(-1, self.length)
 
-    def draw(self, request: DrawRequest, rng: Stream) -> Rows:
-        count = self._check_number(request.n, request.split)
-        chosen = rng.permutation(count)[: request.n]
-        tokens, labels = (part[chosen].astype(np.int64) for part in self.rows(request.split))
-        return Rows(tokens, labels, np.full(request.n, self.length, dtype=np.int64))
+    def starts_of(self, split: Split, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return rows * self.length
 
     def label_rows(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """The next token within a row; what follows the last one is known of rows of the corpus alone."""

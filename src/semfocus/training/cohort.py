@@ -22,7 +22,7 @@ from semfocus.randomness import Stream, stream
 from semfocus.spec import Spec, initial
 from semfocus.tasks import Task
 from semfocus.training import data
-from semfocus.training.data import Rows
+from semfocus.training.data import MappedRows, Rows
 from semfocus.training.objective import Objective, Split, objective_of
 
 MOMENTS = {"sgd": (), "adam": ("first_moment", "second_moment"), "adamw": ("first_moment", "second_moment")}
@@ -83,35 +83,35 @@ class Cohort:
 
     configs: list[RunConfig]
     spec: Spec
-    train: Rows
-    heldout: Rows
+    train: Rows | MappedRows
+    heldout: Rows | MappedRows
     parameters: Tensor  # (E, P)
     moments: dict[str, Tensor]  # (E, P) each
     alive: Tensor  # (E,) bool: False once a loss or gradient was not finite
     died_at: Tensor  # (E,) int64: the step at which that happened, else -1
     seeds: Tensor  # (E,) int64: of dropout
     step: int = 0
-    test: Rows | None = None  # where training.evaluate_test asks for it
+    test: Rows | MappedRows | None = None  # where training.evaluate_test asks for it
 
     @staticmethod
     def begin(configs: list[RunConfig], tasks: list[Task], device: torch.device) -> Cohort:
         """Draw data and initial parameters."""
         spec, objective = mixed_spec(spec_of(configs[0], tasks[0]), configs), objective_of(tasks[0])
-        loaded = data.load_each(configs, tasks, data.load)
-        tests = [test for test in data.load_each(configs, tasks, data.load_test) if test is not None]
+        opened = data.load_each(configs, tasks, data.opened)
+        tests = [test for test in data.load_each(configs, tasks, data.open_test) if test is not None]
         parameters = torch.stack([initial(spec, config.seed) for config in configs]).to(device)
         members = len(configs)
         return Cohort(
             configs,
             spec,
-            data.stack([train for train, _ in loaded], spec, device, objective),
-            data.stack([heldout for _, heldout in loaded], spec, device, objective),
+            data.place([train for train, _ in opened], spec, device, objective),
+            data.place([heldout for _, heldout in opened], spec, device, objective),
             parameters,
             {name: torch.zeros_like(parameters) for name in MOMENTS[configs[0].training.optimizer]},
             torch.ones(members, dtype=torch.bool, device=device),
             torch.full((members,), -1, dtype=torch.int64, device=device),
             torch.tensor([dropout_seed(config.seed) for config in configs], device=device),
-            test=data.stack(tests, spec, device, objective) if tests else None,
+            test=data.place(tests, spec, device, objective) if tests else None,
         )
 
     @property
@@ -119,9 +119,9 @@ class Cohort:
         return len(self.configs)
 
     @property
-    def sets(self) -> dict[Split, Rows]:
+    def sets(self) -> dict[Split, Rows | MappedRows]:
         """What is evaluated, the training set first."""
-        sets: dict[Split, Rows] = {"train": self.train, "heldout": self.heldout}
+        sets: dict[Split, Rows | MappedRows] = {"train": self.train, "heldout": self.heldout}
         return sets if self.test is None else {**sets, "test": self.test}
 
     @property

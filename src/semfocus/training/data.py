@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -13,10 +13,16 @@ from torch import Tensor
 from semfocus.config import RunConfig
 from semfocus.model.inputs import build_inputs
 from semfocus.spec import Spec
-from semfocus.tasks import Batch, Task
+from semfocus.tasks import Batch, Task, Windows
+from semfocus.tasks.batch import Rows as WideRows
+from semfocus.tasks.batch import Split, as_batch
 from semfocus.training.objective import CLASSIFICATION, Objective
 
 T = TypeVar("T")
+Unread = Batch | Windows  # examples of a run, which are in memory or on the disk
+
+TOKENS_A_PIECE = 2**22  # that are brought to a device at a time
+SHARE_OF_MEMORY = 0.5  # of a GPU, free as training begins: beyond it a corpus stays on the disk
 
 
 class Examples(NamedTuple):
@@ -45,9 +51,15 @@ class Rows:
     targets: Tensor  # (E, N), or (E, N, L) where every position has one
     objective: Objective = CLASSIFICATION
 
+    on_host = False  # a batch is taken on the device
+
     @property
     def count(self) -> int:
         return self.targets.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.targets.device
 
     def take(self, members: Tensor, indices: Tensor) -> Examples:
         """The examples `indices` (E, B) of each member."""
@@ -73,19 +85,101 @@ class Rows:
         return Rows(self.tokens[:, first:last], lengths, self.targets[:, first:last], self.objective)
 
 
+@dataclass(frozen=True)
+class MappedRows:
+    """The same of examples that lie in a stream on the disk, one set for all E members: read where a batch is taken.
+
+    The host reads them, and waits for the device to say which: a captured graph cannot.
+    """
+
+    windows: Windows
+    members: int
+    spec: Spec
+    device: torch.device
+    objective: Objective
+
+    on_host = True
+
+    @property
+    def count(self) -> int:
+        return len(self.windows)
+
+    def take(self, members: Tensor, indices: Tensor) -> Examples:
+        """The examples `indices` (E, B) of each member."""
+        tokens, lengths, targets = self._stacked(self.windows.rows(indices.flatten().cpu().numpy())).every()
+        lengths = None if lengths is None else lengths.view(indices.shape)
+        tokens, targets = (part[0].unflatten(0, indices.shape) for part in (tokens, targets))
+        return Examples(tokens, lengths, targets)
+
+    def every(self) -> Examples:
+        """All examples of each member."""
+        return self._stacked(self.windows.rows()).every().shared_by(self.members)
+
+    def only(self, members: list[int]) -> MappedRows:
+        """The examples of some of the members."""
+        return replace(self, members=len(members))
+
+    def between(self, first: int, last: int) -> MappedRows:
+        """The examples `first` .. `last` - 1 of every member."""
+        return replace(self, windows=self.windows.between(first, last))
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device may hold all of them; a CPU would only read the disk into memory."""
+        if self.device.type == "cuda":
+            most = SHARE_OF_MEMORY * torch.cuda.mem_get_info(self.device)[0]
+            return self.count * self.spec.length * 8 < most  # tokens and targets of 32 bits
+        return self.device.type != "cpu"
+
+    def resident(self) -> Rows:
+        """The same on the device, brought there piece by piece."""
+        size = max(1, TOKENS_A_PIECE // self.spec.length)
+        firsts = range(0, self.count, size)
+        parts = (self._stacked(self.windows.between(first, first + size).rows()) for first in firsts)
+        whole: list[Tensor] = []
+        for i, part in enumerate(parts):
+            pieces = [part.tokens, part.targets, *([] if part.lengths is None else [part.lengths])]
+            whole = whole or [piece.new_empty(1, self.count, *piece.shape[2:]) for piece in pieces]
+            for column, piece in zip(whole, pieces, strict=True):
+                column[:, i * size : (i + 1) * size] = piece
+        tokens, targets, *lengths = (column.expand(self.members, *column.shape[1:]) for column in whole)
+        return Rows(tokens, lengths[0] if lengths else None, targets, self.objective)
+
+    def _stacked(self, rows: WideRows) -> Rows:
+        return stack([as_batch(rows)], self.spec, self.device, self.objective)
+
+
 def load(config: RunConfig, task: Task) -> tuple[Batch, Batch]:
-    """The training and held-out examples of one run."""
+    """The training and held-out examples of one run, all in memory."""
+    train, heldout = opened(config, task)
+    return head(train), head(heldout)
+
+
+def head(examples: Unread, count: int | None = None) -> Batch:
+    """The first `count` examples, read; None: all of them."""
+    if isinstance(examples, Windows):
+        return as_batch(examples.between(0, count).rows())
+    return Batch(examples.tokens[:count], examples.labels[:count], examples.lengths[:count])
+
+
+def opened(config: RunConfig, task: Task) -> tuple[Unread, Unread]:
+    """The training and held-out examples of one run; those of a corpus are not read yet."""
     seed = task.data_seed(config.seed)
     train, heldout = config.rows(task)
     span = config.task.span
     if span is None:
-        return task.sample(train, seed=seed, split="train"), task.sample(heldout, seed=seed, split="heldout")
+        return _unread(task, train, seed, "train"), _unread(task, heldout, seed, "heldout")
     size = config.training.batch_size
     batches = [
         task.sample(min(size, train - first), seed=_batch_seed(seed, first // size), lengths=span, per="batch")
         for first in range(0, train, size)
     ]
     return concatenated(batches), task.sample(heldout, seed=seed, split="heldout", lengths=span)
+
+
+def _unread(task: Task, n: int, seed: int, split: Split) -> Unread:
+    windows = task.windows(n, seed=seed, split=split)
+    return task.sample(n, seed=seed, split=split) if windows is None else windows
 
 
 def load_each(configs: Sequence[RunConfig], tasks: Sequence[Task], loaded: Callable[[RunConfig, Task], T]) -> list[T]:
@@ -112,11 +206,23 @@ def concatenated(batches: list[Batch]) -> Batch:
     return Batch(*(torch.cat(column) for column in columns))
 
 
-def load_test(config: RunConfig, task: Task) -> Batch | None:
+def open_test(config: RunConfig, task: Task) -> Unread | None:
     """The test examples of one run, if it evaluates them."""
     if not config.training.evaluate_test:
         return None
-    return task.sample(config.test_rows(task), seed=task.data_seed(config.seed), split="test")
+    return _unread(task, config.test_rows(task), task.data_seed(config.seed), "test")
+
+
+def place(
+    examples: Sequence[Unread], spec: Spec, device: torch.device, objective: Objective = CLASSIFICATION
+) -> Rows | MappedRows:
+    """The examples of all members where they are taken from: on the device, or on the disk."""
+    first = examples[0]
+    if isinstance(first, Windows) and all(one is first for one in examples):
+        mapped = MappedRows(first, len(examples), spec, device, objective)
+        return mapped.resident() if mapped.fits else mapped
+    read = {id(one): head(one) for one in examples}  # what members share is read once
+    return stack([read[id(one)] for one in examples], spec, device, objective)
 
 
 def stack(batches: list[Batch], spec: Spec, device: torch.device, objective: Objective = CLASSIFICATION) -> Rows:

@@ -77,7 +77,8 @@ class Evaluator:
         """Queue an evaluation of the parameters as the work queued before leaves them. Nothing is read back."""
         if self.cohort.spec_now != self.spec:  # a plan's next stage
             self.spec, self.graph = self.cohort.spec_now, None
-        if self.cohort.device.type == "cuda" and self.graph is None:
+        on_host = any(rows.on_host for _, rows, _ in self.sets)
+        if self.cohort.device.type == "cuda" and self.graph is None and not on_host:
             self.graph = capture_graph(self._chunk)
         for tensor in (self.first, *self.sums.values(), *self.counted.values()):
             tensor.zero_()

@@ -13,8 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from semfocus.model.forward import forward
+from semfocus.model.forward import hidden
 from semfocus.model.forward_fns import EAGER, ForwardFns
+from semfocus.model.head import head_parameters
 from semfocus.training.cohort import Cohort
 
 BETA1, ADAM_EPSILON = 0.9, 1e-8
@@ -83,7 +84,7 @@ class TrainStep:
         """Make this many steps of the epoch."""
         for _ in range(steps):
             self._follow_plan()
-            if self.cohort.device.type == "cuda" and self.graph is None:
+            if self.cohort.device.type == "cuda" and self.graph is None and not self.cohort.train.on_host:
                 self._capture()
             if self.graph is None:
                 self.step()
@@ -124,8 +125,9 @@ class TrainStep:
         tokens, lengths, targets = cohort.train.take(self.members, indices)
         with torch.enable_grad():
             with autocast(cohort):
-                logits = forward(self.leaves, tokens, lengths, self.spec, seeds, self.parts)
-            loss = self.parts.loss(cohort.objective.loss, logits, targets, weights, total)  # (E,)
+                x = hidden(self.leaves, tokens, lengths, self.spec, seeds, self.parts)
+                own = *head_parameters(self.leaves, self.spec), self.spec, cohort.objective.loss
+                loss = self.parts.head_loss(x, lengths, *own, targets, weights, total)  # (E,)
             return loss.detach(), torch.autograd.grad(loss.sum(), list(self.leaves.values()))
 
     def seeds(self) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 tokens           along which metrics are drawn; a row that is read again counts again
 parameters       of a model's blocks, as a place of a sweep
-head_start.25    how many times fewer tokens a run needs than full attention's of its seed, at 25 % of training
+head_start.25    the head start (`analysis.head_start`) over full attention's run of its seed, at 25 % of training
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LABELS = {
     "induction.accuracies": "accuracy of copying",
     "induction.tokens": "tokens",
     PARAMETERS: "parameters of the blocks",
-    **{f"{HEAD_START}.{percent}": f"times fewer tokens, at {percent} %" for percent in (25, 50, 100)},
+    **{f"{HEAD_START}.{percent}": f"head start at {percent} %" for percent in (25, 50, 100)},
 }
 
 

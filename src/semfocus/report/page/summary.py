@@ -130,7 +130,7 @@ def _headline(groups: Sequence[Group]) -> tuple[str, list[Group]]:
         return languages[0].headline, []
     if len(languages) == len(groups):
         ahead = sum(race.best is not None for race in languages)
-        line = "some mechanism reaches full attention's final loss with fewer tokens"
+        line = "some mechanism is ahead of full attention at the end of training"
         return f"In {ahead} of {len(groups)} settings {line}", []
     groups = _by_epochs(groups)
     if not any(arm.times for group in groups for arm in group.comparison.arms):

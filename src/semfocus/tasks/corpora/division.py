@@ -68,7 +68,7 @@ def divide(corpus: Corpus, shares: Shares) -> Division:
         if is_new:
             sizes[digest] = len(data)
     if not sizes:
-        raise DataError(f"corpus {corpus.title} is empty: it holds no text")
+        raise DataError(f"corpus {corpus.title} is empty: it holds no text; add some, or take another corpus")
     given = {digest: split for digest, split in read if split is not None}
     split_of = given or _by_hash(sizes, shares)
     documents, text_bytes = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semfocus.errors import UsageError, check_int, expanded, printable, unknown
+from semfocus.randomness import Stream
 from semfocus.tasks.base import Task
-from semfocus.tasks.batch import SPLITS, Span, Split
+from semfocus.tasks.batch import SPLITS, DrawRequest, Rows, Span, Split, Windows
 from semfocus.tasks.corpora.codecs import Bytes, Codec, check_name
 from semfocus.tasks.corpora.documents import Corpus, Reading, checked_suffixes, open_path
 from semfocus.tasks.corpora.named import NAMES, OF_PACKAGES, PYTHON, STANDARD_LIBRARY, open_named
@@ -115,6 +116,10 @@ class CorpusTask(Task):
     def _successions(self, split: Split) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(m,) the last token that a model sees, and the one that is asked for, of at most `SAMPLE` cases."""
 
+    @abstractmethod
+    def starts_of(self, split: Split, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) where these rows of a split begin in its stream; each needs the token behind it too."""
+
     def _decisive(self) -> dict[str, Any]:
         """The options that decide the examples beside the text itself."""
         return {name: self.options[name] for name in ("tokenizer", "heldout_share", "test_share")}
@@ -134,6 +139,21 @@ class CorpusTask(Task):
 
     def _checked_span(self, lengths: Span) -> Span:
         raise UsageError(f"lengths = {lengths!r}: all rows of {self.name} have {self.seq_len} tokens; leave it out")
+
+    def draw(self, request: DrawRequest, rng: Stream) -> Rows:
+        return self._windows(request, rng).rows()
+
+    def windows(self, n: int, *, seed: int, split: Split = "train") -> Windows | None:
+        if type(self).draw is not CorpusTask.draw:  # a subclass that draws otherwise
+            return None
+        request = DrawRequest(n=n, seed=seed, split=split)
+        return self._windows(request, self._draws(request))
+
+    def _windows(self, request: DrawRequest, rng: Stream) -> Windows:
+        rows = rng.permutation(self._check_number(request.n, request.split))[: request.n]
+        starts = self.starts_of(request.split, rows)
+        is_next_token = self.objective == "next_token"
+        return Windows(np.asarray(self.streams.tokens[request.split]), starts, self.seq_len, is_next_token)
 
     def _check_number(self, n: int, split: Split) -> int:
         """The number of rows of a split; UsageError where it is below `n`."""
