@@ -15,7 +15,11 @@ from tests.conftest import DEVICE
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from semfocus.attention.kernels.decode import dispatch
 
-    monkeypatch.setattr(dispatch, "TILES", dispatch.Tiles(split=64, keys=32, listed=16))
+    monkeypatch.setattr(
+        dispatch,
+        "TILES",
+        dispatch.Tiles(keys=32, keys_float32=32, keys_many_rows=32, programs=3, mixed=16, mixed_keys=16),
+    )
     monkeypatch.setattr(dispatch, "group_size", lambda keys, most: 4)
     monkeypatch.setitem(operator.BACKENDS, "decode", operator.Backend(dispatch.decode, decode_refuses))
 

@@ -30,10 +30,10 @@ def threshold(dtype, width, restricted):
     call.backward(results[0], *results, *(torch.empty_like(tensor) for tensor in (q, k, k)))
 
 
-def cache(dtype, width, keys, most, restricted):
-    q, k = torch.zeros(1, 2, 4, 1, width, dtype=dtype), torch.zeros(1, 2, keys, width, dtype=dtype)
-    mask = torch.ones(1, 2, 4, 1, keys, dtype=torch.bool) if restricted else None
-    lengths = torch.zeros(1, 2, 4, 1, 1, dtype=torch.int32) if restricted else None
+def cache(dtype, width, keys, most, restricted, queries=1):
+    q, k = torch.zeros(1, 2, 8, queries, width, dtype=dtype), torch.zeros(1, 2, keys, width, dtype=dtype)
+    mask = torch.ones(1, 2, 8, queries, keys, dtype=torch.bool) if restricted else None
+    lengths = torch.zeros(1, 2, 8, 1, 1, dtype=torch.int32) if restricted else None
     decode.launch(q, k, k, mask, lengths, most, True, 0.1)
 
 
@@ -42,6 +42,7 @@ threshold(dtype, WIDTH, RESTRICTED)
 if WIDTH <= 128:
     for keys, most in ((4096, 64), (131072, 64), (131072, 2048)):
         cache(dtype, WIDTH, keys, most, RESTRICTED)
+    cache(dtype, WIDTH, 4096, 512, RESTRICTED, queries=8)
 for name, done in compiled:
     registers, stack, instructions = resources(done)
     print(name, registers, stack, done.metadata.shared, ",".join(sorted(instructions)))
@@ -75,3 +76,7 @@ def test_kernels_compile_for_an_h200_and_multiply_scores_by_one_instruction(
             assert instructions == {"wgmma"} or name == "by_key", name  # whose other products have fewer rows
     assert max(int(shared) for *_, shared, _ in told) <= 227 * 1024
     assert max(int(stack) for _, _, stack, *_ in told) <= 1024
+    for name, registers, _stack, shared, _ in told:
+        if name == "score_keys":  # as many programs on a multiprocessor as the grid counts on, of 128 threads each
+            assert 2 * (int(shared) + 1024) <= 228 * 1024
+            assert 2 * 128 * int(registers) <= 2**16

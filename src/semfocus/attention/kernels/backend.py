@@ -134,6 +134,17 @@ def _decode_refuses_sizes(inputs: AttentionInputs) -> str | None:
     return _refuses_row(inputs, MAX_HEAD_DIM)
 
 
+def decode_bounds(inputs: AttentionInputs) -> tuple[int, int] | None:
+    """From how many keys to how many a call like this one is for `decode`, all else being equal; None for none."""
+    fitting = next(_fitting(inputs), None) if is_served(inputs.mechanism, SERVED) else None
+    if fitting is None or fitting.kernels != "decode" or choose_kernels(inputs) != "decode":
+        return None
+    # Rows above in the table may fit at other numbers of keys; and with fewer than k another number is kept.
+    above = [regime.max_keys + 1 for regime in REGIMES[: REGIMES.index(fitting)]]
+    most = min(fitting.max_keys, MAX_LONG_LENGTH, (2**31 - 1) // inputs.lead.numel())
+    return max(fitting.min_keys, inputs.mechanism.size or 0, *above), most
+
+
 def _topk_only(inputs: AttentionInputs) -> str:
     rows = max(inputs.num_keys, inputs.num_queries)
     return f"in rows of {rows} it computes top-k attention only, not {inputs.mechanism}"

@@ -22,16 +22,14 @@ class Flattened(NamedTuple):
     k: Tensor
     v: Tensor
     mask: Tensor | None  # (B, H, G, Lq or 1, Lk or 1)
-    lengths: Tensor | None  # (*lead, 1, 1) int32
+    lengths: Tensor | None  # (*lead, 1, 1) int32, clamped
     hashes: Tensor | None  # (*lead, Lq, 1) int32
 
 
 def flattened(inputs: AttentionInputs) -> Flattened:
     """The tensors of a call, copied where they are not contiguous."""
     lead = inputs.lead
-    shape = _as_three(lead, shared=_shares_keys(inputs))
-    q, k, v = (_expand(tensor, (*lead, *tensor.shape[-2:]), shape) for tensor in (inputs.q, inputs.k, inputs.v))
-    mask = None if inputs.mask is None else _expand(inputs.mask, (*lead, *inputs.mask.shape[-2:]), shape)
+    q, k, v, mask, *_ = strided(inputs)
     lengths = None
     if inputs.lengths is not None:
         lengths = inputs.lengths.clamp(0, inputs.num_keys).expand(*lead, 1, 1).to(torch.int32).contiguous()
@@ -39,7 +37,21 @@ def flattened(inputs: AttentionInputs) -> Flattened:
     if inputs.dropout_seed is not None:
         rows = inputs.positions().row_ids(lead, inputs.dropout_seed)
         hashes = counter_rng.row_hash(inputs.dropout_seed, rows).expand(*lead, inputs.num_queries, 1).contiguous()
-    return Flattened(q.contiguous(), k[:, :, 0].contiguous(), v[:, :, 0].contiguous(), mask, lengths, hashes)
+    return Flattened(q, k, v, mask, lengths, hashes)
+
+
+def strided(inputs: AttentionInputs) -> Flattened:
+    """The same, but lengths are (B, H, G, 1, 1), of any type of whole numbers and unclamped; without dropout."""
+    lead = inputs.lead
+    shape = _as_three(lead, shared=_shares_keys(inputs))
+
+    def spread(tensor: Tensor) -> Tensor:
+        return _expand(tensor, (*lead, *tensor.shape[-2:]), shape)
+
+    mask = None if inputs.mask is None else spread(inputs.mask)
+    lengths = None if inputs.lengths is None else spread(inputs.lengths)
+    q, k, v = spread(inputs.q), spread(inputs.k)[:, :, 0], spread(inputs.v)[:, :, 0]
+    return Flattened(q.contiguous(), k.contiguous(), v.contiguous(), mask, lengths, None)
 
 
 def _shares_keys(inputs: AttentionInputs) -> bool:
