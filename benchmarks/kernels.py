@@ -18,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ from timing import (
     milliseconds,
     ours,
     peak_mib,
+    refusal,
 )
 
 SHAPES = [
@@ -148,11 +150,14 @@ def decoding(caches: tuple[int, ...] = CACHES) -> list[str]:
             f"ours, k {kept}": (partial(ours, shape=Shape(1, 32, length, 128, kept)), 32 * kept) for kept in CACHE_KS
         }
         for name, (way, values) in ways.items():
-            try:
-                with torch.no_grad():
+            with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                try:
                     times = [milliseconds(partial(way, q, k, v), graph) * 1e3 for graph in (True, False)]
-            except (RuntimeError, ValueError) as error:
-                lines.append(f"{length:7} {name:16} | {str(error).splitlines()[0][:60]}")
+                except (RuntimeError, ValueError) as error:
+                    times, why = [], refusal(error, [str(one.message) for one in told])
+            if not times:
+                lines.append(f"{length:7} {name:16} | {why}")
             else:
                 floor = (length * 8 + values) * 128 * 2 / COPY_RATE * 1e6
                 lines.append(f"{length:7} {name:16} | {times[0]:8.1f} {times[1]:8.1f} | {floor / times[0]:.2f}")

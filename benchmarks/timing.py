@@ -185,6 +185,13 @@ def cell(attention: Callable[..., object], tensors, *, graph: bool = True) -> Ce
             torch.cuda.empty_cache()
 
 
+def refusal(error: Exception, warned: list[str]) -> str:
+    """Why a call could not be served, in one line. torch's own error says that no kernel could; its warnings say why,
+    of each kernel, those that were switched off too."""
+    reasons = [text for text in warned if " because:" not in text and "disabled" not in text]
+    return (reasons or [str(error)])[0].splitlines()[0].split(". ")[0][:110]
+
+
 def columns(as_graph: Cell, from_python: Cell) -> str:
     """Both columns of a line: forward, forward and backward, as a graph and as called from Python."""
     shown = []

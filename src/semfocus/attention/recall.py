@@ -33,25 +33,22 @@ def key_of(
     mask: Tensor | None, lengths: Tensor | None, scale: float | None, enable_gqa: bool, backend: str | None,
 ) -> Hashable | None:  # fmt: skip
     """What decides about a call beside the number of keys; None for calls that are not looked up."""
-    if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor or q.dim() != 4:
+    if torch.compiler.is_compiling() or not (_is_plain(q) and _is_plain(k) and _is_plain(v)) or is_traced():
         return None
-    shape = q.shape
-    if shape[2] > MAX_DECODE_QUERIES or type(normaliser) is not Softmax or type(mechanism) not in (TopK, str):
+    shape, of_keys, of_values, device, dtype = q.shape, k.shape, v.shape, q.device, q.dtype
+    if shape[2] > MAX_DECODE_QUERIES or of_keys[:3] != of_values[:3] or of_keys[0] != shape[0]:
+        return None
+    if not (k.device == v.device == device) or not (k.dtype == v.dtype == dtype):
+        return None
+    if type(normaliser) is not Softmax or type(mechanism) not in (TopK, str):
         return None
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return None
-    device, dtype = q.device, q.dtype
-    if k.dim() != 4 or v.dim() != 4 or not (k.device == v.device == device) or not (k.dtype == v.dtype == dtype):
-        return None
-    if is_traced() or torch.is_autocast_enabled(device.type):
-        return None
-    if any(tensor.layout is not torch.strided or not tensor.is_contiguous() for tensor in (q, k, v)):
-        return None
-    if k.shape[:3] != v.shape[:3] or k.shape[0] != shape[0]:
+    if device.type not in ("cuda", "cpu") or torch.is_autocast_enabled(device.type):
         return None
     if mask is not None and (
         type(mask) is not Tensor or mask.dtype != torch.bool or mask.dim() != 4 or mask.device != device
-        or mask.layout is not torch.strided
+        or mask.is_nested or mask.layout is not torch.strided
     ):  # fmt: skip
         return None
     if lengths is not None and (
@@ -60,8 +57,16 @@ def key_of(
     ):  # fmt: skip
         return None
     return (
-        shape, k.shape[1], k.shape[3], v.shape[3], dtype, device, mechanism, causal, scale, enable_gqa, backend,
+        shape, of_keys[1], of_keys[3], of_values[3], dtype, device, mechanism, causal, scale, enable_gqa, backend,
         mask is None, lengths is None,
+    )  # fmt: skip
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether this is an ordinary tensor with heads, in the order of its memory."""
+    return (
+        type(tensor) is Tensor and not tensor.is_nested and tensor.layout is torch.strided and tensor.dim() == 4
+        and tensor.is_contiguous()
     )  # fmt: skip
 
 

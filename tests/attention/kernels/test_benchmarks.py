@@ -43,6 +43,22 @@ def test_the_rows_of_the_table_of_regimes_name_the_fastest_kernels(monkeypatch: 
     assert not any(row.fits(8, 700, 100, 32) for row in rows)
 
 
+def test_a_kernel_of_torch_that_cannot_serve_takes_one_line_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from timing import refusal
+
+    error = RuntimeError("No available kernel. Aborting execution.\nat /pytorch/x.cpp")
+    warned = [
+        "Memory efficient kernel not used because: (Triggered internally at /pytorch/sdp_utils.cpp:986.)",
+        "For dense input, both fused kernels require query, key and value to have the same num_heads. Query.sizes(): "
+        "[1, 32, 1, 128] instead. To broadcast dense inputs, try using unsqueeze. (Triggered internally at x.h:418.)",
+        "Flash attention has been runtime disabled. (Triggered internally at /pytorch/sdp_utils_cpp.h:540.)",
+    ]
+    told = "For dense input, both fused kernels require query, key and value to have the same num_heads"
+    assert refusal(error, warned) == told
+    assert refusal(error, []) == "No available kernel"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the benchmarks themselves run")
 @pytest.mark.parametrize(

@@ -135,6 +135,7 @@ def test_a_call_that_differs_in_anything_that_decides_takes_the_long_way(change)
 
 
 @pytest.mark.usefixtures("nothing_launched")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_tensors_of_another_kind_take_the_long_way() -> None:
     options = {"mechanism": TopK(5), "backend": "triton", "enable_gqa": True}
     q, k, v = tensors()
@@ -142,6 +143,8 @@ def test_tensors_of_another_kind_take_the_long_way() -> None:
     for others in (
         (q.bfloat16(), k.bfloat16(), v.bfloat16()), (q.double(), k, v), (q[:0], k, v), (q[:, :3], k, v),
         (q, k.transpose(1, 2).contiguous().transpose(1, 2), v), (q, k, v[:, :, :-1]), (q[0], k[0], v[0]),
+        [tensor.to("meta") for tensor in (q, k, v)], (q.to_sparse(), k, v), (None, k, v),
+        (torch.nested.nested_tensor([q[0]]), k, v), (torch.nn.Parameter(q), k, v),
         (q.clone().requires_grad_(), k, v),
     ):  # fmt: skip
         assert recalls(*others, **options) is None

@@ -27,9 +27,9 @@ MAX_GROUPS = 16_384  # maxima that a program of `select` holds at once
 class Tiles:
     """Tile sizes and warps, counted and not measured; any choice keeps the same keys."""
 
-    # BLOCK_N of score_keys. An H200 multiplies by another instruction where the first side of a product is 64 or longer.
-    # The threshold kernels take that one in 16 bits and the other in float32. So must keys here, which come first in
-    # 16 bits, and queries, which do in float32: both choose by the same bits.
+    # BLOCK_N of score_keys. On an H200 a product whose first side is 64 or longer takes another instruction than a
+    # shorter one. The threshold kernels use that one in 16 bits and the other in float32. So must keys here, which come
+    # first in 16 bits, and queries, which do in float32: both choose by the same bits.
     keys: int = 128
     keys_many_rows: int = 64  # where BLOCK_R is more than 16
     keys_float32: int = 64

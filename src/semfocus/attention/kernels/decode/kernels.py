@@ -54,8 +54,8 @@ def score_keys(
     """ranks (P, R, Lk + n): scores before sm_scale as ordered integers, NO_RANK where a query may not look; maxima.
 
     A scaled score could be rounded to that of another key, which the kernels of a prefill tell apart.
-    Grid: P x splits, x tiles of BLOCK_R rows. A split takes every splits-th tile of keys, so that a short row in a large
-    cache is work for all. Of groups that no row of a tile may look at nothing is written.
+    Grid: P x splits, x tiles of BLOCK_R rows. A split takes every splits-th tile of keys, so that a short row in a
+    large cache is work for all. Of groups that no row of a tile may look at nothing is written.
     """
     problem = (tl.program_id(0) // splits).to(tl.int64)
     row, channel = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_D)
