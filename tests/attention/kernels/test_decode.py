@@ -15,11 +15,10 @@ from tests.conftest import DEVICE
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from semfocus.attention.kernels.decode import dispatch
 
-    monkeypatch.setattr(
-        dispatch,
-        "TILES",
-        dispatch.Tiles(keys=32, keys_float32=32, keys_many_rows=32, programs=3, mixed=16, mixed_keys=16),
-    )
+    tiles = dispatch.Tiles(
+        keys=32, keys_float32=32, keys_many_rows=32, programs=3, mixed=8, mixed_keys=16, mixed_channels=16
+    )  # fmt: skip
+    monkeypatch.setattr(dispatch, "TILES", tiles)
     monkeypatch.setattr(dispatch, "group_size", lambda keys, most: 4)
     monkeypatch.setitem(operator.BACKENDS, "decode", operator.Backend(dispatch.decode, decode_refuses))
 
@@ -47,6 +46,7 @@ CASES = {
     "mask of keys": ((3, 8, 1, 16), (3, 2, 90, 16), TopK(7), {"enable_gqa": True, "mask": (3, 1, 1, 90)}),
     "mask of pairs": ((2, 4, 3, 16), (2, 2, 50, 16), TopK(9), {"enable_gqa": True, "mask": (2, 4, 3, 50)}),
     "a width that is no power of two": ((1, 1, 1, 24), (1, 1, 40, 24), TopK(3), {}),
+    "many of such a width": ((1, 1, 1, 40), (1, 1, 70, 40), TopK(20), {}),
 }
 
 
