@@ -217,6 +217,39 @@ def test_a_kernel_is_launched_again_with_the_same_arguments_and_constants() -> N
     assert seen == [first, ("again", (7, 1, 1), (1, 2, 16, True)), first]
 
 
+def test_what_a_kernel_is_compiled_for_does_not_grow_with_a_mask_and_a_whole_scale_is_no_constant() -> None:
+    from semfocus.attention.kernels.decode import dispatch
+
+    seen = []
+
+    def noted(variant, grid, arguments, *others) -> None:
+        seen.append((variant, arguments))
+
+    q, k = drawn(1, 1, 1, 1, 16), drawn(1, 1, 70, 16)
+    with mock.patch.multiple(dispatch, score_keys=noted, select=noted):
+        for size in (81, 83, 96, 2**20):  # a mask of a larger cache, of which this is the beginning
+            mask = torch.ones(1, 1, 1, 1, size, dtype=torch.bool, device=DEVICE)[..., :70]
+            dispatch.launch(q, k, k, mask, None, 5, False, 1)
+    variants = [variant for variant, _ in seen[::2]]
+    assert variants[0] == variants[1] != variants[2] == variants[3]
+    assert all(type(arguments[-1]) is float for _, arguments in seen[1::2])
+
+
+def test_integers_are_told_apart_as_triton_does() -> None:
+    from triton._C.libtriton import native_specialize_impl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+
+    from semfocus.attention.kernels.relaunch import kinds
+
+    numbers = (0, 1, 2, 15, 16, 17, 2**31 - 1, 2**31 - 16, 2**31, 2**31 + 1, 2**40)
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    theirs = [native_specialize_impl(type(backend), number, False, True, True) for number in numbers]
+    ours = kinds(numbers)
+    for one, kind in zip(theirs, ours, strict=True):
+        assert [other == one for other in theirs] == [other == kind for other in ours]
+
+
 def test_constants_come_last_and_in_the_order_of_the_kernels() -> None:
     from semfocus.attention.kernels.decode import dispatch
 

@@ -2,12 +2,13 @@
 
 Triton binds arguments, looks at every one of them and searches its cache: tens of microseconds a launch, which show
 where a whole call takes as long. What it compiles for are constants, the types of arguments, whether addresses are
-multiples of 16, and the values of integers, but for those that `do_not_specialize` names.
+multiples of 16, and of integers whether they are 1, multiples of 16 or large, but for those that `do_not_specialize`
+names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -42,6 +43,11 @@ class Relaunched:
             done = self.kernel[grid](*arguments, **constants, num_warps=warps, num_stages=1)
         if isinstance(done, CompiledKernel):  # Triton's interpreter returns nothing
             self._compiled[variant] = done, tuple(constants.values())
+
+
+def kinds(numbers: Iterable[int]) -> tuple[int, ...]:
+    """What Triton tells apart of integers that it specializes: 1, multiples of 16, and what 32 bits do not hold."""
+    return tuple(-1 if n == 1 else (n % ALIGNMENT == 0) + 2 * (n >= 2**31) for n in numbers)
 
 
 def aligned(*tensors: Tensor | None) -> tuple[bool | None, ...]:

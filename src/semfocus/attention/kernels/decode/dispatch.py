@@ -17,7 +17,7 @@ from semfocus.attention.kernels.decode import kernels
 from semfocus.attention.kernels.eager import is_eager
 from semfocus.attention.kernels.long.arguments import strided
 from semfocus.attention.kernels.products import precision
-from semfocus.attention.kernels.relaunch import Relaunched, aligned
+from semfocus.attention.kernels.relaunch import Relaunched, aligned, kinds
 from semfocus.attention.kernels.short.arguments import cdiv, next_power_of_2, padded
 
 MAX_GROUPS = 16_384  # maxima that a program of `select` holds at once
@@ -85,7 +85,8 @@ class Plan:
         mask_data = q if mask is None else mask  # any address will do
         of_mask, of_lengths = strides[0] or (0,) * 5, strides[1] or (0,) * 3
         types = None if mask is None else mask.dtype, None if lengths is None else lengths.dtype
-        variant = self.variant, of_mask, of_lengths, types, aligned(q, k, v, mask_data, lengths, out)
+        variant = self.variant, kinds((*of_mask, *of_lengths)), types, aligned(q, k, v, mask_data, lengths)
+        scale = float(scale)  # Triton would take a whole number for a constant
         with torch.cuda.device_of(q):
             score_keys(
                 variant, self.score_grid,
