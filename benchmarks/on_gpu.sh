@@ -40,7 +40,7 @@ shards() { # shards NAME FILES...: several processes, since most of the time goe
 case $1 in
   new)
     shards new-tests tests/attention/kernels/test_same_set.py tests/attention/kernels/test_threshold.py \
-      tests/attention/kernels/test_decode.py tests/attention/kernels/test_captured.py
+      tests/attention/kernels/test_decode.py tests/attention/kernels/test_recall.py tests/attention/kernels/test_captured.py
     part 120 decode "$PYTHON" benchmarks/kernels.py --decode
     part 180 regimes "$PYTHON" benchmarks/kernels.py --regimes
     ;;

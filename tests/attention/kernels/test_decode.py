@@ -138,6 +138,18 @@ def test_scores_that_only_rounding_after_the_scale_makes_equal_are_told_apart() 
     assert info.indices.item() == 30
 
 
+@pytest.mark.parametrize("tiles", [1, 8, 32, 256, 1024])
+@pytest.mark.parametrize("problems", [1, 8, 100, 140, 264, 300, 5000])
+def test_splits_fill_a_gpu_whatever_the_batch(problems: int, tiles: int) -> None:
+    """The busiest place of 264 has at most a third more to do than its share, and the start of a few programs."""
+    from semfocus.attention.kernels.decode.dispatch import count_splits
+
+    splits = count_splits(problems, tiles, 264)
+    assert 1 <= splits <= tiles
+    turns, longest = -(-problems * splits // 264), -(-tiles // splits)
+    assert turns * longest <= 4 / 3 * problems * tiles / 264 + 8
+
+
 def test_a_gradient_is_refused_and_nine_queries_too() -> None:
     q, k = drawn(1, 1, 9, 16), drawn(1, 1, 40, 16)
     with pytest.raises(Exception, match="8 queries"):

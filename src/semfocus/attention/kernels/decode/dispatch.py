@@ -20,6 +20,7 @@ from semfocus.attention.kernels.products import precision
 from semfocus.attention.kernels.relaunch import Relaunched, aligned, kinds
 from semfocus.attention.kernels.short.arguments import cdiv, next_power_of_2, padded
 
+START_TILES = 2  # what the start of a program of score_keys takes, in tiles
 MAX_GROUPS = 16_384  # maxima that a program of `select` holds at once
 
 
@@ -55,6 +56,16 @@ def group_size(keys: int, most: int) -> int:
     while -(-keys // group) > MAX_GROUPS:
         group *= 2
     return group
+
+
+def count_splits(problems: int, tiles: int, room: int) -> int:
+    """Programs that share the tiles of a problem, such that a GPU with room for so many programs is done soonest: in
+    one turn, or in more where programs of one turn would leave much of the room empty."""
+
+    def cost(splits: int) -> int:
+        return cdiv(problems * splits, room) * (cdiv(tiles, splits) + START_TILES)
+
+    return min((max(min(room * turns // problems, tiles), 1) for turns in (1, 2, 4, 8)), key=cost)
 
 
 @dataclass(frozen=True)
@@ -116,8 +127,7 @@ def plan_for(
     tile_rows = min(padded(rows), tiles.rows_float32 if wide else tiles.rows)
     tile_keys = tiles.keys_float32 if wide else tiles.keys if tile_rows <= 16 else tiles.keys_many_rows
     row_tiles = cdiv(rows, tile_rows)
-    room = tiles.programs * _multiprocessors(device)
-    splits = max(min(room // (problems * row_tiles), cdiv(keys, tile_keys)), 1)
+    splits = count_splits(problems * row_tiles, cdiv(keys, tile_keys), tiles.programs * _multiprocessors(device))
     block_groups, block_k = padded(groups), next_power_of_2(topk)
     longest = max(block_groups, block_k * group)  # of the lists that a program of `select` holds
     warps = min(max(longest // (32 * tiles.held), 4), 16)
