@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from semfocus.analysis.recommend import recommend
 from semfocus.analysis.records import Record
 from semfocus.analysis.tokens import TokenRace, token_race, tokens_text
 from semfocus.report.figures.language_values import head_start_of
+from semfocus.report.page.sections import _race
 from semfocus.report.race import comparison_title, course_table, race_table
 
 BATCH, LENGTH, ROWS = 4, 10, 44  # eleven steps an epoch
@@ -153,6 +155,12 @@ def test_a_comparison_of_language_models_speaks_of_tokens_alone() -> None:
         "topk:8 looks best: its final held-out loss is 10.0% below" in recommend(compare_records("t", better, {})).text
     )
     assert token_race([Record("x", {"attention": {"mechanism": "full"}, "seed": 1}, [], "done", 0.0)]) is None
+
+
+def test_a_page_of_runs_that_diverged_before_an_evaluation_has_no_picture_of_them() -> None:
+    group = group_records([replace(run("full", 0, falling(), "diverged"), metrics=[])]).groups[0]
+    assert group.comparison.race is not None
+    assert _race(group, group.comparison.race, lambda *_: pytest.fail("nothing to draw"))["picture"] is None
 
 
 def test_numbers_of_tokens_are_short() -> None:

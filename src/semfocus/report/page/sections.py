@@ -141,7 +141,7 @@ def _race(group: Group, race: TokenRace, picture: PictureMaker) -> Json:
     spec = PictureSpec(
         "Held-out loss by tokens", "", partial(draw_race, group), digest("race", [group.name, str(curves)])
     )
-    return {"heads": table.heads, "rows": table.rows, "note": table.note, "picture": picture(spec)}
+    return {"heads": table.heads, "rows": table.rows, "note": table.note, "picture": picture(spec) if curves else None}
 
 
 def _curve_note(group: Group) -> str:
