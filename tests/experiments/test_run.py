@@ -31,7 +31,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "studies.md"
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take a second each; most tests do not look at them."""
-    monkeypatch.setattr("semfocus.report.figures.declared.draw_panels", lambda *drawn, **options: [])
+    monkeypatch.setattr("semfocus.experiments.run._draw", lambda *drawn: [])
 
 
 def planned(study: Study | str, *, out: Path, attention: list[str] | None = None, **choices: Any) -> Plan:
