@@ -82,6 +82,14 @@ def test_rows_have_the_same_numbers_whether_all_are_looked_at_or_some() -> None:
 
 
 @pytest.mark.slow
+def test_dual_numbers_count_as_traced() -> None:
+    """Kernels called without torch's dispatcher would drop a tangent without a word."""
+    assert not counter_rng.is_traced()
+    with torch.autograd.forward_ad.dual_level():
+        assert counter_rng.is_traced()
+    assert not counter_rng.is_traced()
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch, about itself
 def test_compiled_hash_multiplies_columns_as_numbers_of_32_bits() -> None:
     """As part of an index expression their product would not wrap: Triton refuses constants beyond int32."""

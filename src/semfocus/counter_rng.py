@@ -63,6 +63,7 @@ def is_traced() -> bool:
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
         or in_functorch()
+        or torch.autograd.forward_ad._current_level >= 0  # tangents that only torch's own operations carry on
         or torch._C._len_torch_dispatch_stack() > 0  # fake tensors, make_fx
     )
 
