@@ -16,6 +16,7 @@ from semfocus.encodings import sinusoidal_encoding
 from semfocus.model.encoder import Encoder
 from semfocus.model.forward import _evaluation_seeds, forward
 from semfocus.model.inputs import build_inputs, valid_mask
+from semfocus.model.layers import linear
 from semfocus.spec import Spec, initial
 from semfocus.tasks import get_task
 from tests.training.plain import PlainEncoder, pos_enc
@@ -357,3 +358,17 @@ def test_dropout_has_its_rate_and_keeps_the_mean(rate: float) -> None:
         (dropped[..., 1:] == 0) & (dropped[..., :-1] == 0),
     ):
         assert abs(shifted.double().mean() - rate**2) < 5 * math.sqrt(rate**2 / x.numel())
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_single_model_s_product_is_that_of_a_batch_of_one(monkeypatch: pytest.MonkeyPatch, has_bias: bool) -> None:
+    x = torch.randn(1, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(1, 5, 7, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(1, 7, dtype=torch.float64, requires_grad=True) if has_bias else None
+    leaves = [tensor for tensor in (x, weight, bias) if tensor is not None]
+    found = []
+    for pads in (False, True):
+        monkeypatch.setattr("semfocus.model.layers._pads_odd_sizes", lambda device, pads=pads: pads)
+        out = linear(x, weight, bias)
+        found.append([out, *torch.autograd.grad(out.sin().sum(), leaves)])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)

@@ -57,8 +57,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     is_small = members * 4 < ENOUGH_PROGRAMS and weight[0].numel() <= MAX_SPLIT_WEIGHT
     splits = batch if x.is_cuda and is_small and torch.is_grad_enabled() else 1
     flat = x.reshape(members * splits, -1, x.shape[-1])
-    if members == splits == 1 and x.device.type != "cpu":
-        # Torch's compiler pads odd sizes of a product, as of a vocabulary, but not those of a batch of one product.
+    if members == splits == 1 and _pads_odd_sizes(x.device):
         product = flat[0] @ weight[0] if bias is None else torch.addmm(bias[0], flat[0], weight[0])
         return product.view(*x.shape[:-1], -1)
     if splits == 1:
@@ -67,3 +66,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     repeated = weight.unsqueeze(1).expand(-1, splits, -1, -1).reshape(members * splits, *weight.shape[1:])
     product = torch.bmm(flat, repeated).view(*x.shape[:-1], -1)
     return product if bias is None else product.add_(bias[:, None, None])  # in place: saves memory traffic
+
+
+def _pads_odd_sizes(device: torch.device) -> bool:
+    """Whether torch's compiler pads odd sizes of a product, as of a vocabulary; it never does of a batch of one."""
+    return device.type != "cpu"
